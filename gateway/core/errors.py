@@ -260,11 +260,14 @@ class UpstreamTimeout(UpstreamFault):
     status = 504
     code = "upstream_timeout"
     anthropic_type = "timeout_error"
+    # It may have read the request and be at work on it: another try could be billed as well.
+    retry = False
 
 
 class UpstreamNotAccepted(UpstreamTimeout):
     """No connection was accepted in time, so that nothing was sent."""
 
+    retry = True
     may_pass = True
     took_long = True
 
