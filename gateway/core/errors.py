@@ -143,7 +143,7 @@ class ToolNotAllowed(RequestFault):
 
 
 class BudgetFault(RequestFault):
-    """A budget does not allow the call. `budget` holds the arithmetic."""
+    """A budget does not allow the call. `details["budget"]` holds the arithmetic."""
 
     def __init__(self, message: str, budget: Mapping[str, object]) -> None:
         super().__init__(message)

@@ -1,4 +1,7 @@
-"""Every header we read or write, and the JSON shapes that stand in them. No other file spells these names."""
+"""Every header we write, with the JSON shapes that stand in them, and what those mean that we read.
+
+The names of these are in `core/asked.py`. How ours begin is in `core/forwarding.py`, which keeps them from providers.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,12 @@ from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.record import ContextRecord
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
+
+#: a session's totals in one, and how the names of all those begin that tell of them
+CUMULATIVE_USAGE: Final = b"x-session-cumulative-token-usage"
+CUMULATIVE: Final = CUMULATIVE_USAGE.removesuffix(b"token-usage")
+USAGE_FINAL: Final = b"x-session-usage-final"
+SHOULD_RETRY: Final = b"x-should-retry"
 
 #: every header of ours on an answer, and what it says; what a web page of an allowed origin may read
 EXPOSED: Final[Mapping[str, str]] = {
@@ -222,7 +231,7 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers.append((b"x-session-id", reply.session.id.encode()))
         if reply.totals is not None:
             headers += _of_totals(reply.totals)
-            headers.append((b"x-session-usage-final", b"true" if reply.final else b"false"))
+            headers.append((USAGE_FINAL, b"true" if reply.final else b"false"))
     if reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.context is not None:
@@ -252,7 +261,7 @@ def _of_what_is_not_counted(reply: Reply) -> Headers:
 
 def _of_totals(totals: Totals) -> Headers:
     headers: Headers = [
-        (b"x-session-cumulative-token-usage", usage_json(totals)),
+        (CUMULATIVE_USAGE, usage_json(totals)),
         (b"x-session-cumulative-total-tokens", b"%d" % totals.total_tokens),
         (b"x-session-cumulative-input-tokens", b"%d" % totals.input_tokens),
         (b"x-session-cumulative-output-tokens", b"%d" % totals.output_tokens),
@@ -316,7 +325,7 @@ def _of_steps(stepped: Stepped) -> Headers:
 
 def of_fault(fault: GatewayError) -> Headers:
     """What tells a client whether to send the call again."""
-    headers: Headers = [(b"x-should-retry", b"true" if fault.retry else b"false")]
+    headers: Headers = [(SHOULD_RETRY, b"true" if fault.retry else b"false")]
     if fault.retry_after is not None:
         headers.append((b"retry-after", b"%d" % fault.retry_after))
     return headers

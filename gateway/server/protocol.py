@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from gateway.server.body import MemoryPool
 from gateway.server.cycle import Cycle
+from gateway.server.headers import SHOULD_RETRY
 
 MAX_HEADERS: Final = 256
 #: under which name of its state (ASGI's "lifespan state") the application leaves what is called when the server stops
@@ -298,7 +299,7 @@ class GatewayProtocol(HttpToolsProtocol):
         body = msgspec.json.encode({"error": error})
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
-            b"x-should-retry: false\r\nconnection: close\r\n\r\n%b"
-            % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), body)
+            b"%b: false\r\nconnection: close\r\n\r\n%b"
+            % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), SHOULD_RETRY, body)
         )
         self.transport.close()

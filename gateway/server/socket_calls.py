@@ -29,10 +29,10 @@ _BETA: Final = b"openai-beta"
 _OF_BODY: Final = frozenset(
     {"content-type", "content-length", "transfer-encoding", "connection", "date", "server", "cache-control"}
 )
-#: names of headers that tell a session's totals
-_CUMULATIVE: Final = "x-session-cumulative-"
-_USAGE: Final = "x-session-cumulative-token-usage"
-_IS_FINAL: Final = "x-session-usage-final"
+#: the names of headers as they stand in messages
+_CUMULATIVE: Final = ours.CUMULATIVE.decode()
+_USAGE: Final = ours.CUMULATIVE_USAGE.decode()
+_IS_FINAL: Final = ours.USAGE_FINAL.decode()
 
 
 class SocketCall:
