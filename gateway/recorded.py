@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.core.identity import is_valid
 from gateway.core.ledger import AccountKey
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
@@ -259,7 +258,7 @@ def _session(text: str) -> SessionKey:
     Raises:
         ValueError: it is no name of a session.
     """
-    namespace, slash, name = text.rpartition("/")
-    if not is_valid(name) or (slash and not is_valid(namespace)):
+    key = SessionKey.parse(text)
+    if key is None:
         raise ValueError("names no session that there could be")
-    return SessionKey(namespace if slash else OPEN_NAMESPACE, name)
+    return key

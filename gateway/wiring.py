@@ -21,6 +21,7 @@ from functools import partial
 from gateway import __version__, config
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
+from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
 from gateway.counters.registry import Counters
@@ -49,7 +50,7 @@ from gateway.server.keyring import KeyRing
 from gateway.server.metrics import MetricsApi
 from gateway.server.serving import stop_without_parent
 from gateway.server.sessions import SessionsApi
-from gateway.server.shown import call_json, shown_id, totals_json
+from gateway.server.shown import call_json, totals_json
 from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
@@ -68,7 +69,7 @@ _EXPIRE_EVERY_S = 3600.0
 _STATE_EVERY_S = 2.0
 _SEES_ALL = Access(None, admin=True)
 #: how callbacks get what /api shows: as somebody does who sees all sessions
-_SHAPES = Shapes(partial(call_json, access=_SEES_ALL), partial(shown_id, access=_SEES_ALL), totals_json)
+_SHAPES = Shapes(partial(call_json, access=_SEES_ALL), SessionKey.shown, totals_json)
 
 Load = Callable[[], config.Loaded]
 

@@ -44,8 +44,6 @@ class Wanted:
 def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> None:
     """Read, reckon, print."""
     from gateway.recorded_budgets import NO_SESSION, Sums, outcomes
-    from gateway.server.auth import Access
-    from gateway.server.shown import shown_id
 
     flags = {"budget.tokens": wanted.session_budget} if wanted.session_budget is not None else None
     settings = load(wanted.config, flags).settings
@@ -57,11 +55,11 @@ def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> Non
     if not found:
         stop("There is no record of a call in there.", Exit.FAILED)
     _name_strangers(calls, rules)
-    admin, total, sessions = Access(None, admin=True), Sums(), dict[str, Sums]()
+    total, sessions = Sums(), dict[str, Sums]()
     for outcome in found:
         key = outcome.call.session
         total.add(outcome)
-        sessions.setdefault(shown_id(key, admin) if key is not None else NO_SESSION, Sums()).add(outcome)
+        sessions.setdefault(key.shown() if key is not None else NO_SESSION, Sums()).add(outcome)
     if plot is not None:
         draw(plot, _drawn(found))
     if as_json:
@@ -130,11 +128,11 @@ def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
 
 
 def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[str, KeyBudget]]:
+    from gateway.core.namespaces import SessionKey
     from gateway.core.spending import KeyBudget
     from gateway.recorded import read_store
-    from gateway.server.sessions import session_key
 
-    keys = [session_key(name, None) for name in sessions]
+    keys = [SessionKey.parse(name) for name in sessions]
     unknown = [name for name, key in zip(sessions, keys, strict=True) if key is None]
     if unknown:
         stop(f"There is no file {quoted(unknown[0])}, and no session can have that name.", Exit.FAILED)

@@ -208,9 +208,9 @@ def _tell(now: dict[str, Any], said: str, *, as_json: bool) -> None:
 
 def _key(text: str) -> SessionKey:
     from gateway.core.identity import ID_FORM
-    from gateway.server.sessions import session_key
+    from gateway.core.namespaces import SessionKey
 
-    key = session_key(text, None)
+    key = SessionKey.parse(text)
     if key is None:
         stop(f"{quoted(text)} is no session id, which is {ID_FORM}. That of a client key is KEY/ID.", Exit.USAGE)
     return key

@@ -24,7 +24,7 @@ from gateway.core.ledger import (
     nano,
     narrowest,
 )
-from gateway.core.namespaces import OPEN_NAMESPACE
+from gateway.core.namespaces import SessionKey
 from gateway.core.spending import BudgetPolicy
 from gateway.core.values import dataclass
 
@@ -116,21 +116,17 @@ def _remedy(stands: Standing, name: Dimension, claim: Claim, needed: int) -> str
 
 def _command(key: AccountKey, name: Dimension, enough: int) -> str:
     """What sets a session's budget to this, or to the most there is, as a shell takes it."""
-    session = quote(_command_name(key))
+    said = SessionKey(key.namespace, key.id).shown()
+    session = quote(said)
     words = {
         "tokens": [session, str(min(MOST, enough))],
         "nano_usd": [session, "--usd", f"{min(nano(MOST_USD), enough) / NANO:g}"],
         "calls": [session, "--calls", str(min(MOST, enough))],
     }[name]
-    if _command_name(key).startswith("-"):
+    if said.startswith("-"):
         # It is no option behind two dashes, and neither is anything else.
         words = ["--", *words] if name == "tokens" else [*words[1:], "--", session]
     return " ".join(["gateway sessions budget", *words])
-
-
-def _command_name(key: AccountKey) -> str:
-    """A session's name as an operator's commands take it."""
-    return key.id if key.namespace == OPEN_NAMESPACE else f"{key.namespace}/{key.id}"
 
 
 def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
+from gateway.core.identity import is_valid
 from gateway.core.ledger import AccountKey
 from gateway.core.values import dataclass
 
@@ -26,6 +27,22 @@ class SessionKey:
 
     namespace: str
     id: str
+
+    @classmethod
+    def parse(cls, text: str, namespace: str | None = None) -> Self | None:
+        """The session that is named so by whoever sees this namespace, None: all. None where the text is no name.
+
+        `ID` is one of that namespace, or of callers without a client key; `KEY/ID` only those know who see all.
+        """
+        own, slash, name = text.rpartition("/")
+        if not is_valid(name) or (slash and (namespace is not None or not is_valid(own))):
+            return None
+        return cls(own if slash else namespace or OPEN_NAMESPACE, name)
+
+    def shown(self, namespace: str | None = None) -> str:
+        """Its name for whoever sees this namespace, None: all, who are told whose it is. The other way of `parse`."""
+        is_bare = namespace is not None or self.namespace == OPEN_NAMESPACE
+        return self.id if is_bare else f"{self.namespace}/{self.id}"
 
     @property
     def account(self) -> AccountKey:

@@ -30,7 +30,6 @@ from gateway.server import headers as ours
 from gateway.server.auth import Access
 from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
 from gateway.server.handling import Rules, wrapped
-from gateway.server.sessions import session_key
 from gateway.server.steps import step_of
 
 #: largest bodies of such requests that may be held at the same time
@@ -129,7 +128,7 @@ class ContextApi:
         """
         asked = request.query_params.get("session")
         if asked:
-            key = session_key(asked, access.namespace)
+            key = SessionKey.parse(asked, access.namespace)
             if key is None:
                 raise errors.InvalidRequest(
                     f'"session" is a session id: {ID_FORM}; not "{asked[:100]}".', param="session"

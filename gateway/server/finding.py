@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final, Literal, get_args
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import Page, SessionView
@@ -43,9 +43,7 @@ class Wanted:
 
     def is_met(self, view: SessionView) -> bool:
         """Whether the session has the part in its name."""
-        is_bare = self.namespace is not None or view.key.namespace == OPEN_NAMESPACE
-        name = view.key.id if is_bare else f"{view.key.namespace}/{view.key.id}"
-        return self.part.lower() in name.lower()
+        return self.part.lower() in view.key.shown(self.namespace).lower()
 
 
 async def find_sessions(store: Store, wanted: Wanted, most: int = MOST) -> Page:

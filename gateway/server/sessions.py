@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.routing import Route as Path
 
 from gateway.core import errors
-from gateway.core.identity import is_valid
 from gateway.core.ledger import LEAST_USD, MOST, MOST_USD, NOTHING, Claim, Dimension, Standing, nano
-from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
@@ -26,7 +25,7 @@ from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
-from gateway.server.shown import call_json, models_json, session_budget_json, session_json, session_tools_json, shown_id
+from gateway.server.shown import call_json, models_json, session_budget_json, session_json, session_tools_json
 from gateway.server.steps import set_step, setting_of, steps_json
 from gateway.stores.unread import UnreadSessions
 
@@ -213,7 +212,8 @@ async def changed_json(
     """A session after a change; of one without calls only its id, budget and steps."""
     (stands,) = await standings_of(store, [key], policy)
     view, placed = await store.session(key), await placed_json(store, key, agents)
-    shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **session_budget_json(stands)}
+    only = {"id": key.shown(access.namespace), **session_budget_json(stands)}
+    shown = session_json(view, access, stands) if view else only
     return {**shown, **placed}
 
 
@@ -241,7 +241,7 @@ async def _has_budget(store: Store, key: SessionKey) -> bool:
 
 def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
     """What is said of a session that was deleted."""
-    return {"id": shown_id(key, access), "deleted": True}
+    return {"id": key.shown(access.namespace), "deleted": True}
 
 
 async def placed_json(store: Store, key: SessionKey, agents: Mapping[str, Agent]) -> dict[str, Any]:
@@ -306,17 +306,9 @@ def _decided(name: str, value: Any) -> int | None:
     return nano(number) if name == "usd" else int(number)
 
 
-def session_key(text: str, namespace: str | None) -> SessionKey | None:
-    """`id`, or `key name/id` for someone who sees all; None where it is neither."""
-    own, slash, rest = text.partition("/")
-    if slash and namespace is None:
-        return SessionKey(own, rest) if is_valid(own) and is_valid(rest) else None
-    return SessionKey(namespace or OPEN_NAMESPACE, text) if is_valid(text) else None
-
-
 def _key(request: Request, access: Access) -> SessionKey:
     text = request.path_params["id"]
-    key = session_key(text, access.namespace)
+    key = SessionKey.parse(text, access.namespace)
     if key is None:
         raise errors.NotFound(f'There is no session "{text[:100]}".')
     return key

@@ -10,7 +10,6 @@ from gateway.core.allowance import usd
 from gateway.core.counting.context import NO_WEIGHT
 from gateway.core.ledger import Standing
 from gateway.core.modes import mode_for
-from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.spending import remaining_fraction
@@ -28,7 +27,7 @@ def session_json(view: SessionView, access: Access, stands: Standing) -> dict[st
     """A session as /api and the command line show it."""
     totals = view.totals
     return {
-        "id": shown_id(view.key, access),
+        "id": view.key.shown(access.namespace),
         "created_at": time_text(view.created_at),
         "last_call_at": time_text(view.last_call_at),
         "calls": totals.calls,
@@ -95,7 +94,7 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
     return {
         "request_id": record.request_id,
         "call_id": record.call_id,
-        "session": shown_id(record.session, access) if record.session else None,
+        "session": record.session.shown(access.namespace) if record.session else None,
         "started_at": time_text(record.started_at),
         "dialect": record.dialect,
         "operation": record.operation,
@@ -177,9 +176,3 @@ def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
         "reasoning": facts.reasoning,
         "sources": facts.sources or {},
     }
-
-
-def shown_id(key: SessionKey, access: Access) -> str:
-    """A session's name for whoever asks: those who see all see whose it is."""
-    bare = access.namespace is not None or key.namespace == OPEN_NAMESPACE
-    return key.id if bare else f"{key.namespace}/{key.id}"
