@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from gateway.core.errors import UpstreamFault
-from gateway.core.forwarding import EVENTS, content_type
+from gateway.core.forwarding import EVENTS, content_type, is_success
 from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
 from gateway.core.sse import EventBuffer, event_data, split_events
@@ -57,8 +57,7 @@ class Begun:
 
 def is_event_stream(answer: UpstreamReply) -> bool:
     """Whether there are events to look at."""
-    is_taken = 200 <= answer.status < 300  # noqa: PLR2004
-    return is_taken and content_type(answer.headers) == EVENTS and not is_packed(answer)
+    return is_success(answer.status) and content_type(answer.headers) == EVENTS and not is_packed(answer)
 
 
 async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> Begun:

@@ -39,7 +39,7 @@ from gateway.core.errors import (
     UpstreamFault,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, secrets_of
+from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, is_success, secrets_of
 from gateway.core.outgoing import AtWork, told_nobody
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
 from gateway.core.record import CUTS
@@ -224,7 +224,7 @@ class Exchange:
         answer = await self._answered(call)
         if unsure is not None and answer.status == _UNKNOWN_HERE:
             raise unsure
-        if not 200 <= answer.status < 300:  # noqa: PLR2004
+        if not is_success(answer.status):
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from gateway.answers import read_error
 from gateway.composing import Composer
 from gateway.core.errors import UpstreamProtocolError
-from gateway.core.forwarding import Provider, request_headers
+from gateway.core.forwarding import Provider, is_success, request_headers
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import TELLING, TOO_LARGE
@@ -56,7 +56,7 @@ class Sender:
                 progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
             )
             answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
-            if 200 <= answer.status < 300:  # noqa: PLR2004
+            if is_success(answer.status):
                 if asked_usage and not ask_usage:
                     # Only now is it sure that our field was the reason, not a client's words that the error repeats.
                     self._no_stream_usage.add(route)

@@ -63,6 +63,8 @@ _OF_A_SITE: Final = frozenset(
 _NOT_RETURNED: Final = _HOP_BY_HOP | _OF_A_SITE | {b"content-length"}
 #: the content type of a stream of events
 EVENTS: Final = b"text/event-stream"
+#: the first digit of the statuses that say so
+_SUCCESS: Final = 2
 #: statuses whose answers have no body, whatever their heads announce
 BODILESS: Final = frozenset({204, 304})
 #: Content types that no browser shows as a page. Answers of all others are sandboxed: a script in one would run as if
@@ -257,6 +259,11 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
     if is_page:
         returned.append(_SANDBOX)
     return returned
+
+
+def is_success(status: int) -> bool:
+    """Whether a call was done: 2xx."""
+    return status // 100 == _SUCCESS
 
 
 def content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

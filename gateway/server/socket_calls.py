@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gateway.core.asked import REQUEST_ID
 from gateway.core.errors import GatewayError, UpstreamProtocolError
-from gateway.core.forwarding import EVENTS, Headers, content_type
+from gateway.core.forwarding import EVENTS, Headers, content_type, is_success
 from gateway.core.sse import EventBuffer, event_data, split_events
 from gateway.dialects.responses_frames import AnswerFrames, Create, Told, error_message, fault_message, request_of
 from gateway.server import headers as ours
@@ -87,7 +87,7 @@ class SocketCall:
             for name, value in headers
             if name.decode("latin-1").lower() not in _OF_BODY
         }
-        if 200 <= status < 300 and content_type(headers) == EVENTS:  # noqa: PLR2004
+        if is_success(status) and content_type(headers) == EVENTS:
             self._events = EventBuffer(_MOST_WHOLE)
 
     async def _pass_on(self, region: bytes) -> None:
@@ -123,7 +123,7 @@ class SocketCall:
             if not self._frames.has_ended:
                 fault = UpstreamProtocolError("The answer broke off before its last event.")
                 await self._tell(told_fault(fault, self._lane))
-        elif 200 <= self._status < 300:  # noqa: PLR2004
+        elif is_success(self._status):
             await self._tell(self._frames.whole(bytes(self._whole), self._headers))
         elif self._status:
             await self._tell(error_message(self._status, bytes(self._whole), self._headers, self._lane))

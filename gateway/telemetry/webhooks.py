@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.forwarding import Headers
+from gateway.core.forwarding import Headers, is_success
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import asked_wait
@@ -32,7 +32,6 @@ MOST_WAITING: Final = 1000
 SENDERS: Final = 4
 TRIES: Final = 6
 _LONGEST_WAIT_S: Final = 60.0
-_TAKEN: Final = range(200, 300)
 #: asked again: too many requests, and whatever is the receiver's own trouble
 _AGAIN: Final = frozenset({408, 429, *range(500, 600)})
 #: bytes of an answer that are read so that its connection can be used again; for more that is not worth it
@@ -195,7 +194,7 @@ class Webhook:
 
 def _answer_of(reply: UpstreamReply, now: float) -> _Answer:
     wait_s = asked_wait(reply.headers, now)
-    return _Answer(reply.status in _TAKEN, reply.status in _AGAIN, f"it says {reply.status}", wait_s)
+    return _Answer(is_success(reply.status), reply.status in _AGAIN, f"it says {reply.status}", wait_s)
 
 
 async def _read(chunks: AsyncIterator[bytes]) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from gateway.core.addresses import is_address
+from gateway.core.forwarding import is_success
 from gateway.upstream.connection import Answer, Connection, HttpFault
 from gateway.upstream.heard import Asking
 
@@ -35,7 +36,6 @@ _ASKING: Final = Asking(after_s=15, every_s=15, times=4)
 #: seconds between two looks whether those in use are heard of
 _LOOK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
-_OK: Final = range(200, 300)
 #: seconds that connections have to end when all are closed
 _ENDS_WITHIN_S: Final = 1.0
 #: seconds that a call waits for the addresses of a name where some are known from before
@@ -293,7 +293,7 @@ class Origin:
         if credential:
             head += b"proxy-authorization: %b\r\n" % credential
         answer: Answer = await connection.ask(head + b"\r\n", has_end=False)
-        if answer.status not in _OK:
+        if not is_success(answer.status):
             raise NotLetThrough(answer.status)
         await connection.encrypt(self._loop, self._context, self.place.host)
 

@@ -14,6 +14,7 @@ from gateway.core.forwarding import (
     credential,
     header,
     holds_credential,
+    is_success,
     masked,
     masked_values,
     request_headers,
@@ -339,6 +340,11 @@ def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_know
     check_credential([(b"authorization", b"Bearer whatever")], mistral, (*ALL, mistral))
     own = Provider("own", BASE)
     check_credential([(b"authorization", b"Bearer sk-ant-abc")], own, (*ALL, own))
+
+
+@pytest.mark.parametrize(("status", "is_one"), [(199, False), (200, True), (299, True), (300, False), (0, False)])
+def test_a_call_was_done_where_its_status_says_so(status: int, is_one: bool) -> None:
+    assert is_success(status) is is_one
 
 
 @pytest.mark.parametrize(
