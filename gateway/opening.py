@@ -5,7 +5,6 @@ Whoever needs one of them and no server, as most commands do, imports this and n
 
 from __future__ import annotations
 
-import difflib
 import ssl
 import sys
 import time
@@ -91,8 +90,7 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
     if is_dotted_path(tokenizer):
         counters.add(tokenizer)
     elif tokenizer not in NAMES:
-        meant = "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(tokenizer, NAMES, n=1))
-        known = f"{', '.join(NAMES)}, or your own as package.module:Class"
+        meant, known = config.did_you_mean(tokenizer, NAMES), f"{', '.join(NAMES)}, or your own as package.module:Class"
         raise ConfigError([f"there is no such tokenizer{meant}; known: {known}. Without it that of its family counts"])
 
 
@@ -251,8 +249,7 @@ def translation_problems(settings: config.Settings) -> list[str]:
     except ImportError as error:
         return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
     return [
-        f"providers.{name}.litellm: litellm knows no provider {theirs!r}"
-        + "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(theirs, known, n=1))
+        f"providers.{name}.litellm: litellm knows no provider {theirs!r}{config.did_you_mean(theirs, known)}"
         for name, theirs in names.items()
         if theirs not in known
     ]

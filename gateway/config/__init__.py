@@ -2,6 +2,7 @@
 
 from gateway.config.access import KeyBudget
 from gateway.config.callbacks import Callbacks, Webhook
+from gateway.config.complaints import did_you_mean
 from gateway.config.load import (
     Loaded,
     built_in_providers,
@@ -44,6 +45,7 @@ __all__ = [
     "at_home",
     "built_in_providers",
     "data_folder",
+    "did_you_mean",
     "duration",
     "families",
     "is_loopback",

@@ -32,6 +32,8 @@ _WORDS: Final = {
     "too_short": "needs %(min_length)d or more entries, and has %(actual_length)d",
     "too_long": "takes %(max_length)d entries or fewer, and has %(actual_length)d",
 }
+#: how alike a name must be to be proposed
+ALIKE: Final = 0.5
 #: keys whose text is a duration
 _DURATIONS: Final = frozenset({"ttl", "window"})
 #: what a parser says that is not understood without its context, and what is said instead
@@ -56,7 +58,7 @@ def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
         rows = [(index, row) for index, row in enumerate(models) if isinstance(row, dict)]
         named += [(f"models[{index}].provider", name) for index, row in rows for name in _names(row.get("provider"))]
     return [
-        f"{path}: there is no such provider{_did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
+        f"{path}: there is no such provider{did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
         for path, name in named
         if isinstance(name, str) and name not in known
     ]
@@ -113,7 +115,7 @@ def _untaken(path: str, provider: str, dialects: Sequence[str] | None) -> list[s
 def unknown_agents(settings: Settings) -> list[str]:
     """References to agents that do not exist."""
     return [
-        f"models[{index}].agent: there is no such agent{_did_you_mean(row.agent, settings.agents)}; "
+        f"models[{index}].agent: there is no such agent{did_you_mean(row.agent, settings.agents)}; "
         f"configured: {', '.join(settings.agents) or 'none'}"
         for index, row in enumerate(settings.models)
         if row.agent is not None and row.agent not in settings.agents
@@ -240,7 +242,7 @@ def _meant(location: tuple[int | str, ...]) -> str:
     below = next(_below(section, name), ()) if section is not None else ()
     if below:
         return f" (did you mean {_dotted((*location[:-1], *below))}, indented under {_dotted(below[:-1])}?)"
-    meant = _did_you_mean(name, list(section.model_fields) if section is not None else [])
+    meant = did_you_mean(name, list(section.model_fields) if section is not None else [])
     if not meant and name in Settings.model_fields:
         return f" (did you mean {name} without indentation?)"
     return meant
@@ -276,6 +278,10 @@ def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _sections_in(inner)
 
 
-def _did_you_mean(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = ALIKE, before: str = "") -> str:
+    """The known name that is most like one that is not known, to be said behind it; empty where none is.
+
+    `cutoff`: how much alike they have to be, 0 to 1; `before`: how all of them begin.
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" (did you mean {before}{close[0]}?)" if close else ""

@@ -5,7 +5,6 @@ No line repeats what a variable holds: it may be a secret.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
@@ -15,6 +14,7 @@ from typing import Any, Final, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
+from gateway.config.complaints import ALIKE, did_you_mean
 from gateway.config.providers import Provider
 from gateway.config.schema import Settings
 from gateway.config.section import in_sight
@@ -31,8 +31,7 @@ _OURS: Final = re.compile(rf"{_PREFIX}\w+", re.ASCII)
 #: gets none of it.
 _SERVICE: Final = re.compile(r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_PORT: Final = re.compile(r"(tcp|udp|sctp)://")
-#: how alike a name must be to be proposed; keys of two providers are quite alike, so for those it must be nearly equal
-_ALIKE: Final = 0.5
+#: how alike a name must be to be proposed, where other names are: keys of two providers are quite alike
 _SAME_PROVIDER: Final = 0.9
 
 
@@ -83,13 +82,12 @@ def _why(name: str, keys: list[str], providers: list[str]) -> str:
     if name.startswith(_PROVIDERS) and not name.startswith(blocks):
         meant = _nearest(name, keys, _SAME_PROVIDER)
         return f"no such provider is configured{meant}; it has to stand in the file first, below providers:"
-    return f"there is no such key{_nearest(name, keys, _ALIKE)}"
+    return f"there is no such key{_nearest(name, keys)}"
 
 
-def _nearest(name: str, keys: Iterable[str], cutoff: float) -> str:
+def _nearest(name: str, keys: Iterable[str], cutoff: float = ALIKE) -> str:
     rests = [key.removeprefix(_PREFIX) for key in keys]  # the prefix they share would make all look alike
-    close = difflib.get_close_matches(name.removeprefix(_PREFIX).upper(), rests, n=1, cutoff=cutoff)
-    return f" (did you mean {_PREFIX}{close[0]}?)" if close else ""
+    return did_you_mean(name.removeprefix(_PREFIX).upper(), rests, cutoff=cutoff, before=_PREFIX)
 
 
 def _variable(dotted: str) -> str:
