@@ -272,6 +272,12 @@ class UpstreamNotAccepted(UpstreamTimeout):
     took_long = True
 
 
+class UpstreamNotTaken(UpstreamTimeout):
+    """Not all of the request was taken in time, so that it cannot have been done."""
+
+    retry = True
+
+
 class GatewayFault(GatewayError):
     """The gateway itself cannot serve right now."""
 

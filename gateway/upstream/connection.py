@@ -60,6 +60,10 @@ class NotAsked(NoAnswer):
     """The connection had ended before anything was sent."""
 
 
+class NotTaken(HttpFault):
+    """The time was up before all of the request had been taken."""
+
+
 class NotHttp(HttpFault):
     """What came is not HTTP, or a head without end."""
 
@@ -323,6 +327,11 @@ class Connection(asyncio.Protocol):
         piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:] or _NOTHING
         transport.write(piece)
         asyncio.get_running_loop().call_soon(self._send)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of the request has left this process."""
+        return not self._rest and (self._transport is None or self._transport.get_write_buffer_size() == 0)
 
     def leave(self) -> bool:
         """Take no more of the answer; whether another request may follow."""

@@ -21,6 +21,7 @@ from gateway.core.errors import (
     UpstreamFault,
     UpstreamHungUp,
     UpstreamNotAccepted,
+    UpstreamNotTaken,
     UpstreamProtocolError,
     UpstreamRefused,
     UpstreamTimeout,
@@ -29,7 +30,17 @@ from gateway.core.errors import (
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
-from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, HungUp, NoAnswer, NotAsked, Unheard
+from gateway.upstream.connection import (
+    Answer,
+    BrokenOff,
+    Connection,
+    HttpFault,
+    HungUp,
+    NoAnswer,
+    NotAsked,
+    NotTaken,
+    Unheard,
+)
 from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotFound, NotLetThrough, Origin, WrongProxy
 from gateway.upstream.silence import Silence
 
@@ -91,7 +102,10 @@ class HttpUpstream:
     async def _asked(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
-        silence = Silence(self._timeouts.first_byte_s, lambda: connection.fail(TimeoutError()))
+        silence = Silence(
+            self._timeouts.first_byte_s,
+            lambda: connection.fail(TimeoutError() if connection.is_sent else NotTaken()),
+        )
         silence.begin()
         try:
             return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
@@ -166,6 +180,11 @@ class HttpUpstream:
             what = "has a name that was not resolved" if isinstance(error, NotFound) else "did not accept a connection"
             return UpstreamNotAccepted(
                 f"{self._provider} {what} within {self._timeouts.connect_s:g} s (timeout_s.connect)."
+            )
+        if isinstance(error, NotTaken):
+            return UpstreamNotTaken(
+                f"{self._provider} did not take all of the request within {self._timeouts.first_byte_s:g} s "
+                "(timeout_s.first_byte). Try again shortly."
             )
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(

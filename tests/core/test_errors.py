@@ -49,6 +49,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamUntranslated: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamNotAccepted: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
+    errors.UpstreamNotTaken: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
     errors.UpstreamTimeout: (504, "upstream_timeout", "api_error", "timeout_error", False, None),
     errors.StoreUnavailable: (503, "store_unavailable", "api_error", "api_error", True, 1),
     errors.StoreConflict: (503, "store_conflict", "api_error", "api_error", True, 1),
@@ -77,7 +78,10 @@ def test_every_error_a_caller_can_meet_is_in_the_table() -> None:
 
 def test_no_two_errors_share_a_code() -> None:
     # What is told apart for our own use is the same, to a caller.
-    inner = (errors.UpstreamRefused, errors.UpstreamHungUp, errors.UpstreamUntranslated, errors.UpstreamNotAccepted)
+    inner = {
+        *(errors.UpstreamRefused, errors.UpstreamHungUp, errors.UpstreamUntranslated),
+        *(errors.UpstreamNotAccepted, errors.UpstreamNotTaken),
+    }
     codes = [kind.code for kind in TABLE if kind not in inner]
     assert len(set(codes)) == len(codes)
 

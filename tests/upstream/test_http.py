@@ -18,6 +18,7 @@ from gateway.core.errors import (
     UpstreamBusy,
     UpstreamFault,
     UpstreamNotAccepted,
+    UpstreamNotTaken,
     UpstreamProtocolError,
     UpstreamRefused,
     UpstreamTimeout,
@@ -286,6 +287,22 @@ async def test_an_answer_that_does_not_begin(byte_server: StartUpstream) -> None
         async with upstream_of(server.url, SHORT) as upstream:
             with pytest.raises(UpstreamTimeout):
                 await read(upstream, outgoing(server.url))
+
+
+async def test_a_request_that_is_not_taken_whole_is_told_from_one_that_is_not_answered() -> None:
+    left = asyncio.Event()
+
+    async def refuse_to_read(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await left.wait()
+        writer.close()
+
+    async with await asyncio.start_server(refuse_to_read, "127.0.0.1", 0, limit=1024) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        request = outgoing(url, b"x" * (64 << 20))
+        async with upstream_of(url, SHORT) as upstream:
+            with in_time(at_least=0.25), pytest.raises(UpstreamNotTaken, match="all of the request"):
+                await read(upstream, request)
+        left.set()
 
 
 async def test_an_answer_that_stops(byte_server: StartUpstream) -> None:
