@@ -36,6 +36,15 @@ class Parameters:
     names: frozenset[str] = frozenset()
     shapes: frozenset[str] = frozenset()
 
+    def named_in(self, labels: Mapping[str, Sequence[int]]) -> set[int]:
+        """The blocks with a value under the name of a parameter; `labels`: see `labelled`."""
+        return {number for name in self.names & labels.keys() for number in labels[name]}
+
+    def wanted(self, terms: Sequence[str]) -> Iterator[str]:
+        """Those of some terms that look like what is asked for."""
+        if self.shapes:
+            yield from (term for term, shape in zip(terms, shapes_of(terms), strict=True) if shape in self.shapes)
+
     @property
     def size_bytes(self) -> int:
         """Bytes that it takes, about."""

@@ -2,7 +2,8 @@
 
 What was sent before stays as it was, so the provider's cache holds; the lines cost their own tokens only. They stand
 under a neutral heading, each with the role of the message it is from. Text of tools in a user's message is a road for
-injected instructions. So recall is off by default, and `said` repeats only what user and assistant said.
+injected instructions. So recall is off by default, and `said` repeats what user and assistant said; of old results only
+what the tools ask for, and that only at the end of another result.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
 from gateway.core.fitting.offers import GAP_TOKENS
+from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.worth import ASKED, Worth, answered, last_words, rarity, terms_kept
 from gateway.core.message import RESULT_ROLES
@@ -49,7 +51,8 @@ def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
     message = draft.conversation.sketches[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
-    past, key = _past(draft, _SPEAKERS[who])
+    # An old result's text stands among results as it always did: nobody is told anything by another voice.
+    past, key = _past(draft, _SPEAKERS[who], asked_too=message.role in RESULT_ROLES)
     if not past.lines:
         return draft
     left = _left(draft, past, _unsaid(draft, past, key), worth)
@@ -96,6 +99,8 @@ class _Seen(NamedTuple):
     last: int
     said: int
     is_named: bool
+    #: nobody has used it, and the tools ask for the like
+    is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +130,25 @@ class _Past:
         return _ENTRY_BYTES * entries + _NUMBER_BYTES * (places + numbers)
 
 
-def _past(draft: Draft, speakers: frozenset[str]) -> tuple[_Past, Hashable]:
+def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_Past, Hashable]:
     """The past, which ends with the last message that is not sent as it came, and the key it is kept under.
+
+    `asked_too`: of results as well, what the tools ask for.
 
     Messages after that change nothing about it, so that it is worked out once for each cut.
     """
     decisions = draft.decisions
     size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
-    key = draft.conversation.prefix(size), decisions[:size], recalls, speakers
-    past = draft.reader.kept("past", key, lambda: _read_past(draft, size, speakers), lambda past: past.size_bytes)
+    parameters = draft.parameters if asked_too else NO_PARAMETERS
+    key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters
+    past = draft.reader.kept(
+        "past", key, lambda: _read_past(draft, size, speakers, parameters), lambda past: past.size_bytes
+    )
     return past, key
 
 
-def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
+def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Parameters) -> _Past:
     draft.read(range(size))
     sent = set[str]().union(*terms_kept(draft, range(size)))
     lines: list[_Line] = []
@@ -146,7 +156,8 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
     lengths: list[int] = []
     present: dict[int, frozenset[int]] = {}
     blocks = 0
-    for index in _changed(draft, size, speakers):
+    asks = parameters != NO_PARAMETERS
+    for index in _changed(draft, size, speakers | RESULT_ROLES if asks else speakers):
         known = draft.known(index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
@@ -155,11 +166,18 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
         for place, terms in enumerate(terms_of, len(lengths)):
             for term in terms:
                 holders.setdefault(term, []).append(place)
-        lines += _lines(index, known, len(lengths), sent)
+        found = _lines(index, known, len(lengths), sent)
+        if draft.conversation.sketches[index].role not in speakers:
+            asked = _asked(parameters, known)
+            found = (line for line in found if line.number in asked)
+        lines += found
         blocks += len(terms_of)
         lengths += [*map(len, terms_of), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
-    return _Past(size, tuple(lines), _seen(draft, size, needed), holders, lengths, blocks, present)
+    seen = _seen(draft, size, needed)
+    for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.said]):
+        seen[term] = seen[term]._replace(is_asked=True)
+    return _Past(size, tuple(lines), seen, holders, lengths, blocks, present)
 
 
 def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
@@ -174,6 +192,13 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
         and not isinstance(draft.decisions[index], Same)
         and draft.conversation.sketches[index].role in speakers
     ]
+
+
+def _asked(parameters: Parameters, known: Known) -> set[int]:
+    """The blocks of a result that hold what the tools ask for."""
+    wanted = {*parameters.wanted([*known.named])}
+    alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
+    return alike | parameters.named_in(known.labels)
 
 
 def _lines(index: int, known: Known, start: int, sent: set[str]) -> Iterator[_Line]:
@@ -276,7 +301,7 @@ def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) 
     end = len(draft.decisions)
     is_question = draft.conversation.sketches[-1].role == "user"
     wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
-    odds = {one: worth.odds(end - one.last, one.said, is_named=one.is_named) for one in {*wanted.values()}}
+    odds = {one: _odds(one, end, worth) for one in {*wanted.values()}}
     left = {term: odds[one] for term, one in wanted.items()}
     if is_question:
         asked = draft.known(end - 1)
@@ -284,6 +309,11 @@ def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) 
             one = past.seen[term]
             left[term] = ASKED * worth.odds(1, one.said, is_named=one.is_named or term in asked.named)
     return left
+
+
+def _odds(one: _Seen, end: int, worth: Worth) -> float:
+    odds = worth.odds(end - one.last, one.said, is_named=one.is_named)
+    return odds * worth.asked_for if one.is_asked else odds
 
 
 def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: Worth) -> list[float]:

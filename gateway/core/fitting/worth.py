@@ -15,7 +15,6 @@ from typing import Final
 
 from gateway.core.fitting.draft import KEEP, Draft, Uses
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.terms import shapes_of
 from gateway.core.message import SYSTEM_ROLES
 from gateway.core.values import dataclass
 
@@ -176,12 +175,8 @@ def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
     use = [1.0, *(worth.said * worth.said_again**more for more in range(3))]
     for term, times in said.items():
         weights[term] *= use[min(len(use) - 1, times)]
-    shapes = draft.parameters.shapes
-    if shapes:
-        unused = [term for term in named if term not in said]
-        for term, shape in zip(unused, shapes_of(unused), strict=True):
-            if shape in shapes:
-                weights[term] *= worth.asked_for
+    for term in draft.parameters.wanted([term for term in named if term not in said]):
+        weights[term] *= worth.asked_for
     return weights
 
 
@@ -226,13 +221,13 @@ def _factors(
     mean = length / blocks if blocks else 0.0
     scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]
     by = worth.answer / (max(scores, default=0.0) or 1.0)
-    names = draft.parameters.names
+    parameters = draft.parameters
     factors: list[float] = []
     for index, known in candidates.items():
         start, priority = len(factors), priorities.get(index, 1.0)
         found = scores[start : start + len(known.terms)]
         factors += [(1 + by * score) * priority for score in _spilled(found, worth.neighbour)]
-        for number in {number for name in names & known.labels.keys() for number in known.labels[name]}:
+        for number in parameters.named_in(known.labels):
             factors[start + number] *= worth.parameter
     return factors
 

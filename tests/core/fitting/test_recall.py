@@ -10,6 +10,7 @@ import pytest
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
 from gateway.core.fitting.epochs import fit
+from gateway.core.fitting.parameters import NO_PARAMETERS
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.recall import _read_past, recall
@@ -49,6 +50,43 @@ def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> 
 
 def test_all_recalls_results_too() -> None:
     assert "tool: Denver hotel" in last_of(recall(dropped(*MESSAGES), 500, "all", Worth()))
+
+
+TOOLS = [{"function": {"parameters": {"properties": {"dob": {}, "pay_by": {"description": "such as card_78"}}}}}]
+PROFILE = {
+    "name": "Mia",
+    "dob": "1990-04-05",
+    "cards": "card_4421",
+    "town": "Denver",
+    **dict.fromkeys("abcdefg", "x" * 40),
+}
+
+
+@pytest.mark.parametrize(
+    ("last", "tools", "repeated"),
+    [
+        ("tool", [TOOLS], ["card_4421", "dob: 1990-04-05"]),
+        ("user", [TOOLS], []),
+        ("tool", [], []),
+    ],
+)
+def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
+    last: str, tools: list[Any], repeated: list[str]
+) -> None:
+    messages: list[dict[str, Any]] = [
+        MESSAGES[0],
+        MESSAGES[1],
+        {**MESSAGES[2], "content": json.dumps(PROFILE)},
+        {"role": "assistant", "content": "Your Denver hotel is the Plaza.", "tool_calls": [{**CALL, "id": "d"}]},
+        {"role": "tool", "tool_call_id": "d", "content": "Denver it is."},
+    ]
+    if last == "user":
+        messages += [{"role": "user", "content": "Denver it is."}]
+    conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
+    draft = Draft.untouched(conversation, Reader(weigher(lambda text: len(text) // 4))).having({1: DROP, 2: DROP})
+    content = last_of(recall(draft, 500, "said", Worth()))
+    assert [word for word in ("card_4421", "dob: 1990-04-05", "town", "Mia") if word in content] == repeated
+    assert ("tool: " in content) is bool(repeated)
 
 
 def test_all_recalls_results_of_a_turn_with_signed_reasoning_too() -> None:
@@ -164,7 +202,7 @@ def test_what_can_be_recalled_is_the_same_whether_or_not_the_terms_were_counted_
     assert counted.memo.uses
     assert not fresh.memo.uses
     speakers = frozenset({"user", "assistant"})
-    assert _read_past(counted, 4, speakers) == _read_past(fresh, 4, speakers)
+    assert _read_past(counted, 4, speakers, NO_PARAMETERS) == _read_past(fresh, 4, speakers, NO_PARAMETERS)
 
 
 def assistant(text: str) -> dict[str, Any]:
