@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -312,6 +313,12 @@ def test_one_tool_at_a_time_is_kept(bench: Bench, model: str) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
     sent = arrived(bench, model, tools=[TOOL], tool_choice=choice)
     assert (sent["tool_choice"] == choice) if model == MODELS[0] else (sent["parallel_tool_calls"] is False)
+
+
+@pytest.mark.parametrize(("name", "sent"), [("u1", "u1"), ("u" * 65, hashlib.sha256(b"u" * 65).hexdigest())])
+def test_the_name_of_a_user_is_no_longer_than_openai_takes(bench: Bench, name: str, sent: str) -> None:
+    assert arrived(bench, MODELS[1], metadata={"user_id": name})["user"] == sent
+    assert arrived(bench, MODELS[0], metadata={"user_id": name})["metadata"] == {"user_id": name}
 
 
 def test_thinking_of_earlier_turns_goes_only_to_those_who_know_it(bench: Bench) -> None:

@@ -6,6 +6,7 @@ images, and sends what only Anthropic knows to everybody.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ _DATA: Final = b"data: "
 #: what the event that ends a message holds, and no text in one: its quotes would be escaped
 MESSAGE_END: Final = b'"message_delta"'
 _PDF: Final = "data:application/pdf;"
+#: characters of a user's name that OpenAI takes
+_LONGEST_USER: Final = 64
 #: an effort that only Anthropic knows, and the next below it that others do
 _EFFORTS: Final = {"max": "high", "xhigh": "high"}
 
@@ -70,6 +73,16 @@ def for_others(messages: object) -> None:
     """Take from translated messages what providers other than Anthropic refuse: its own form of thinking."""
     for message in messages if isinstance(messages, list) else ():
         message.pop("thinking_blocks", None)
+
+
+def with_short_user(arguments: dict[str, Any]) -> None:
+    """Have a name of a user that OpenAI would refuse for its length stand as its hash, which tells users apart as well.
+
+    Claude Code's holds its session too, in over 140 characters.
+    """
+    user = arguments.get("user")
+    if isinstance(user, str) and len(user) > _LONGEST_USER:
+        arguments["user"] = hashlib.sha256(user.encode()).hexdigest()
 
 
 def with_files(messages: object) -> None:

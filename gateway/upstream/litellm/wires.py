@@ -264,6 +264,7 @@ class Messages:
         if target.provider not in _ANTHROPICS:
             is_known = "reasoning_effort" in known
             self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
+            blocks.with_short_user(arguments)
         if "thinking" not in known:
             blocks.for_others(arguments.get("messages"))
         blocks.with_files(arguments.get("messages"))
