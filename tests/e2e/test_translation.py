@@ -361,6 +361,34 @@ def test_the_empty_text_beside_tool_calls_is_nothing_that_the_model_reads(bench:
     assert block["type"] == "tool_use"
 
 
+SIGNED = {"type": "thinking", "thinking": "hm", "signature": "SIG"}
+
+
+@pytest.mark.parametrize(
+    ("model", "message", "kind"),
+    [
+        ("claude/claude-sonnet-4-5", {"content": "ok"}, None),
+        ("claude/claude-sonnet-4-5", {"content": [{"type": "text", "text": "ok"}]}, None),
+        ("claude/claude-sonnet-4-5", {"content": "ok", "thinking_blocks": [SIGNED]}, "enabled"),
+        ("claude/claude-opus-4-6", {"content": "ok"}, "adaptive"),
+    ],
+)
+def test_claude_is_not_told_to_think_in_a_turn_that_began_without_its_thoughts(
+    bench: Bench, model: str, message: dict[str, Any], kind: str | None
+) -> None:
+    call = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
+    said: Any = {"role": "assistant", "tool_calls": [call], **message}
+    result: Any = {"role": "tool", "tool_call_id": "t", "content": "one"}
+    tools: Any = [{"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}]
+    asked: dict[str, Any] = {"model": model, "tools": tools, "reasoning_effort": "low"}
+    raw = bench.chat.chat.completions.with_raw_response.create(messages=[*HI, said, result], **asked)
+    assert json.loads(bench.mock.calls[-1].body).get("thinking", {}).get("type") == kind
+    notes = bench.gateway.web.get(f"/api/calls/{raw.headers['x-request-id']}").json["notes"]
+    assert notes == ({} if kind else {"left_out": "reasoning_effort"})
+    bench.chat.chat.completions.create(messages=[*HI, said, result, *HI], **asked)
+    assert "thinking" in json.loads(bench.mock.calls[-1].body), "the next turn is another"
+
+
 def test_sound_that_the_provider_does_not_take_is_refused(bench: Bench) -> None:
     part = {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "wav"}}
     said: list[Any] = [{"role": "user", "content": [part]}]
@@ -408,6 +436,21 @@ def test_a_responses_client_calls_functions_and_brings_their_results(bench: Benc
     final = bench.chat.responses.create(input=[*HI, said, result], **asked)
     assert final.output_text == "The tool answered: sunny, 21 degrees"
     assert bench.billed == bench.totals
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_claude_thinks_on_where_a_responses_client_brings_its_thoughts_back(bench: Bench, kept: bool) -> None:
+    reasoning: Any = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+    if kept:
+        reasoning["encrypted_content"] = json.dumps([SIGNED])
+    call: Any = {"type": "function_call", "call_id": "t", "name": "get", "arguments": "{}"}
+    result: Any = {"type": "function_call_output", "call_id": "t", "output": "one"}
+    tools: Any = [{"type": "function", "name": "get", "parameters": {"type": "object"}, "strict": False}]
+    bench.chat.responses.create(
+        model=MODELS[0], input=[*HI, reasoning, call, result], tools=tools, reasoning={"effort": "low"}
+    )
+    sent = json.loads(bench.mock.calls[-1].body)
+    assert (sent["messages"][1]["content"][0] == SIGNED) == ("thinking" in sent) == kept
 
 
 def test_a_reference_to_what_is_kept_elsewhere_is_refused(bench: Bench) -> None:

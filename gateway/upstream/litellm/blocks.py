@@ -19,6 +19,7 @@ _DATA: Final = b"data: "
 #: what the event that ends a message holds, and no text in one: its quotes would be escaped
 MESSAGE_END: Final = b'"message_delta"'
 _PDF: Final = "data:application/pdf;"
+_THINKING: Final = ("thinking", "redacted_thinking")
 #: characters of a user's name that OpenAI takes
 _LONGEST_USER: Final = 64
 #: an effort that only Anthropic knows, and the next below it that others do
@@ -73,6 +74,23 @@ def for_others(messages: object) -> None:
     """Take from translated messages what providers other than Anthropic refuse: its own form of thinking."""
     for message in messages if isinstance(messages, list) else ():
         message.pop("thinking_blocks", None)
+
+
+def begins_without_thinking(messages: object) -> bool:
+    """Whether the turn that the model is in the middle of, with calls, began without its thinking."""
+    turn: list[Mapping[str, Any]] = []
+    for message in messages if isinstance(messages, list) else ():
+        if message.get("role") == "user":
+            turn = []
+        elif message.get("role") == "assistant":
+            turn.append(message)
+    return any(one.get("tool_calls") or one.get("function_call") for one in turn) and not _begins_thinking(turn[0])
+
+
+def _begins_thinking(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    first = content[0] if isinstance(content, list) and content else None
+    return bool(message.get("thinking_blocks")) or (isinstance(first, dict) and first.get("type") in _THINKING)
 
 
 def with_short_user(arguments: dict[str, Any]) -> None:

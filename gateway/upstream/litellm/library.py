@@ -61,14 +61,16 @@ class Library:
     """What is used of litellm.
 
     `chat`, `text` and `embed` call a provider. `messages` and `responses` translate requests and answers of these
-    formats, `ResponsesStream` streams. `supported` says what a model takes, `Timeout` holds the time to connect
-    and that for all else; `clients` are its connections, `providers` the names it knows.
+    formats, `ResponsesStream` streams. `supported` says what a model takes, `options` what it is sent for that;
+    `Timeout` holds the time to connect and that for all else; `clients` are its connections, `providers` the names it
+    knows.
     """
 
     chat: Any
     text: Any
     embed: Any
     supported: Any
+    options: Any
     messages: Any
     responses: Any
     ResponsesStream: Any
@@ -122,6 +124,7 @@ def _imported() -> Library:
         text=litellm.atext_completion,
         embed=litellm.aembedding,
         supported=get_supported_openai_params,
+        options=litellm.utils.get_optional_params,
         messages=_anthropic_adapter(),
         responses=transformation.LiteLLMCompletionResponsesConfig,
         ResponsesStream=streaming_iterator.LiteLLMCompletionStreamingIterator,

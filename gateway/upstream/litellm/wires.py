@@ -7,6 +7,7 @@ that change nothing in an answer.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final, Protocol
@@ -92,6 +93,8 @@ _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}
 #: fields that an answer has even where they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
+#: what asks a chat model to think
+_THINKING: Final = ("reasoning_effort", "thinking")
 #: what a usage object may say of where and how fast an answer was made
 _PRICED: Final = ("inference_geo", "speed")
 
@@ -173,6 +176,27 @@ def _fitting(library: Library, arguments: Fields, left_out: list[str], target: T
     return fitting
 
 
+def _without_late_thinking(library: Library, arguments: Fields, target: Target) -> list[str]:
+    """Ask for no thinking where Anthropic would refuse it; the names of what was left out.
+
+    With a budget of thinking a turn has to begin with a thought that Anthropic signed, and clients of OpenAI's formats
+    seldom send these back. Models that choose by themselves how long to think do not ask for that.
+    """
+    asked = {name: arguments[name] for name in _THINKING if name in arguments}
+    if not asked or not blocks.begins_without_thinking(arguments.get("messages")):
+        return []
+    sent: Fields = {}
+    # What litellm cannot say is refused by the call itself.
+    with contextlib.suppress(Exception):
+        sent = library.options(model=target.model, custom_llm_provider=target.provider, **asked)
+    match sent.get("thinking"):
+        case {"type": "enabled", "budget_tokens": _}:
+            for name in asked:
+                del arguments[name]
+            return list(asked)
+    return []
+
+
 #: litellm's chat function would hand tools to a part of its proxy, and some models to its Responses API
 _ONLY_CHAT: Final[Fields] = {"_skip_mcp_handler": True, "_skip_responses_api_bridge": True}
 
@@ -187,6 +211,7 @@ class Chat:
         _refuse_sound(kept.get("messages"), target)
         kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
         self.arguments = _fitting(library, kept, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
+        self.left_out += _without_late_thinking(library, self.arguments, target)
 
     def whole(self, answer: Any) -> bytes:
         """See `Translation.whole`."""
@@ -313,6 +338,7 @@ class Responses:
         unfit = ("model", "custom_llm_provider", "reasoning_summary", "context_management", "metadata")
         arguments = {name: value for name, value in translated.items() if name not in unfit}
         self.arguments = _fitting(library, arguments, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
+        self.left_out += _without_late_thinking(library, self.arguments, target)
         self._library, self._target = library, target
 
     def whole(self, answer: Any) -> bytes:
