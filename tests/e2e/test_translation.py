@@ -540,6 +540,13 @@ def claude_stream(*content: tuple[dict[str, Any], list[dict[str, Any]]]) -> byte
     return b"".join([*events, claude_event("message_stop")])
 
 
+def claude_message(*content: dict[str, Any]) -> bytes:
+    """What Anthropic answers whole."""
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "c", "stop_reason": "tool_use"}
+    return json.dumps({**message, "content": content, "usage": usage}).encode()
+
+
 THOUGHT = (
     {"type": "thinking", "thinking": "", "signature": ""},
     [
@@ -582,6 +589,34 @@ def test_streamed_thinking_and_calls_come_back_as_the_model_said_them(
                     (call.function and call.function.arguments) or ""
                 )
     assert [json.loads(one) for one in arguments.values()] == [{}, {"a": 1}]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_response_has_its_thoughts_as_openai_writes_them_and_with_what_they_are_sent_back_by(
+    gateway_server: StartGateway, byte_server: StartUpstream, stream: bool
+) -> None:
+    thought = {"type": "thinking", "thinking": "first second", "signature": "SIG"}
+    far_end = byte_server(
+        lambda connection: (
+            connection.send(SSE_HEAD + claude_stream(THOUGHT, use("one", "{}")))
+            if stream
+            else connection.whole(claude_message(thought, use("one")[0]))
+        )
+    )
+    gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
+    asked: dict[str, Any] = {"model": MODELS[0], "input": "hi", "reasoning": {"effort": "low"}}
+    reply = gateway.web.post("/v1/responses", {**asked, "stream": stream})
+    events = reply.events if stream else []
+    responses = [event["response"] for event in events if "response" in event] if stream else [reply.json]
+    assert {response["store"] for response in responses} == {False}
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"][:1]
+    for item in [*items, responses[-1]["output"][0]]:
+        assert item["summary"] == [{"type": "summary_text", "text": "first second"}]
+        assert json.loads(item["encrypted_content"]) == [thought]
+        assert not item.keys() & {"role", "content"}
+    begun = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item["summary"] for item in begun if item["type"] == "reasoning"] == ([[]] if stream else [])
+    assert len(items) == stream
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])

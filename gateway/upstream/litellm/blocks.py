@@ -7,7 +7,7 @@ images, and sends what only Anthropic knows to everybody.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -165,6 +165,42 @@ def with_usage(event: bytes, said: Mapping[str, Any]) -> bytes:
     value = msgspec.json.decode(data)
     value["usage"] = {**(value.get("usage") or {}), **said}
     return head + _DATA + msgspec.json.encode(value) + b"\n\n"
+
+
+class Thoughts:
+    """The thoughts of a chat stream that the provider signed, or sealed: each whole."""
+
+    def __init__(self) -> None:
+        self.signed: list[dict[str, Any]] = []
+        self._said = ""
+
+    def see(self, parts: Iterable[Mapping[str, Any]]) -> None:
+        """The parts of them in one chunk."""
+        for part in parts:
+            match part:
+                case {"type": "redacted_thinking"}:
+                    self.signed.append(dict(part))
+                case {"signature": str(signature)} if signature:
+                    said = self._said + (part.get("thinking") or "")
+                    self.signed.append({"type": "thinking", "thinking": said, "signature": signature})
+                    self._said = ""
+                case _:
+                    self._said += part.get("thinking") or ""
+
+
+def as_reasoning(item: dict[str, Any], signed: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Have an item of reasoning in a response stand as OpenAI's type has it, which needs a summary.
+
+    `signed`: the thoughts that it stands for, which litellm says at the end of a stream only. Many clients keep the
+    items as they come and could not send them back.
+    """
+    if item.get("type") != "reasoning":
+        return
+    item.pop("role", None)
+    texts = [part.get("text") for part in item.pop("content", None) or ()]
+    item.setdefault("summary", [{"type": "summary_text", "text": text} for text in texts])
+    if signed:
+        item.setdefault("encrypted_content", msgspec.json.encode(signed).decode())
 
 
 class Arguments:

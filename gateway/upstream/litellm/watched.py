@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, Self
 
 from gateway.core.errors import UpstreamProtocolError
+from gateway.upstream.litellm.blocks import Thoughts
 
 
 class Watched:
@@ -19,6 +20,8 @@ class Watched:
         self.failure: Exception | None = None
         #: the usage that was reported last
         self.usage: Any = None
+        #: what was thought so far
+        self.thoughts = Thoughts()
         #: the piece that was waited for at the beginning
         self._first: Any = None
         self._stream = stream
@@ -55,6 +58,8 @@ class Watched:
             self.failure = error
             raise
         self.usage = getattr(chunk, "usage", None) or self.usage
+        for choice in chunk.choices:
+            self.thoughts.see(getattr(getattr(choice, "delta", None), "thinking_blocks", None) or ())
         return chunk
 
     def _is_made_up(self, chunk: Any) -> bool:

@@ -348,7 +348,7 @@ class Responses:
             chat_completion_response=answer, request_input=self._input, responses_api_request=self._request
         )
         value = response.model_dump(mode="json", exclude_none=True)
-        return msgspec.json.encode(_with_plain_usage(value, getattr(answer, "usage", None)))
+        return msgspec.json.encode(_response(value, getattr(answer, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """See `Translation.events`."""
@@ -362,7 +362,11 @@ class Responses:
         number = 0
         async for event in events:
             value = event.model_dump(mode="json", exclude_none=True)
-            _with_plain_usage(value.get("response") or {}, stream.usage)
+            if "response" in value:
+                _response(value["response"], stream.usage)
+            if "item" in value:
+                is_whole = value["type"] == "response.output_item.done"
+                blocks.as_reasoning(value["item"], stream.thoughts.signed if is_whole else ())
             yield named_event({**value, "sequence_number": number})
             number += 1
 
@@ -439,6 +443,14 @@ def _text_answer(value: Fields) -> Fields:
     for choice in value.get("choices", ()):
         choice.setdefault("text", "")
     return value
+
+
+def _response(value: Fields, reported: Any) -> Fields:
+    """A response as OpenAI writes it. Whatever was asked for, it is stored nowhere."""
+    value["store"] = False
+    for item in value.get("output", ()):
+        blocks.as_reasoning(item)
+    return _with_plain_usage(value, reported)
 
 
 def _with_plain_usage(value: Fields, reported: Any = None) -> Fields:
