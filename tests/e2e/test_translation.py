@@ -13,12 +13,13 @@ import anthropic
 import httpx  # noqa: F401  # before a gateway in this process imports it in a thread: SDKs of openai look into the half of it
 import openai
 import pytest
+from websockets.sync.client import connect as connect_socket
 
 from gateway.mock import Behaviour, MockServer, Provider
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import SSE_HEAD, ByteServer, Connection, chunk
-from tests.support.timing import in_time
+from tests.support.timing import LIMIT_S, in_time
 from tests.support.web import connect, read_until
 
 #: of a chat client and of a responses client, both ways
@@ -457,6 +458,23 @@ def test_a_reference_to_what_is_kept_elsewhere_is_refused(bench: Bench) -> None:
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         bench.chat.responses.create(model=MODELS[0], input="hi", previous_response_id="resp_1")
     assert bench.mock.calls == []
+
+
+@models
+def test_a_socket_remembers_what_a_translated_provider_does_not_keep(bench: Bench, model: str) -> None:
+    """The client leaves `store` at its default, as OpenAI's keeps answers."""
+    url, previous = bench.gateway.url.replace("http", "ws") + "/v1/responses", None
+    with connect_socket(url, additional_headers={"x-session-id": bench.session}) as socket:
+        for text in ("one", "two"):
+            create = {"type": "response.create", "model": model, "input": text, "previous_response_id": previous}
+            socket.send(json.dumps({name: value for name, value in create.items() if value is not None}))
+            event = json.loads(socket.recv(LIMIT_S))
+            while event["type"] not in ("response.completed", "error"):
+                event = json.loads(socket.recv(LIMIT_S))
+            assert event["type"] == "response.completed", event
+            previous = event["response"]["id"]
+    assert [one["role"] for one in json.loads(bench.mock.calls[-1].body)["messages"]] == ["user", "assistant", "user"]
+    assert bench.billed == bench.totals
 
 
 def test_calls_that_cannot_be_translated_close_the_provider_for_nobody(
