@@ -192,6 +192,55 @@ async def test_hints_that_change_no_answer_are_left_out_and_noted(byte_server: S
     assert {"metadata", "n", "prompt_cache_key", "store"}.isdisjoint(server.requests[0].json)
 
 
+CALLED = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "SIG"}
+#: a turn with a call, as each format has it, with what the model thought
+THOUGHTFUL: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "messages": [
+            *HI,
+            {"role": "assistant", "reasoning_content": "hm", "thinking_blocks": [THOUGHT], "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "t", "content": "one"},
+        ]
+    },
+    "messages": {
+        "messages": [
+            *HI,
+            {"role": "assistant", "content": [THOUGHT, {"type": "tool_use", "id": "t", "name": "get", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "one"}]},
+        ]
+    },
+    "responses": {
+        "input": [
+            *HI,
+            {
+                "type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}],
+                "encrypted_content": json.dumps([THOUGHT]),
+            },
+            {"type": "function_call", "call_id": "t", "name": "get", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "t", "output": "one"},
+        ]
+    },
+}  # fmt: skip
+
+
+@paths
+@pytest.mark.parametrize(
+    ("provider", "model", "name"), [("openai", "gpt-5", "reasoning_content"), ("cerebras", "gpt-oss-120b", "reasoning")]
+)
+async def test_thoughts_of_earlier_turns_go_back_under_the_name_that_the_provider_takes(
+    byte_server: StartUpstream, path: str, provider: str, model: str, name: str
+) -> None:
+    """Cerebras refuses a message with `reasoning_content`, and OpenAI one with `thinking_blocks`."""
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url, provider=provider) as upstream:
+        status, _ = await answer_of(upstream, outgoing(server.url, path, {"model": model, **THOUGHTFUL[path]}))
+    assert status == 200
+    said = server.requests[0].json["messages"][1]
+    assert said[name] == "hm"
+    assert not said.keys() & ({"thinking_blocks", "reasoning", "reasoning_content"} - {name})
+
+
 @pytest.mark.parametrize("field", [{"n": 2}, {"logprobs": True}, {"seed": 1}], ids=lambda field: next(iter(field)))
 async def test_what_the_provider_cannot_do_is_refused_by_name(
     byte_server: StartUpstream, field: dict[str, Any]

@@ -19,6 +19,8 @@ _DATA: Final = b"data: "
 #: what the event that ends a message holds, and no text in one: its quotes would be escaped
 MESSAGE_END: Final = b'"message_delta"'
 _PDF: Final = "data:application/pdf;"
+#: litellm's name for the text of what was thought
+_THOUGHTS: Final = "reasoning_content"
 _THINKING: Final = ("thinking", "redacted_thinking")
 #: characters of a user's name that OpenAI takes
 _LONGEST_USER: Final = 64
@@ -70,10 +72,17 @@ def _headed(block: Mapping[str, Any], names: tuple[str, ...], content: list[Any]
         yield {**last, **mark} if isinstance(last, dict) else last
 
 
-def for_others(messages: object) -> None:
-    """Take from translated messages what providers other than Anthropic refuse: its own form of thinking."""
+def with_thoughts(messages: object, name: str, *, takes_signed: bool) -> None:
+    """Have what was thought in earlier turns stand in translated messages as the provider takes it.
+
+    `name`: its field for the text. `takes_signed`: it takes Anthropic's own form too, which others refuse.
+    """
     for message in messages if isinstance(messages, list) else ():
-        message.pop("thinking_blocks", None)
+        if not takes_signed:
+            message.pop("thinking_blocks", None)
+        text = message.pop(_THOUGHTS, None)
+        if text:
+            message[name] = text
 
 
 def begins_without_thinking(messages: object) -> bool:

@@ -93,6 +93,8 @@ _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}
 #: fields that an answer has even where they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
+#: where a message has the text of what was thought, but for `reasoning_content`
+_THOUGHTS: Final = {"cerebras": "reasoning"}
 #: what asks a chat model to think
 _THINKING: Final = ("reasoning_effort", "thinking")
 #: what a usage object may say of where and how fast an answer was made
@@ -201,6 +203,16 @@ def _without_late_thinking(library: Library, arguments: Fields, target: Target) 
 _ONLY_CHAT: Final[Fields] = {"_skip_mcp_handler": True, "_skip_responses_api_bridge": True}
 
 
+def _chat_arguments(library: Library, arguments: Fields, left_out: list[str], target: Target) -> Fields:
+    """What litellm's chat function is given, whichever format it came from."""
+    takes_signed = "thinking" in (_known(library, target, "chat_completion") or arguments)
+    name = _THOUGHTS.get(target.provider, "reasoning_content")
+    blocks.with_thoughts(arguments.get("messages"), name, takes_signed=takes_signed)
+    fitting = _fitting(library, arguments, left_out, target, "chat_completion")
+    left_out += _without_late_thinking(library, fitting, target)
+    return fitting | _ONLY_CHAT
+
+
 class Chat:
     """/v1/chat/completions."""
 
@@ -210,8 +222,7 @@ class Chat:
         kept, self.left_out, extra = _sorted(body, _CHAT, _HINTS, target)
         _refuse_sound(kept.get("messages"), target)
         kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
-        self.arguments = _fitting(library, kept, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
-        self.left_out += _without_late_thinking(library, self.arguments, target)
+        self.arguments = _chat_arguments(library, kept, self.left_out, target) | extra
 
     def whole(self, answer: Any) -> bytes:
         """See `Translation.whole`."""
@@ -285,20 +296,17 @@ class Messages:
         effort = arguments.get("reasoning_effort")
         if isinstance(effort, dict):
             arguments["reasoning_effort"] = effort.get("effort")
-        known = _known(library, target, "chat_completion") or frozenset(arguments)
         if target.provider not in _ANTHROPICS:
-            is_known = "reasoning_effort" in known
+            is_known = "reasoning_effort" in (_known(library, target, "chat_completion") or arguments)
             self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
             blocks.with_short_user(arguments)
-        if "thinking" not in known:
-            blocks.for_others(arguments.get("messages"))
         blocks.with_files(arguments.get("messages"))
         choice = kept.get("tool_choice")
         if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True:
             arguments["parallel_tool_calls"] = False
         if stream:
             arguments |= {"stream": True, "stream_options": {"include_usage": True}}
-        self.arguments = _fitting(library, arguments, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
+        self.arguments = _chat_arguments(library, arguments, self.left_out, target) | extra
         self._library, self._model = library, target.model
 
     def whole(self, answer: Any) -> bytes:
@@ -337,8 +345,7 @@ class Responses:
         )
         unfit = ("model", "custom_llm_provider", "reasoning_summary", "context_management", "metadata")
         arguments = {name: value for name, value in translated.items() if name not in unfit}
-        self.arguments = _fitting(library, arguments, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
-        self.left_out += _without_late_thinking(library, self.arguments, target)
+        self.arguments = _chat_arguments(library, arguments, self.left_out, target) | extra
         self._library, self._target = library, target
 
     def whole(self, answer: Any) -> bytes:
