@@ -241,6 +241,31 @@ async def test_thoughts_of_earlier_turns_go_back_under_the_name_that_the_provide
     assert not said.keys() & ({"thinking_blocks", "reasoning", "reasoning_content"} - {name})
 
 
+@paths
+@pytest.mark.parametrize(
+    ("provider", "model", "roles"),
+    [
+        ("openai", "gpt-5", ["user", "assistant", "tool", "user"]),
+        ("mistral", "any", ["user", "assistant", "tool", "assistant", "user"]),
+        ("hosted_vllm", "mistralai/Devstral-Small", ["user", "assistant", "tool", "assistant", "user"]),
+    ],
+)
+async def test_a_user_does_not_speak_right_behind_a_tool_where_mistral_would_refuse_it(
+    byte_server: StartUpstream, path: str, provider: str, model: str, roles: list[str]
+) -> None:
+    """Claude Code has its reminders beside the results of tools, and OpenAI takes any order."""
+    server = byte_server(lambda connection: connection.whole(completion()))
+    [(name, turns)] = THOUGHTFUL[path].items()
+    words = {"type": "text", "text": "go"}
+    said = [{**turns[-1], "content": [*turns[-1]["content"], words]}] if path == "messages" else [turns[-1], *HI]
+    async with upstream_of(server.url, provider=provider) as upstream:
+        status, _ = await answer_of(upstream, outgoing(server.url, path, {"model": model, name: [*turns[:-1], *said]}))
+    assert status == 200
+    sent = server.requests[0].json["messages"]
+    assert [message["role"] for message in sent] == roles
+    assert all(message.get("content") or message.get("tool_calls") for message in sent)
+
+
 @pytest.mark.parametrize("field", [{"n": 2}, {"logprobs": True}, {"seed": 1}], ids=lambda field: next(iter(field)))
 async def test_what_the_provider_cannot_do_is_refused_by_name(
     byte_server: StartUpstream, field: dict[str, Any]

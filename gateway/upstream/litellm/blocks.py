@@ -85,6 +85,22 @@ def with_thoughts(messages: object, name: str, *, takes_signed: bool) -> None:
             message[name] = text
 
 
+def with_answers(messages: object) -> object:
+    """Translated messages in which the model has the word behind every result of a tool.
+
+    Mistral takes none of a user there, not even what a Messages request has beside the result. In its last result it
+    would stand as if the tool had said so.
+    """
+    if not isinstance(messages, list):
+        return messages
+    said: list[Any] = []
+    for message in messages:
+        if said and said[-1].get("role") == "tool" and message.get("role") not in ("tool", "assistant"):
+            said.append({"role": "assistant", "content": "OK."})
+        said.append(message)
+    return said
+
+
 def begins_without_thinking(messages: object) -> bool:
     """Whether the turn that the model is in the middle of, with calls, began without its thinking."""
     turn: list[Mapping[str, Any]] = []

@@ -89,6 +89,9 @@ _NO_EXTRA: Final = frozenset(
 )
 #: providers that serve models of Anthropic in its format
 _ANTHROPICS: Final = frozenset({"anthropic", "anthropic_text"})
+#: those that serve models of Mistral alone, and what these are called elsewhere, where their templates are the same
+_MISTRALS: Final = frozenset({"mistral", "codestral"})
+_MISTRALS_MODEL: Final = re.compile(r"(?i)[sx]tral")
 _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
 #: fields that an answer has even where they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
@@ -208,6 +211,8 @@ def _chat_arguments(library: Library, arguments: Fields, left_out: list[str], ta
     takes_signed = "thinking" in (_known(library, target, "chat_completion") or arguments)
     name = _THOUGHTS.get(target.provider, "reasoning_content")
     blocks.with_thoughts(arguments.get("messages"), name, takes_signed=takes_signed)
+    if target.provider in _MISTRALS or _MISTRALS_MODEL.search(target.model):
+        arguments["messages"] = blocks.with_answers(arguments.get("messages"))
     fitting = _fitting(library, arguments, left_out, target, "chat_completion")
     left_out += _without_late_thinking(library, fitting, target)
     return fitting | _ONLY_CHAT
