@@ -266,6 +266,23 @@ async def test_a_user_does_not_speak_right_behind_a_tool_where_mistral_would_ref
     assert all(message.get("content") or message.get("tool_calls") for message in sent)
 
 
+@pytest.mark.parametrize(("behind", "roles"), [([], []), ([{"type": "text", "text": "go"}], ["user"])])
+async def test_what_a_tool_shows_stands_behind_the_answer_to_it_where_mistral_is_asked(
+    byte_server: StartUpstream, behind: list[dict[str, Any]], roles: list[str]
+) -> None:
+    """litellm would have a user say it right behind the tool."""
+    server = byte_server(lambda connection: connection.whole(completion()))
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [picture]}
+    turns = [*THOUGHTFUL["messages"]["messages"][:-1], {"role": "user", "content": [result, *behind]}]
+    async with upstream_of(server.url, provider="mistral") as upstream:
+        await answer_of(upstream, outgoing(server.url, "messages", {"model": "mistral-large", "messages": turns}))
+    sent = server.requests[0].json["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "assistant", "user", *roles]
+    assert isinstance(sent[2]["content"], str)
+    assert [part["type"] for part in sent[4]["content"]] == ["text", "image_url"]
+
+
 @pytest.mark.parametrize("field", [{"n": 2}, {"logprobs": True}, {"seed": 1}], ids=lambda field: next(iter(field)))
 async def test_what_the_provider_cannot_do_is_refused_by_name(
     byte_server: StartUpstream, field: dict[str, Any]
