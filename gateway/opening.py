@@ -154,6 +154,7 @@ def planner_of(
         clock=time.monotonic,
         memory=memory,
         threads=threads,
+        translated=frozenset(name for name, row in settings.providers.items() if row.adapter == "litellm"),
     )
 
 

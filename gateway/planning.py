@@ -113,7 +113,10 @@ class Threads:
 
 
 class Planner:
-    """Plans calls. Shared by all; what it keeps is in `memory`, None for one of its own."""
+    """Plans calls. Shared by all; what it keeps is in `memory`, None for one of its own.
+
+    `translated`: providers that are sent a chat, whichever format a call came in.
+    """
 
     def __init__(
         self,
@@ -126,6 +129,7 @@ class Planner:
         clock: Callable[[], float],
         memory: Memory | None = None,
         threads: Threads | None = None,
+        translated: frozenset[str] = frozenset(),
     ) -> None:
         self.policy = policy
         self._estimator = estimator
@@ -138,6 +142,7 @@ class Planner:
         self.known = memory.known
         self._beside, self._views, self._book = memory.beside, memory.views, memory.book
         self._threads = threads or Threads()
+        self._translated = translated
         self._reading_ahead = Lock()
 
     async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
@@ -170,7 +175,7 @@ class Planner:
         def choose() -> tuple[Plan, Conversation]:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
             room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt)
-            return self._roomy(came, asked.contents, keys, room, scales)
+            return self._roomy(came, asked, keys, room, scales)
 
         try:
             plan, conversation = await _run_in(self._threads.fitting, choose)
@@ -191,12 +196,13 @@ class Planner:
         return replace(unchanged, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[wire]))
 
     def _roomy(
-        self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales
+        self, came: Weighed, asked: Asked, keys: Sequence[bytes], room: Room, scales: Scales
     ) -> tuple[Plan, Conversation]:
-        view = self.view(contents, keys)
+        view = self.view(asked.contents, keys)
         # The other formats join neighbours of one role, or take any order.
-        takes_turns = contents.wire == "chat" and self._estimator.family(came.request).turns == "strict"
-        conversation = self._conversation(view, contents, takes_turns=takes_turns)
+        is_sent_as_chat = asked.contents.wire == "chat" or asked.route.provider in self._translated
+        takes_turns = is_sent_as_chat and self._estimator.family(came.request).turns == "strict"
+        conversation = self._conversation(view, asked.contents, takes_turns=takes_turns)
         return make_room(came, view, conversation, room, scales), conversation
 
     def view(self, contents: Contents, keys: Sequence[bytes] | None = None) -> View:

@@ -83,6 +83,7 @@ class World:
             clock=clock,
             memory=self.memory,
             threads=threads,
+            translated=frozenset({"translated"}),
         )
 
     def counter(self, name: str) -> TokenCounter:
@@ -571,17 +572,25 @@ _WORDS = "some words of it that say a thing " * 6
 
 
 @pytest.mark.parametrize(
-    ("wire", "model", "takes_turns"), [("chat", "m", True), ("chat", "gpt-4o", False), ("messages", "m", False)]
+    ("wire", "provider", "model", "takes_turns"),
+    [
+        ("chat", "p", "m", True),
+        ("chat", "p", "gpt-4o", False),
+        ("messages", "p", "m", False),
+        ("messages", "translated", "m", True),
+        ("messages", "translated", "gpt-4o", False),
+    ],
 )
 async def test_roles_keep_their_turns_where_the_format_and_the_model_may_ask_for_it(
-    world: World, wire: Wire, model: str, *, takes_turns: bool
+    world: World, wire: Wire, provider: str, model: str, *, takes_turns: bool
 ) -> None:
     texts = [f"{_WORDS * (7 if n % 6 == 1 else 1)} {n}" for n in range(25)]
     messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
     body = body_of(messages, model=model)
     followed = set[tuple[str, str]]()
     for budget in range(500, 1000, 50):
-        asked = Asked(world.contents(body, wire), Route("p", model), ModelFacts(), Wishes(budget=budget), len(body))
+        contents = world.contents(body, wire)
+        asked = Asked(contents, Route(provider, model), ModelFacts(), Wishes(budget=budget), len(body))
         plan = await world.planner.plan(asked, Remembered())
         assert plan.messages is not None
         followed.update(pairwise(json.loads(raw)["role"] for raw in plan.messages))
