@@ -192,6 +192,26 @@ async def test_hints_that_change_no_answer_are_left_out_and_noted(byte_server: S
     assert {"metadata", "n", "prompt_cache_key", "store"}.isdisjoint(server.requests[0].json)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "noted"),
+    [
+        ("chat/completions", {"prompt_cache_key": "k"}, "prompt_cache_key"),
+        # litellm makes one of the session in it
+        ("messages", {"metadata": {"user_id": json.dumps({"session_id": "s"})}}, "user"),
+    ],
+)
+async def test_a_mistral_elsewhere_than_at_its_maker_is_not_asked_to_cache_under_a_name(
+    byte_server: StartUpstream, path: str, fields: dict[str, Any], noted: str
+) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    notes: dict[str, str] = {}
+    sent = outgoing(server.url, path, {"model": "mistral-large-latest", **fields})
+    async with upstream_of(server.url, provider="mistral") as upstream:
+        status, _ = await answer_of(upstream, Outgoing("POST", sent.url, KEY, sent.body, notes.__setitem__))
+    assert (status, notes) == (200, {"left_out": noted})
+    assert "prompt_cache_key" not in server.requests[0].json
+
+
 CALLED = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "SIG"}
 #: a turn with a call, as each format has it, with what the model thought

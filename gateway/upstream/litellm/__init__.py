@@ -234,7 +234,7 @@ def _translated(
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    target = wires.target_of(settings.provider, body.get("model"))
+    target = wires.target_of(settings.provider, body.get("model"), settings.base_url)
     try:
         call = form(loaded, body, target)
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -92,6 +93,7 @@ _ANTHROPICS: Final = frozenset({"anthropic", "anthropic_text"})
 #: those that serve models of Mistral alone, and what these are called elsewhere, where their templates are the same
 _MISTRALS: Final = frozenset({"mistral", "codestral"})
 _MISTRALS_MODEL: Final = re.compile(r"(?i)[sx]tral")
+_CACHE_KEY: Final = "prompt_cache_key"
 _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
 #: fields that an answer has even where they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
@@ -106,10 +108,11 @@ _PRICED: Final = ("inference_geo", "speed")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked: litellm's name of the provider, and the model's name there."""
+    """Who is asked: litellm's name of the provider, the model's name there, the address; empty: the usual one."""
 
     provider: str
     model: str
+    base_url: str = ""
 
 
 class Translation(Protocol):
@@ -130,7 +133,7 @@ class Translation(Protocol):
         ...
 
 
-def target_of(provider: str, model: object) -> Target:
+def target_of(provider: str, model: object, base_url: str) -> Target:
     """Who is asked.
 
     Raises:
@@ -138,7 +141,7 @@ def target_of(provider: str, model: object) -> Target:
     """
     if not isinstance(model, str) or not _MODEL_NAME.match(model):
         raise InvalidRequest("The model's name holds characters that no model's name holds.", param="model")
-    return Target(provider, model)
+    return Target(provider, model, base_url)
 
 
 def _sorted(
@@ -166,7 +169,14 @@ def _sorted(
 def _known(library: Library, target: Target, kind: str) -> frozenset[str]:
     """The fields that the provider takes; empty where litellm does not say."""
     asked = {"request_type": kind, "custom_llm_provider": target.provider}
-    return frozenset(library.supported(model=target.model, **asked) or ())
+    known = frozenset(library.supported(model=target.model, **asked) or ())
+    return known - {_CACHE_KEY} if _is_mistral_elsewhere(target) else known
+
+
+def _is_mistral_elsewhere(target: Target) -> bool:
+    """Whether a provider of Mistral's format is not Mistral itself: litellm refuses `prompt_cache_key` for those."""
+    host = urlsplit(target.base_url).hostname or ""
+    return target.provider in _MISTRALS and bool(host) and not f".{host}".endswith(".mistral.ai")
 
 
 def _fitting(library: Library, arguments: Fields, left_out: list[str], target: Target, kind: str) -> Fields:
@@ -305,6 +315,9 @@ class Messages:
             is_known = "reasoning_effort" in (_known(library, target, "chat_completion") or arguments)
             self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
             blocks.with_short_user(arguments)
+        if _is_mistral_elsewhere(target):
+            # Made by litellm of the user's name; nobody asked for it.
+            arguments.pop(_CACHE_KEY, None)
         blocks.with_files(arguments.get("messages"))
         choice = kept.get("tool_choice")
         if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True:
