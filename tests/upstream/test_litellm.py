@@ -188,7 +188,7 @@ async def test_hints_that_change_no_answer_are_left_out_and_noted(byte_server: S
         await answer_of(
             upstream, Outgoing("POST", f"{server.url}/chat/completions", KEY, request.body, notes.__setitem__)
         )
-    assert notes == {"left_out": "metadata, n, prompt_cache_key, store"}
+    assert notes == {"untranslated": "metadata, n, prompt_cache_key, store"}
     assert {"metadata", "n", "prompt_cache_key", "store"}.isdisjoint(server.requests[0].json)
 
 
@@ -208,7 +208,7 @@ async def test_a_mistral_elsewhere_than_at_its_maker_is_not_asked_to_cache_under
     sent = outgoing(server.url, path, {"model": "mistral-large-latest", **fields})
     async with upstream_of(server.url, provider="mistral") as upstream:
         status, _ = await answer_of(upstream, Outgoing("POST", sent.url, KEY, sent.body, notes.__setitem__))
-    assert (status, notes) == (200, {"left_out": noted})
+    assert (status, notes) == (200, {"untranslated": noted})
     assert "prompt_cache_key" not in server.requests[0].json
 
 

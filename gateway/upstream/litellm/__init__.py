@@ -242,7 +242,8 @@ def _translated(
             raise
         raise InvalidRequest(f"The request cannot be translated ({type(error).__name__}).") from error
     if call.left_out:
-        request.note("left_out", ", ".join(sorted(call.left_out)))
+        # Not `left_out`, which names the models that no budget was held for.
+        request.note("untranslated", ", ".join(sorted(call.left_out)))
     return call
 
 
