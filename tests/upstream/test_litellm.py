@@ -212,6 +212,16 @@ async def test_a_mistral_elsewhere_than_at_its_maker_is_not_asked_to_cache_under
     assert "prompt_cache_key" not in server.requests[0].json
 
 
+async def test_a_whole_thought_without_a_signature_has_an_empty_one_as_in_a_stream(byte_server: StartUpstream) -> None:
+    """The SDK's type has a text there, and clients send back what they were sent."""
+    said = {"role": "assistant", "content": "hello", "reasoning_content": "hm"}
+    answer = {**json.loads(completion()), "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+    server = byte_server(lambda connection: connection.whole(json.dumps(answer).encode()))
+    async with upstream_of(server.url) as upstream:
+        _, body = await answer_of(upstream, outgoing(server.url, "messages"))
+    assert json.loads(body)["content"][0] == {"type": "thinking", "thinking": "hm", "signature": ""}
+
+
 CALLED = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "SIG"}
 #: a turn with a call, as each format has it, with what the model thought

@@ -205,6 +205,13 @@ def with_empty_start(event: bytes) -> bytes:
     return head + _DATA + msgspec.json.encode(value) + b"\n\n"
 
 
+def with_signatures(content: list[dict[str, Any]]) -> None:
+    """Have thinking that nobody signed say so in a whole message as in a stream: with an empty text, not with null."""
+    for block in content:
+        if block.get("type") == "thinking" and block.get("signature") is None:
+            block["signature"] = ""
+
+
 def with_usage(event: bytes, said: Mapping[str, Any]) -> bytes:
     """The event that ends a message (`MESSAGE_END`), with more in its usage."""
     head, _, data = event.partition(_DATA)

@@ -330,8 +330,9 @@ class Messages:
     def whole(self, answer: Any) -> bytes:
         """See `Translation.whole`."""
         translate = self._library.messages.translate_completion_output_params
-        message = translate(answer, tool_name_mapping=self._tool_names)
-        return msgspec.json.encode(_with_plain_usage(dict(message), getattr(answer, "usage", None)))
+        message = dict(translate(answer, tool_name_mapping=self._tool_names))
+        blocks.with_signatures(message["content"])
+        return msgspec.json.encode(_with_plain_usage(message, getattr(answer, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """See `Translation.events`."""
