@@ -254,6 +254,27 @@ THOUGHTFUL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("signature", "thinks"), [("SIG", True), ("", False)])
+async def test_a_thought_that_another_model_left_unsigned_is_none_that_claude_thinks_on_from(
+    byte_server: StartUpstream, signature: str, *, thinks: bool
+) -> None:
+    """A fallback, or a change of the model: litellm leaves such a thought out, and Anthropic refuses what is left."""
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    thought = {"type": "thinking", "thinking": "hm", "signature": signature}
+    use = {"type": "tool_use", "id": "t", "name": "get", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "one"}
+    asked = {
+        "model": "claude-sonnet-4-5", "max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "messages": [
+            *HI, {"role": "assistant", "content": [thought, use]}, {"role": "user", "content": [result]},
+        ],
+    }  # fmt: skip
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        request = outgoing(server.url, "messages", asked)
+        await answer_of(upstream, Outgoing("POST", f"{server.url}/messages", KEY, request.body))
+    assert ("thinking" in server.requests[0].json) is thinks
+
+
 @paths
 @pytest.mark.parametrize(
     ("provider", "model", "name"), [("openai", "gpt-5", "reasoning_content"), ("cerebras", "gpt-oss-120b", "reasoning")]

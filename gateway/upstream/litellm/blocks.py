@@ -21,7 +21,6 @@ MESSAGE_END: Final = b'"message_delta"'
 _PDF: Final = "data:application/pdf;"
 #: litellm's name for the text of what was thought
 _THOUGHTS: Final = "reasoning_content"
-_THINKING: Final = ("thinking", "redacted_thinking")
 #: who speaks behind the last message
 _NOBODY: Final[dict[str, Any]] = {}
 _PICTURES: Final = ("image_url", "file", "input_audio")
@@ -123,7 +122,7 @@ def _without_pictures(message: dict[str, Any], shown: list[Any]) -> dict[str, An
 
 
 def begins_without_thinking(messages: object) -> bool:
-    """Whether the turn that the model is in the middle of, with calls, began without its thinking."""
+    """Whether the turn that the model is in the middle of, with calls, began without thinking that it signed."""
     turn: list[Mapping[str, Any]] = []
     for message in messages if isinstance(messages, list) else ():
         if message.get("role") == "user":
@@ -135,8 +134,18 @@ def begins_without_thinking(messages: object) -> bool:
 
 def _begins_thinking(message: Mapping[str, Any]) -> bool:
     content = message.get("content")
-    first = content[0] if isinstance(content, list) and content else None
-    return bool(message.get("thinking_blocks")) or (isinstance(first, dict) and first.get("type") in _THINKING)
+    parts = [*(message.get("thinking_blocks") or ()), *(content[:1] if isinstance(content, list) else ())]
+    return any(_is_signed(part) for part in parts)
+
+
+def _is_signed(part: object) -> bool:
+    """Whether it is a thought that its provider takes back: litellm leaves out those without a signature."""
+    match part:
+        case {"type": "redacted_thinking"}:
+            return True
+        case {"type": "thinking", "signature": signature}:
+            return bool(signature)
+    return False
 
 
 def with_short_user(arguments: dict[str, Any]) -> None:
