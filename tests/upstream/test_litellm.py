@@ -254,6 +254,35 @@ THOUGHTFUL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
+SHOWN = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "one"}, PICTURE]}
+FAILED = {"type": "tool_result", "tool_use_id": "t", "content": "no", "is_error": True}
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "blocks", "noted"),
+    [
+        ("openai", "gpt-5", [FAILED], {"untranslated": "is_error"}),
+        ("openai", "gpt-5", [{**FAILED, "is_error": False}], {}),
+        ("openai", "gpt-5", [SHOWN, PICTURE], {}),
+        ("deepseek", "deepseek-chat", [SHOWN], {"untranslated": "image_url"}),
+        ("deepseek", "deepseek-chat", [PICTURE, {"type": "text", "text": "see"}], {"untranslated": "image_url"}),
+    ],
+)
+async def test_what_litellm_leaves_out_of_messages_without_a_word_is_noted(
+    byte_server: StartUpstream, provider: str, model: str, blocks: list[dict[str, Any]], noted: dict[str, str]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    notes: dict[str, str] = {}
+    turns = [*THOUGHTFUL["messages"]["messages"][:-1], {"role": "user", "content": blocks}]
+    sent = outgoing(server.url, "messages", {"model": model, "messages": turns})
+    async with upstream_of(server.url, provider=provider) as upstream:
+        status, _ = await answer_of(upstream, Outgoing("POST", sent.url, KEY, sent.body, notes.__setitem__))
+    assert (status, notes) == (200, noted)
+    is_sent = b"aaaa" in server.requests[0].body
+    assert is_sent == (provider == "openai" and (SHOWN in blocks))
+
+
 @pytest.mark.parametrize(("signature", "thinks"), [("SIG", True), ("", False)])
 async def test_a_thought_that_another_model_left_unsigned_is_none_that_claude_thinks_on_from(
     byte_server: StartUpstream, signature: str, *, thinks: bool
@@ -323,8 +352,7 @@ async def test_what_a_tool_shows_stands_behind_the_answer_to_it_where_mistral_is
 ) -> None:
     """litellm would have a user say it right behind the tool."""
     server = byte_server(lambda connection: connection.whole(completion()))
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [picture]}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [PICTURE]}
     turns = [*THOUGHTFUL["messages"]["messages"][:-1], {"role": "user", "content": [result, *behind]}]
     async with upstream_of(server.url, provider="mistral") as upstream:
         await answer_of(upstream, outgoing(server.url, "messages", {"model": "mistral-large", "messages": turns}))

@@ -7,7 +7,7 @@ images, and sends what only Anthropic knows to everybody.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -74,6 +74,23 @@ def _headed(block: Mapping[str, Any], names: tuple[str, ...], content: list[Any]
     mark = {"cache_control": block["cache_control"]} if "cache_control" in block else {}
     for last in content[-1:]:
         yield {**last, **mark} if isinstance(last, dict) else last
+
+
+def has_failed_results(messages: object) -> bool:
+    """Whether a Messages request says of a tool's result that it is an error, which no other format says."""
+    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    return any(isinstance(block, dict) and block.get("is_error") is True for block in blocks)
+
+
+def has_pictures(messages: object, roles: Container[str]) -> bool:
+    """Whether there are pictures in translated messages of these roles."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content")
+        parts = content if isinstance(content, list) and message.get("role") in roles else ()
+        if any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts):
+            return True
+    return False
 
 
 def with_thoughts(messages: object, name: str, *, takes_signed: bool) -> None:

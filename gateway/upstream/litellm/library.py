@@ -61,9 +61,9 @@ class Library:
     """What is used of litellm.
 
     `chat`, `text` and `embed` call a provider. `messages` and `responses` translate requests and answers of these
-    formats, `ResponsesStream` streams. `supported` says what a model takes, `options` what it is sent for that;
-    `Timeout` holds the time to connect and that for all else; `clients` are its connections, `providers` the names it
-    knows.
+    formats, `ResponsesStream` streams. `supported` says what a model takes, `options` what it is sent for that, `sees`
+    whether it takes pictures; `Timeout` holds the time to connect and that for all else; `clients` are its connections,
+    `providers` the names it knows.
     """
 
     chat: Any
@@ -71,6 +71,7 @@ class Library:
     embed: Any
     supported: Any
     options: Any
+    sees: Any
     messages: Any
     responses: Any
     ResponsesStream: Any
@@ -125,6 +126,7 @@ def _imported() -> Library:
         embed=litellm.aembedding,
         supported=get_supported_openai_params,
         options=litellm.utils.get_optional_params,
+        sees=litellm.supports_vision,
         messages=_anthropic_adapter(),
         responses=transformation.LiteLLMCompletionResponsesConfig,
         ResponsesStream=streaming_iterator.LiteLLMCompletionStreamingIterator,

@@ -191,6 +191,18 @@ def _fitting(library: Library, arguments: Fields, left_out: list[str], target: T
     return fitting
 
 
+def _unseen(library: Library, arguments: Fields, target: Target) -> list[str]:
+    """The name of what litellm leaves out of messages to DeepSeek without a word: pictures that its models do not see.
+
+    They see none in the result of a tool.
+    """
+    if target.provider != "deepseek":
+        return []
+    sees = library.sees(model=target.model, custom_llm_provider=target.provider)
+    is_there = blocks.has_pictures(arguments.get("messages"), ("tool",) if sees else ("tool", "user"))
+    return ["image_url"] if is_there else []
+
+
 def _without_late_thinking(library: Library, arguments: Fields, target: Target) -> list[str]:
     """Ask for no thinking where Anthropic would refuse it; the names of what was left out.
 
@@ -223,6 +235,7 @@ def _chat_arguments(library: Library, arguments: Fields, left_out: list[str], ta
     blocks.with_thoughts(arguments.get("messages"), name, takes_signed=takes_signed)
     if target.provider in _MISTRALS or _MISTRALS_MODEL.search(target.model):
         arguments["messages"] = blocks.with_answers(arguments.get("messages"))
+    left_out += _unseen(library, arguments, target)
     fitting = _fitting(library, arguments, left_out, target, "chat_completion")
     left_out += _without_late_thinking(library, fitting, target)
     return fitting | _ONLY_CHAT
@@ -302,6 +315,8 @@ class Messages:
         user = (kept.pop("metadata", None) or {}).get("user_id")
         stream = kept.pop("stream", False) is True
         kept["messages"] = blocks.with_texts(kept.get("messages"))
+        if blocks.has_failed_results(kept["messages"]):
+            self.left_out.append("is_error")
         request: Fields = {**kept, "model": f"{target.provider}/{target.model}"}
         if isinstance(user, str):
             request["metadata"] = {"user_id": user}
