@@ -191,6 +191,24 @@ class Conversation:
         sketches = self.sketches
         return next((range(*span) for span in reversed(self.spans) if sketches[span[0]].role == "assistant"), range(0))
 
+    @property
+    def last_turn(self) -> Sequence[int]:
+        """What the assistant said since the user's last words."""
+        sketches, users = self.sketches, self.outline.users
+        start = users[-1] + 1 if users else 0
+        return [index for index in range(start, len(sketches)) if sketches[index].role == "assistant"]
+
+    @property
+    def leader(self) -> int | None:
+        """The message that the last turn begins with, if it has thinking without which the rest would be refused.
+
+        Claude may think once in a turn, before its first call. Where all of the turn begins with thinking, so does
+        whatever is left of it.
+        """
+        turn = self.last_turn
+        thinks = [self.sketches[index].thinks for index in turn]
+        return turn[0] if thinks[:1] == [True] and not all(thinks) else None
+
     @cached_property
     def outline(self) -> Outline:
         """What the messages are together."""
@@ -212,7 +230,8 @@ class Conversation:
     def pinned(self) -> frozenset[int]:
         """What must be sent as it came.
 
-        System texts, unknown roles, the last turns, what the conversation ends with, what the client wants.
+        System texts, unknown roles, the last turns and the thinking that the last one began with, what the conversation
+        ends with, what the client wants.
         """
         outline = self.outline
         must, users = set(outline.fixed), outline.users
@@ -220,6 +239,9 @@ class Conversation:
             must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
         if outline.spans:
             must.update(range(*outline.spans[-1]))
+        leader = self.leader
+        if leader is not None:
+            must.add(leader)
         must.update(index for index in self.wanted if 0 <= index < len(outline.sketches))
         return frozenset(must)
 

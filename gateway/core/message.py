@@ -53,6 +53,8 @@ _BEFORE_VALUES: Final = (",", "{", "[")
 
 #: where providers put reasoning that they check, or read back, byte for byte
 _REASONING_FIELDS: Final = ("reasoning_details", "thinking_blocks", "reasoning_signature", "encrypted_content")
+#: `format` of OpenRouter's `reasoning_details` that Claude has written begins with this
+_CLAUDES: Final = "anthropic"
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 
 
@@ -76,6 +78,8 @@ class Sketch:
     identity: bytes = b""
     #: it may be dropped with its unit, but never be rewritten: signed reasoning, images, unknown parts
     sealed: bool = False
+    #: it begins with thinking of Claude's, see `_thinks`
+    thinks: bool = False
     #: what a provider would not take
     faults: tuple[str, ...] = ()
     #: of its role, ids, names and faults: mostly few, but they may be as long as a request
@@ -345,6 +349,7 @@ def sketch(raw: bytes) -> Sketch:
         text_key=text_key,
         identity=digest(raw) if is_odd or not _is_one_text(content) else _identity(message, text_key),
         sealed=is_odd or _is_sealed(message, content),
+        thinks=role == "assistant" and _thinks(message),
         faults=faults,
         letters=sum(map(len, chain((role, answers or ""), ids, chain.from_iterable(names), faults))),
     )
@@ -407,6 +412,23 @@ def is_signed(message: Message) -> bool:
         return True
     calls = message.get("tool_calls")
     return bool(calls) and (not isinstance(calls, list) or any(_is_signed_call(call) for call in calls))
+
+
+def _thinks(message: Message) -> bool:
+    """Whether thinking of Claude's stands beside it, as litellm and OpenRouter put it there.
+
+    Anthropic looks whether a turn begins so. Nobody else does, so that signed reasoning of other models is none.
+    """
+    blocks, details = message.get("thinking_blocks"), message.get("reasoning_details")
+    if isinstance(blocks, list) and blocks:
+        return True
+    return isinstance(details, list) and any(_is_claudes(one) for one in details)
+
+
+def _is_claudes(detail: object) -> bool:
+    if not isinstance(detail, Mapping):
+        return False
+    return bool(detail.get("signature")) or str(detail.get("format")).startswith(_CLAUDES)
 
 
 def _is_signed_call(call: object) -> bool:

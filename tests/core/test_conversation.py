@@ -58,6 +58,25 @@ def test_pinned_are_system_the_last_user_message_and_the_newest_call_with_its_re
     assert pinned(Conversation.of_messages(messages)) == [0, 4, 5, 6]
 
 
+THOUGHT = {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+
+
+def test_the_thinking_that_the_last_turn_began_with_is_pinned() -> None:
+    old = [call("a", **THOUGHT), result("a"), call("b"), result("b")]
+    turn = [call("c", **THOUGHT), result("c"), call("d"), result("d"), call("e"), result("e")]
+    messages = [SYSTEM, user(), *old, user("on"), *turn]
+    assert pinned(Conversation.of_messages(messages)) == [0, 6, 7, 11, 12]
+    assert Conversation.of_messages(messages).units[5].pinned
+    assert pinned(Conversation.of_messages([*messages, user("thanks")])) == [0, 13], "it is no last turn any more"
+
+
+def test_thinking_is_pinned_only_where_what_is_left_of_its_turn_may_not_begin_so() -> None:
+    each = [one for name in "abc" for one in (call(name, **THOUGHT), result(name))]
+    assert pinned(Conversation.of_messages([user(), *each])) == [0, 5, 6]
+    later = [call("a"), result("a"), call("b", **THOUGHT), result("b"), call("c"), result("c")]
+    assert pinned(Conversation.of_messages([user(), *later])) == [0, 5, 6]
+
+
 def test_a_pinned_result_pins_its_unit() -> None:
     conversation = Conversation.of_messages([user(), call("a"), result("a"), user("on")], pinned=[2])
     assert [unit.pinned for unit in conversation.units] == [False, True, True]

@@ -300,6 +300,25 @@ def test_a_sketch_says_what_a_message_is() -> None:
     assert same[0] == same[1] != same[2]
 
 
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}, True),
+        ({"thinking_blocks": [{"type": "redacted_thinking", "data": "x"}]}, True),
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "s"}]}, True),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "anthropic-claude-v1"}]}, True),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "openai-responses-v1"}]}, False),
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": None, "format": None}]}, False),
+        ({"thinking_blocks": [], "reasoning_details": ["hm"]}, False),
+        ({"thinking_blocks": True, "reasoning_details": True}, False),
+        ({"reasoning_content": "hm"}, False),
+    ],
+)
+def test_thinking_of_claudes_is_known_by_where_its_providers_put_it(fields: dict[str, Any], thinks: bool) -> None:
+    assert sketch(encode({"role": "assistant", "content": "so", **fields})).thinks == thinks
+    assert not sketch(encode({"role": "user", "content": "so", **fields})).thinks
+
+
 def test_odd_contents_have_no_text() -> None:
     assert [text_parts(odd) for odd in (None, 7, {"text": "x"}, [7, {"text": 7}])] == [""] * 4
     assert text_of(encode({"content": [{"type": "text", "text": "a"}, {"text": "b"}]})) == "ab"

@@ -212,12 +212,19 @@ class Summarize:
 
 
 def _sent_behind_the_task(draft: Draft) -> list[Unit]:
-    """The units that a summary may stand for, in the order in which they go."""
-    task = draft.conversation.task
+    """The units that a summary may stand for, in the order in which they go.
+
+    None of a turn that begins with thinking which may go: the summary would be words of the assistant's before the
+    thinking that is left of the turn, and refused for that.
+    """
+    conversation = draft.conversation
+    task, turn = conversation.task, conversation.last_turn
+    thinks = bool(turn) and conversation.sketches[turn[0]].thinks and conversation.leader is None
+    stop = turn[0] if thinks else len(conversation.sketches)
     return [
         unit
         for unit in by_priority(draft)
-        if task is not None and unit.start > task and any(draft.decisions[index] != DROP for index in unit.indices)
+        if task is not None and task < unit.start < stop and any(draft.decisions[i] != DROP for i in unit.indices)
     ]
 
 

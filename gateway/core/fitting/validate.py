@@ -29,6 +29,7 @@ def problems(
     if found:
         known = set(_faults(before.sketches))
         found = [fault for fault in found if fault not in known]
+    found.extend(_thoughtless(before, after))
     if summary is not None:
         found.extend(_misplaced(after, *summary))
         after = _without(after, summary[0])
@@ -53,6 +54,16 @@ def _faults(messages: Sequence[Sketch]) -> Iterator[str]:
         yield "the first message is not a user's"
     for message in messages:
         yield from message.faults
+
+
+def _thoughtless(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Claude's last turn begins with its thinking, if it did so: Anthropic refuses what does not."""
+    if _begins_with_thinking(before) and not _begins_with_thinking(after):
+        yield "the last turn does not begin with its thinking"
+
+
+def _begins_with_thinking(conversation: Conversation) -> bool:
+    return any(conversation.sketches[index].thinks for index in conversation.last_turn[:1])
 
 
 def _broken_calls(messages: Sequence[Sketch]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -439,6 +440,43 @@ def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Mess
         messages, limit, policy=FitPolicy(strategies=(Dedupe(), Summarize(), Condense(), Drop())), summaries=known
     )
     assert (plain and plain.messages) == (other and other.messages)
+
+
+@given(
+    messages=conversations(),
+    limit=limits,
+    policy=st.sampled_from([*POLICIES, *SUMMING]),
+    thoughts=st.lists(st.booleans(), min_size=24, max_size=24),
+)
+@settings(law, max_examples=60)
+def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
+    messages: Messages, limit: int, policy: FitPolicy, thoughts: list[bool]
+) -> None:
+    thinking = [{"type": "thinking", "thinking": "hm", "signature": "s"}]
+    spoken = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for place, thinks in zip(spoken, thoughts, strict=False):
+        if thinks or messages[place - 1]["role"] == "user":
+            messages[place] = {**messages[place], "thinking_blocks": thinking}
+    epoch: Epoch | None = None
+    texts: dict[str, str] = {}
+    for stop in range(2, len(messages) + 1):
+        if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
+            continue
+        conversation = Conversation.of_messages(messages[:stop])
+        attempt = partial(fit, conversation, limit, Reader(WEIGH), epoch=epoch, policy=policy, summaries=texts)
+        try:
+            try:
+                done = attempt(use="ask")
+            except SummaryNeeded as needed:
+                texts[needed.passage.id] = "told"
+                done = attempt(use="known")
+        except ContextOverflow:
+            continue
+        assert wrong_with(messages[:stop], done, limit) == []
+        sent = done.decoded()
+        words = max(place for place, message in enumerate(sent) if message["role"] == "user")
+        assert all("thinking_blocks" in message for message in sent[words + 1 : words + 2])
+        epoch = done.epoch
 
 
 #: for the marks of what was left out

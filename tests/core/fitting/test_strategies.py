@@ -285,6 +285,22 @@ def test_a_summary_is_asked_for_with_room_for_itself() -> None:
     assert passage.count == 2
 
 
+def thought(name: str, *, thinks: bool = True) -> list[dict[str, Any]]:
+    call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    thinking = [{"type": "thinking", "thinking": "hm", "signature": "s"}]
+    found = {"role": "tool", "tool_call_id": name, "content": "found " * 200}
+    return [{**said(None), "tool_calls": [call], **({"thinking_blocks": thinking} if thinks else {})}, found]
+
+
+def test_no_words_are_put_before_the_thinking_that_a_turn_begins_with() -> None:
+    each = draft_of(SHORT, *thought("a"), *thought("b"), *thought("c"))
+    assert summing().apply(each, 1000) is each
+    before = draft_of(SHORT, ONE, TWO, LAST, *thought("a"), *thought("b"), *thought("c"))
+    assert wanted(before, summing(), 1000).count == 2
+    first = draft_of(SHORT, *thought("a"), *thought("b", thinks=False), *thought("c", thinks=False))
+    assert wanted(first, summing(), 1000).count == 2, "behind the thinking, which stays"
+
+
 def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None:
     def looked(name: str) -> list[dict[str, Any]]:
         call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -72,6 +72,17 @@ def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
     assert problem in found(*after)
 
 
+def test_the_last_turn_begins_with_its_thinking() -> None:
+    thought = {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    turn = [call("a", **thought), result("a"), call("b"), result("b"), call("c"), result("c")]
+    before = [SYSTEM, TASK, *turn]
+    assert found(SYSTEM, TASK, *turn[:2], *turn[4:], before=before) == []
+    assert found(SYSTEM, TASK, *turn[2:], before=before)[0] == "the last turn does not begin with its thinking"
+    each = [SYSTEM, TASK, *turn[:2], call("c", **thought), result("c")]
+    assert found(SYSTEM, TASK, *each[4:], before=each) == []
+    assert found(SYSTEM, TASK, LAST, *turn[4:], before=[SYSTEM, TASK, *turn[:2], LAST, *turn[4:]]) == []
+
+
 def part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
