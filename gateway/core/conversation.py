@@ -80,6 +80,11 @@ class Item:
     #: hash of the message without its cache marks: the same text, the same key
     key: bytes
 
+    @property
+    def is_talk(self) -> bool:
+        """Whether the assistant only talks in it: then a gap mark of the assistant's can stand in its place."""
+        return self.role == "assistant" and not self.calls
+
 
 class Unit(NamedTuple):
     """Items `start` to `stop - 1`: a call and its results, or a single message."""

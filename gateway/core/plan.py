@@ -339,7 +339,7 @@ class _Chosen(NamedTuple):
 
 
 def _chosen(case: _Case, room: Room, fitted: Fitted) -> _Chosen:
-    elements = case.view.restored(fitted.changes, fitted.summaries)
+    elements = case.view.restored(fitted.changes, fitted.new)
     if case.came.request.wire == "chat":
         elements = Hashed(elements.raws, fitted.keys)
     request = replace(case.came.request, messages=elements.raws)

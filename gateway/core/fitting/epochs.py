@@ -242,7 +242,8 @@ def _is_sound(draft: Draft, plan: Plan) -> bool:
         return max(blocks) < len(sliced.lines if calls else sliced.blocks)
 
     for index, decision in enumerate(plan.decisions):
-        if isinstance(decision, tuple) and not (has(index, decision) and not items[index].sealed):
+        may_be = not items[index].sealed or (items[index].is_talk and decision == ())
+        if isinstance(decision, tuple) and not (may_be and has(index, decision)):
             return False
         if isinstance(decision, Same) and not (0 <= decision.of < index and _may_point(items[index])):
             return False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from gateway.core.conversation import Conversation, Unit
+from gateway.core.conversation import Conversation, Item, Unit
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Summary
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES
 
@@ -73,6 +73,17 @@ def _fits(unit: Unit, roles: Sequence[str], between: tuple[str, str], odd: _Pair
 
 def _mark(draft: Draft, gone: Sequence[Unit]) -> dict[int, Decision]:
     """Of what was left out, the newest of the smallest, with nothing of it that can be spared."""
-    unit = min(reversed(gone), key=lambda unit: (unit.sealed, len(unit.indices)), default=None)
-    items = draft.conversation.items[unit.start : unit.stop] if unit is not None else ()
-    return {one.index: KEEP if one.sealed or (one.length <= _SHORT and not one.calls) else () for one in items}
+    items = draft.conversation.items
+
+    def size(unit: Unit) -> tuple[bool, int]:
+        return unit.sealed and not items[unit.start].is_talk, len(unit.indices)
+
+    unit = min(reversed(gone), key=size, default=None)
+    return {one.index: _least(one) for one in items[unit.start : unit.stop]} if unit is not None else {}
+
+
+def _least(item: Item) -> Decision:
+    """The least that can stand in its place. What is signed goes with all of it, or stays so."""
+    if item.sealed:
+        return () if item.is_talk else KEEP
+    return KEEP if item.length <= _SHORT and not item.calls else ()

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from gateway.core.conversation import Conversation, Item, Outline
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.runs import Runs
-from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
+from gateway.core.fitting.blocks import GAP, Sliced, emptied, render, slice_message
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.fitting.terms import WORD, Lexicon, highest
 from gateway.core.fitting.watch import Watch
@@ -36,6 +36,9 @@ What = tuple[int, ...] | str
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
+
+#: stands where the assistant said something of which nothing can be told
+GAP_MARK: Final = encode({"role": "assistant", "content": GAP})
 
 #: What things take beside their texts, in bytes: objects, tables, references.
 _SKETCH_BYTES: Final = 650
@@ -282,6 +285,8 @@ class Reader:
     def _render(self, order: Order, watch: Watch) -> bytes:
         item, raw, what = order
         watch.tick()
+        if item.sealed:
+            return GAP_MARK  # nothing else may stand in its place
         message = decode(raw)
         if isinstance(what, str):
             return encode({**message, "content": what})

@@ -253,10 +253,14 @@ class Fitted:
         return {index: one.raw for index, one in self._made.items()}
 
     @property
-    def summaries(self) -> frozenset[int]:
-        """The messages in whose place a summary stands."""
-        decisions = self.sent.decisions if self.sent is not None else ()
-        return frozenset(index for index, decision in enumerate(decisions) if isinstance(decision, Summary))
+    def new(self) -> frozenset[int]:
+        """The messages in whose place another one stands: a summary, or the mark of what may not be changed."""
+        decisions, sketches = self.sent.decisions if self.sent is not None else (), self.conversation.sketches
+        return frozenset(
+            index
+            for index, decision in enumerate(decisions)
+            if isinstance(decision, Summary) or (decision == () and sketches[index].sealed)
+        )
 
     @cached_property
     def fates(self) -> Fates:

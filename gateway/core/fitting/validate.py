@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.conversation import Conversation, Item
+from gateway.core.fitting.reader import GAP_MARK
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, plain, read
 
 #: words that stand for what another result says
@@ -107,12 +108,21 @@ def _without(after: Conversation, place: int) -> Conversation:
 
 
 def _invented(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Messages that nobody sent. What was cut still has its role and its calls; results were looked at already."""
-    came = iter([(one.role, one.calls) for one in before.sketches])
-    for one in after.sketches:
-        if one.role not in RESULT_ROLES and (one.role, one.calls) not in came:
+    """Messages that nobody sent. What was cut still has its role and its calls; results were looked at already.
+
+    In the place of a sealed one there stands nothing but a mark.
+    """
+    came = iter(before.items)
+    for one, key, raw in zip(after.sketches, after.keys, after.messages, strict=True):
+        if one.role not in RESULT_ROLES and not any(_may_become(item, one, key, raw) for item in came):
             yield f"a message ({one.role}) that never came"
             return
+
+
+def _may_become(item: Item, now: Sketch, key: bytes, raw: bytes) -> bool:
+    if (item.role, item.calls) != (now.role, now.calls):
+        return False
+    return not item.sealed or item.key == key or raw == GAP_MARK
 
 
 def _lost(before: Conversation, after: Conversation) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import groupby
 from typing import Any
 
+from gateway.core.fitting.blocks import GAP
 from gateway.core.message import Hashed, decode, encode
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import (
@@ -142,7 +143,8 @@ class MessagesView(View):
     def _added(self, message: Mapping[str, Any], element: int) -> bytes:
         # Where thinking is on, an assistant's turn must begin with it, and turns of one role are read as one. Words of
         # the user's would be the beginning of another turn where one that began with thinking goes on.
-        role = "assistant" if self._goes_on(element) else "user"
+        # A mark is of the assistant's own words, and stands there for a provider that takes no user's in their place.
+        role = "assistant" if message["content"] == GAP or self._goes_on(element) else "user"
         return encode({"role": role, "content": message["content"]})
 
     def _goes_on(self, element: int) -> bool:

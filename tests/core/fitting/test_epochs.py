@@ -80,6 +80,19 @@ def test_what_is_old_keeps_its_share_of_the_room_beside_a_long_newest_result(rec
     assert [fate.rule for fate in done.fates].count("condense") > 1
 
 
+def test_a_mark_in_the_place_of_words_that_may_not_be_cut_is_sent_again() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm, " * 300}]}
+    answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "So it is."}]}
+    messages = [*session(1), answer, {"role": "user", "content": "And what is A003 worth?"}]
+    done = run(messages, 150)
+    assert [message["role"] for message in done.decoded()][-3:] == ["tool", "assistant", "user"]
+    assert done.decoded()[-2] == {"role": "assistant", "content": "[...]"}
+    assert done.epoch is not None
+    kept = Epoch.from_json(json.loads(json.dumps(done.epoch.to_json())))
+    again = run(messages, 150, kept)
+    assert (again.messages, again.applied) == (done.messages, ())
+
+
 def test_with_recall_a_cut_goes_deeper() -> None:
     limit = tokens(session(8)) - 1
     assert run(session(8), limit, recall="off").tokens > 0.6 * limit

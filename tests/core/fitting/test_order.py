@@ -8,6 +8,7 @@ from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Summary
 from gateway.core.fitting.order import in_order
 from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.message import encode
 
 LONG = "words of it " * 20
 
@@ -67,6 +68,18 @@ def test_short_words_stay_as_they_are_and_what_may_not_be_changed_too() -> None:
     assert in_order(short).decisions == (KEEP,) * 4
     sealed = without(draft_of("uaua", content=[{"type": "image_url", "image_url": {"url": LONG}}]), 2)
     assert in_order(sealed).decisions == (KEEP,) * 4
+
+
+THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": LONG}]}, {"type": "text", "text": "So."}]
+
+
+def test_in_the_place_of_words_that_may_not_be_changed_there_stands_a_mark_without_their_thinking() -> None:
+    done = in_order(without(draft_of("ucaucau", content=THOUGHT), 3))
+    assert done.decisions == (KEEP,) * 3 + ((),) + (KEEP,) * 5
+    assert done.sent().messages[3] == encode({"role": "assistant", "content": "[...]"})
+    assert done.weight(3) < done.came[3] / 10
+    either = in_order(without(draft_of("uaucu", content=THOUGHT), 1, 2, 3, 4))
+    assert either.decisions[1:5] == ((), DROP, DROP, DROP), "rather than a call with its result"
 
 
 def test_a_summary_is_told_by_the_assistant() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.reader import FRAME, Framing, Known, Made, Order, Reader, What, weigher
+from gateway.core.fitting.reader import FRAME, GAP_MARK, Framing, Known, Made, Order, Reader, What, weigher
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import encode
 
@@ -165,6 +165,11 @@ def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
     assert made(reader, raw, ()).raw == encode({"role": "user", "content": [{**parts[0], "text": "[...]"}, parts[1]]})
     nothing = encode({"role": "assistant", "content": None})
     assert made(reader, nothing, ()).raw == nothing
+
+
+def test_nothing_but_a_mark_stands_in_the_place_of_what_must_not_be_rewritten() -> None:
+    raw = encode({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}], "name": "a"})
+    assert made(Reader(weigher(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
 
 
 def test_all_that_is_remembered_is_bounded_in_bytes() -> None:

@@ -72,6 +72,16 @@ def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
     assert problem in found(*after)
 
 
+def test_in_the_place_of_a_signed_message_there_may_be_a_mark_and_nothing_else() -> None:
+    mark = {"role": "assistant", "content": "[...]"}
+    assert found(SYSTEM, TASK, mark, *END) == []
+    for other in ({**mark, "content": "so"}, {**mark, "name": "a"}):
+        assert found(SYSTEM, TASK, other, *END) == ["a message (assistant) that never came"]
+    plain = [SYSTEM, TASK, {"role": "assistant", "content": "so, then"}, SIGNED, *END]
+    assert found(SYSTEM, TASK, {**mark, "content": "so [...]"}, mark, *END, before=plain) == []
+    assert found(SYSTEM, TASK, mark, {**mark, "content": "so [...]"}, *END, before=plain) != []
+
+
 def test_the_last_turn_begins_with_its_thinking() -> None:
     thought = {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
     turn = [call("a", **thought), result("a"), call("b"), result("b"), call("c"), result("c")]

@@ -326,6 +326,13 @@ def test_thinking_of_either_kind_is_held(kind: str) -> None:
     assert held(TASK, first, told(0), using(1), told(1)) == {1}
 
 
+def test_a_mark_is_told_by_the_assistant_whose_words_it_stands_for() -> None:
+    talk = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    found = view(TASK, talk, {"role": "user", "content": "And now?"})
+    mark = {"role": "assistant", "content": "[...]"}
+    assert [json.loads(raw) for raw in found.restored({1: encode(mark)}, {1}).raws][1] == mark
+
+
 def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
     found = view(TASK, thinking(0), told(0), using(1), told(1), using(2), told(2))
     short = encode({"role": "assistant", "content": "[summary]"})

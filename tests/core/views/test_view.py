@@ -296,8 +296,8 @@ def test_what_was_made_before_is_the_same_when_it_is_made_again(
             done = fitted(view, share, policy)
             if done is None:
                 continue
-            fresh = view_of(wire, seen).restored(done.changes, done.summaries).raws
-            sent = view.restored(done.changes, done.summaries)
+            fresh = view_of(wire, seen).restored(done.changes, done.new).raws
+            sent = view.restored(done.changes, done.new)
             assert sent.raws == fresh
             assert sent.keys == keys_of(fresh)
             faults = new_faults(wire, seen, fresh)
@@ -305,7 +305,7 @@ def test_what_was_made_before_is_the_same_when_it_is_made_again(
             broken = fresh[1:] if seed % 2 else fresh[: len(fresh) // 2]
             assert new_faults(wire, seen, broken, book) == new_faults(wire, seen, broken)
             book.read = 0
-            assert view_of(wire, seen, book).restored(done.changes, done.summaries).raws == fresh
+            assert view_of(wire, seen, book).restored(done.changes, done.new).raws == fresh
             assert new_faults(wire, seen, fresh, book) == faults
             assert book.read == 0
 
@@ -321,7 +321,7 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
     done = fitted(view, share, policy)
     if done is None:
         return
-    sent = view.restored(done.changes, done.summaries).raws
+    sent = view.restored(done.changes, done.new).raws
     assert new_faults(wire, elements, sent) == []
     assert len(sent) <= len(elements)
     assert signed(sent) <= signed(elements), "what is signed or sealed stays as it was"
