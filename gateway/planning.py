@@ -329,6 +329,7 @@ class Planner:
             keep_last_turns=self.policy.keep_last_turns,
             takes_turns=takes_turns,
             tools=[contents.fields[name] for name in ("tools", "functions") if name in contents.fields],
+            needed=view.needed,
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:

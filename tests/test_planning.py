@@ -597,6 +597,25 @@ async def test_roles_keep_their_turns_where_the_format_and_the_model_may_ask_for
     assert all(one != next_one for one, next_one in followed) is takes_turns
 
 
+async def test_a_search_that_found_a_tool_stays_while_its_calls_do(world: World) -> None:
+    found = [{"type": "function", "name": "look", "defer_loading": True, "parameters": {}}]
+    items: list[Any] = [
+        {"role": "user", "content": "Look at it."},
+        {"type": "tool_search_call", "call_id": "s", "execution": "client", "arguments": {}},
+        {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": found},
+    ]
+    for number in range(12):
+        items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
+        items.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"{_WORDS * 3} {number}"})
+    body = body_of(items, "input")
+    asked = Asked(world.contents(body, "responses"), Route("p", "m"), ModelFacts(), Wishes(budget=900), len(body))
+    plan = await world.planner.plan(asked, Remembered())
+    assert plan.messages is not None
+    sent = [json.loads(raw) for raw in plan.messages]
+    assert sent[:3] == items[:3]
+    assert len(sent) < len(items)
+
+
 async def test_messages_of_another_format_weigh_what_they_weigh_as_those_of_a_chat(world: World) -> None:
     items: list[Any] = [{"role": "user", "content": "Look at it."}]
     for number in range(12):

@@ -111,6 +111,8 @@ class Conversation:
     marked: frozenset[int]
     #: indices of messages that the client wants kept as they are
     wanted: frozenset[int] = frozenset()
+    #: indices of messages that later ones need: they are kept as they are as long as they fit
+    needed: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
     book: SketchBook | None = None
@@ -132,6 +134,7 @@ class Conversation:
         keep_last_turns: int = 1,
         takes_turns: bool = True,
         tools: Sequence[bytes] = (),
+        needed: Collection[int] = (),
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
 
@@ -145,6 +148,7 @@ class Conversation:
                 conversation ends with; 2 also the whole turn before, and so on.
             takes_turns: whether the provider may refuse roles side by side that do not stand so in these messages.
             tools: the fields that define the request's tools, as bytes: what they take is what is worth keeping.
+            needed: indices of messages that later ones need, which are kept as they are as long as they fit.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -157,6 +161,7 @@ class Conversation:
             came.keys,
             came.marked,
             frozenset(pinned),
+            frozenset(needed),
             priorities or {},
             keep_last_turns,
             reader,

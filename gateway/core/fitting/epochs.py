@@ -13,6 +13,7 @@ it was changed, so that what is wrong with it is the client's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -81,12 +82,21 @@ def fit(
         _fitted, limit, reader, came, epoch=epoch, policy=policy, salt=salt, expired=expired, summaries=summaries
     )
     newest = _with_newest(conversation, came, limit)
-    try:
-        return attempt(newest)
-    except ContextOverflow:
-        if newest is conversation:
-            raise
-        return attempt(conversation)
+    for wish in (_with_needed(newest, came, limit), newest):
+        if wish is not conversation:
+            with suppress(ContextOverflow):
+                return attempt(wish)
+    return attempt(conversation)
+
+
+def _with_needed(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:
+    """The conversation with what its messages need kept as it came, but for what is worth nothing by itself."""
+    needed = {index for index in conversation.needed if conversation.priorities.get(index) != 0}
+    if needed <= conversation.pinned:
+        return conversation
+    wish = replace(conversation, wanted=conversation.wanted | needed)
+    must = sum(came[index] for unit in wish.units if unit.pinned for index in unit.indices)
+    return wish if must <= limit else conversation
 
 
 def _with_newest(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:

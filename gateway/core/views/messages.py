@@ -21,9 +21,11 @@ from gateway.core.views.read_messages import (
     Piece,
     Read,
     arguments_of,
+    called,
     is_call,
     kind_of,
     listed,
+    loaded,
     read_message,
     size_of,
     spoken,
@@ -37,6 +39,7 @@ from gateway.core.views.view import (
     View,
     as_came,
     entries,
+    loaders,
     says_nothing,
     sealed,
     to_send,
@@ -61,6 +64,7 @@ class MessagesView(View):
             [places for _, places in found],
             held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
             stale=[index for index, (_, places) in enumerate(found) if places[-1] < compact],
+            needed=loaders((piece.loads, piece.calls) for piece, _ in found),
             book=book,
         )
 
@@ -297,7 +301,8 @@ def _together(elements: Sequence[bytes], *, is_held: bool) -> Piece:
     """Calls of several messages. None of these is changed: they stand together or not at all."""
     blocks = [block for raw in elements for block in listed(decode(raw)["content"])]
     arguments = [text for raw in elements for text in arguments_of(raw)]
-    return Piece(ChatMessage.of(encode({**spoken({}, blocks, arguments), **SEAL})), is_held=is_held)
+    message = ChatMessage.of(encode({**spoken({}, blocks, arguments), **SEAL}))
+    return Piece(message, is_held=is_held, loads=loaded(blocks), calls=called(blocks))
 
 
 def _called(raw: bytes, arguments: str) -> bytes:

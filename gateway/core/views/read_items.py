@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.parts import COMPACTIONS
@@ -32,13 +32,20 @@ _PROGRAM = "program"
 _RESULTS = frozenset({*(f"{call}{_OUTPUT}" for call in _CALLS), "tool_search_output"})
 #: its output is written as JSON, and must stay that
 _JSON_OUTPUT = f"local_shell_call{_OUTPUT}"
+#: tools that a search found, with their definitions
+_FOUND = "tool_search_output"
 #: what ids of reasoning begin with
 _REASONING_ID = "rs_"
-#: bytes that a message takes beside its own
+#: bytes that a message takes beside its own, and each name of a tool
 MESSAGE_BYTES: Final = 300
+_NAME_BYTES: Final = 150
 #: calls whose arguments are any text or JSON; those of the others have a form of their own
 _FREE: Final = frozenset({"function_call", "custom_tool_call"})
 _NO_MESSAGE: Final = ChatMessage(b"", b"", is_marked=False)
+
+
+#: of a tool: its namespace, empty for none, and its name; a server's tools are known by their server
+Name = tuple[str, str]
 
 
 class Read(NamedTuple):
@@ -59,6 +66,10 @@ class Read(NamedTuple):
     is_plain: bool = False
     #: a call that cannot be
     is_fixed: bool = False
+    #: tools that were found by a search, and are loaded by this
+    loads: tuple[Name, ...] = ()
+    #: tools that it calls
+    calls: tuple[Name, ...] = ()
 
 
 def read_item(raw: bytes) -> Read:
@@ -80,13 +91,40 @@ def read_item(raw: bytes) -> Read:
     program, by = _program(item)
     if kind == "deed":
         is_reasoning = _is_name(item) or item["type"] == "reasoning"
-        return Read(kind, part=_deed(item), id=_id(item), is_reasoning=is_reasoning, program=program, by=by)
+        return Read(
+            kind, part=_deed(item), id=_id(item), is_reasoning=is_reasoning, program=program, by=by,
+            loads=tuple(_loaded(item)), calls=_called(item),
+        )  # fmt: skip
     call_id = _call_id(item)
     if kind == "call":
         is_fixed = item["type"] not in _FREE
-        return Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by, is_fixed=is_fixed)
+        calls = _called(item)
+        return Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by, is_fixed=is_fixed, calls=calls)
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
-    return Read(kind, ChatMessage.of(message), call_id=call_id, by=by)
+    return Read(kind, ChatMessage.of(message), call_id=call_id, by=by, loads=tuple(_loaded(item)))
+
+
+def _called(item: Mapping[str, Any]) -> tuple[Name, ...]:
+    """The tool that a call is for."""
+    return tuple(_named(item, item.get("namespace")))
+
+
+def _loaded(item: Mapping[str, Any]) -> Iterator[Name]:
+    """The tools that a search found. A call need not name the namespace that its tool is in."""
+    for tool in _listed(item.get("tools")) if item.get("type") == _FOUND else ():
+        yield from _named(tool)
+        for inner in _listed(tool.get("tools")):
+            yield from (*_named(inner), *_named(inner, tool.get("name")))
+
+
+def _named(tool: Mapping[str, Any], space: Any = None) -> Iterator[Name]:
+    name = tool.get("server_label") or tool.get("name")
+    if isinstance(name, str):
+        yield (space if isinstance(space, str) else ""), name
+
+
+def _listed(tools: Any) -> Iterator[Mapping[str, Any]]:
+    return (tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else iter(())
 
 
 def _id(item: Mapping[str, Any]) -> str:
@@ -105,7 +143,8 @@ def _program(item: Mapping[str, Any]) -> tuple[str, str]:
 
 def size_of(found: Read) -> int:
     """Bytes that it takes."""
-    return MESSAGE_BYTES + len(found.message.raw) + (len(encode(found.part)) if found.part is not None else 0)
+    names = _NAME_BYTES * (len(found.loads) + len(found.calls))
+    return MESSAGE_BYTES + names + len(found.message.raw) + (len(encode(found.part)) if found.part is not None else 0)
 
 
 def kind_of(item: Any) -> str:

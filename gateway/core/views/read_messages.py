@@ -28,8 +28,11 @@ _CALL = "tool_use"
 _TIED = (b'"tool_use"', b'"tool_result"')
 #: calls that run where the model does; their results are the assistant's words
 _SERVED = ("server_tool_use", "mcp_tool_use")
-#: bytes that a piece takes beside its message
+#: names a tool whose definition the model reads from there on, though it was deferred
+_REFERENCE = "tool_reference"
+#: bytes that a piece takes beside its message, and each of its names
 _PIECE_BYTES = 250
+_NAME_BYTES = 100
 
 
 class Piece(NamedTuple):
@@ -40,6 +43,10 @@ class Piece(NamedTuple):
     #: an instruction of the operator's is in it, or it belongs to what nobody here can read
     is_held: bool = False
     is_result: bool = False
+    #: names of tools that were found by a search, and are loaded by this
+    loads: tuple[str, ...] = ()
+    #: names of tools that it calls
+    calls: tuple[str, ...] = ()
 
 
 class Read(NamedTuple):
@@ -68,7 +75,8 @@ def listed(content: Any) -> Iterable[Any]:
 
 def size_of(found: Read) -> int:
     """Bytes that it takes."""
-    return sum(_PIECE_BYTES + len(piece.message.raw) for piece in found.pieces)
+    names = sum(len(piece.loads) + len(piece.calls) for piece in found.pieces)
+    return _NAME_BYTES * names + sum(_PIECE_BYTES + len(piece.message.raw) for piece in found.pieces)
 
 
 def read_message(raw: bytes) -> Read:
@@ -90,7 +98,7 @@ def read_message(raw: bytes) -> Read:
     calls = any(map(is_call, content))
     words = encode(spoken(message, content, arguments_of(raw) if calls else ()))
     return Read(
-        (Piece(ChatMessage.of(words)),),
+        (Piece(ChatMessage.of(words), loads=loaded(content), calls=called(content)),),
         kind,
         calls=calls,
         is_compact=any(map(is_compaction, content)),
@@ -169,6 +177,28 @@ def is_call(block: Mapping[str, Any]) -> bool:
     return block.get("type") == _CALL
 
 
+def called(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names of the tools that are called, wherever they run."""
+    names = (block.get("name") for block in content if _is_use(block.get("type")))
+    return tuple([name for name in names if isinstance(name, str)])
+
+
+def _is_use(kind: Any) -> bool:
+    return isinstance(kind, str) and kind.endswith(_CALL)
+
+
+def loaded(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names of the tools that results of searches load, those of the client's and those of Anthropic's own."""
+    return tuple([name for block in content for name in _references(block.get("content"))])
+
+
+def _references(content: Any) -> Iterator[str]:
+    found = content.get("tool_references") if isinstance(content, dict) else content
+    for part in found if isinstance(found, list) else ():
+        if isinstance(part, dict) and part.get("type") == _REFERENCE and isinstance(part.get("tool_name"), str):
+            yield part["tool_name"]
+
+
 def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     function = {"name": block.get("name"), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function} | _marks(block)
@@ -178,7 +208,8 @@ def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[Pie
     results = [number for number, block in enumerate(content) if block.get("type") == "tool_result"]
     words = frozenset(range(len(content))).difference(results)
     for number in results:
-        yield Piece(ChatMessage.of(encode(_result(content[number]))), frozenset({number}), is_result=True)
+        result = ChatMessage.of(encode(_result(content[number])))
+        yield Piece(result, frozenset({number}), is_result=True, loads=loaded([content[number]]))
     if words or not content:
         parts = said([content[number] for number in sorted(words)])
         is_held = any(content[number].get("type") == "mid_conv_system" for number in words)

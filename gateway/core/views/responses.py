@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.core.message import Hashed, decode, encode
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
-from gateway.core.views.read_items import MESSAGE_BYTES, Read, arguments_of, kind_of, read_item, size_of
+from gateway.core.views.read_items import MESSAGE_BYTES, Name, Read, arguments_of, kind_of, read_item, size_of
 from gateway.core.views.view import (
     SEAL,
     Book,
@@ -24,6 +24,7 @@ from gateway.core.views.view import (
     View,
     as_came,
     entries,
+    loaders,
     says_nothing,
     sealed,
     together,
@@ -69,8 +70,8 @@ class ResponsesView(View):
     array = "input"
 
     def __init__(self, came: Hashed, book: Book | None = None) -> None:
-        grouping = _Grouping()
-        for place, item in enumerate(entries("responses", came, book, read_item, size_of)):
+        grouping, items = _Grouping(), entries("responses", came, book, read_item, size_of)
+        for place, item in enumerate(items):
             grouping.add(place, item)
         # A message of several items keeps them all; those at the end of the input must stay as they came.
         groups = [one for group in grouping.groups for one in (group, *group.results)]
@@ -83,6 +84,7 @@ class ResponsesView(View):
             [group.places for group in groups],
             held=[index for index, group in enumerate(groups) if id(group) in kept],
             stale=[index for index, group in enumerate(groups) if id(group) in old],
+            needed=loaders(_tools(items, group.places) for group in groups),
             book=book,
         )
 
@@ -260,6 +262,12 @@ class _Grouping:
         caller.results.append(result)
         caller.is_answered = True
         self.last.append(result)
+
+
+def _tools(items: Sequence[Read], places: Sequence[int]) -> tuple[list[Name], list[Name]]:
+    """The tools that some items load, and those that they call."""
+    mine = [items[place] for place in places]
+    return [name for one in mine for name in one.loads], [name for one in mine for name in one.calls]
 
 
 def _goes_on(group: _Group, item: Read) -> bool:

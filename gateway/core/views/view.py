@@ -117,6 +117,7 @@ class View(ABC):
         places: of each message, the elements it is made of, ascending.
         held: messages that must be sent as they came, whatever the rules would do with them.
         stale: messages that the provider does not read any more, because something else stands for them.
+        needed: messages that should stay as long as they fit, because later ones make use of what is in them.
         array: the field they stand in.
         book: remembers what was read of elements.
     """
@@ -131,6 +132,7 @@ class View(ABC):
         *,
         held: Collection[int] = (),
         stale: Collection[int] = (),
+        needed: Collection[int] = (),
         book: Book | None = None,
     ) -> None:
         self.came = came
@@ -138,6 +140,7 @@ class View(ABC):
         self.places = tuple(map(tuple, places))
         self.held = frozenset(held)
         self.stale = frozenset(stale)
+        self.needed = frozenset(needed)
         self.book = book
 
     @property
@@ -292,6 +295,22 @@ class ChatView(View):
 
 def _made_bytes(made: _Made) -> int:
     return _MADE_BYTES + _PART_BYTES * made.parts + len(made.raw or b"")
+
+
+def loaders(tools: Iterable[tuple[Iterable[Hashable], Iterable[Hashable]]]) -> Collection[int]:
+    """The messages that loaded a tool last before it was called last.
+
+    The definition of a tool that was deferred reaches the model only through the message that loaded it.
+
+    Args:
+        tools: of each message, the names of the tools that it loads, and of those that it calls.
+    """
+    loaded: dict[Hashable, int] = {}
+    needed: dict[Hashable, int] = {}
+    for index, (loads, calls) in enumerate(tools):
+        needed |= {name: loaded[name] for name in calls if name in loaded}
+        loaded |= dict.fromkeys(loads, index)
+    return needed.values()
 
 
 def opaque(raw: bytes) -> bytes:

@@ -93,6 +93,27 @@ def test_a_mark_in_the_place_of_words_that_may_not_be_cut_is_sent_again() -> Non
     assert (again.messages, again.applied) == (done.messages, ())
 
 
+def test_what_later_messages_need_stays_as_long_as_it_fits() -> None:
+    messages = session(8)
+    conversation = Conversation.of(raws(messages), needed=[3])
+    done = fit(conversation, 700, Reader(COUNT))
+    assert done.messages[2:4] == raws(step(0))
+    assert (done.fates[4].rule, done.tokens <= 700) == ("drop", True)
+    must = tokens([START[0], *step(0), *step(7)])
+    tight = fit(conversation, must - 10, Reader(COUNT))
+    assert raws(step(0))[0] not in tight.messages
+    assert tight.messages[-2:] == raws(step(7))
+    longer = Conversation.of(raws([*messages, *step(8)]), needed=[3])
+    again = fit(longer, must - 10, Reader(COUNT), epoch=tight.epoch)
+    assert again.messages[-2:] == raws(step(8))
+
+
+def test_what_is_worth_nothing_goes_first_also_where_later_messages_need_it() -> None:
+    conversation = Conversation.of(raws(session(8)), needed=[3], priorities={2: 0, 3: 0})
+    done = fit(conversation, 700, Reader(COUNT))
+    assert raws(step(0))[1] not in done.messages
+
+
 def test_with_recall_a_cut_goes_deeper() -> None:
     limit = tokens(session(8)) - 1
     assert run(session(8), limit, recall="off").tokens > 0.6 * limit

@@ -178,6 +178,22 @@ def test_it_raises_only_where_what_must_stay_is_too_large(messages: Messages, li
     assert (fitted(messages, limit) is None) == (must + (0 if conversation.items[1].pinned else stub) > limit)
 
 
+@given(messages=conversations(), limit=limits, needed=st.sets(st.integers(1, 40), max_size=3))
+@law
+def test_what_later_messages_need_stays_where_it_fits_and_refuses_nothing(
+    messages: Messages, limit: int, needed: set[int]
+) -> None:
+    conversation = Conversation.of(raws_of(messages), needed=[index for index in needed if index < len(messages)])
+    done = fitted(conversation, limit)
+    assert (done is None) == (fitted(messages, limit) is None)
+    if done is None:
+        return
+    assert wrong_with(conversation, done, limit) == []
+    held = replace(conversation, wanted=conversation.needed)
+    if fitted(held, limit) is not None:
+        assert {held.keys[index] for index in held.needed} <= {*done.keys}
+
+
 @given(messages=conversations(), limit=limits)
 @law
 def test_order_and_pinned_messages_stay(messages: Messages, limit: int) -> None:

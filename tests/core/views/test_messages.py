@@ -60,6 +60,51 @@ def test_results_and_words_of_one_message_are_messages_of_their_own() -> None:
     assert found[4]["content"] == [{"type": "text", "text": "And be quick."}]
 
 
+def reference(name: str) -> Json:
+    return {"type": "tool_reference", "tool_name": name}
+
+
+def used(name: str, tool: str) -> list[Json]:
+    result = {"type": "tool_result", "tool_use_id": name, "content": "found"}
+    return [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": name, "name": tool, "input": {}}]},
+        {"role": "user", "content": [result, {"type": "text", "text": "Go on."}]},
+    ]
+
+
+def test_what_loaded_a_tool_is_needed_by_its_calls() -> None:
+    search, found = used("s", "ToolSearch")
+    found["content"][0]["content"] = [reference("get"), reference("put")]
+    loaded = view(TASK, search, found, *used("a", "get"), *used("b", "other"))
+    assert loaded.needed == {2}, "the result alone"
+    assert view(TASK, search, found, *used("b", "other")).needed == set()
+
+
+def test_what_anthropics_own_search_loaded_is_needed_by_later_calls() -> None:
+    searched: list[Json] = [
+        {"type": "server_tool_use", "id": "s", "name": "tool_search_tool_regex", "input": {"query": "get"}},
+        {
+            "type": "tool_search_tool_result",
+            "tool_use_id": "s",
+            "content": {"type": "tool_search_tool_search_result", "tool_references": [reference("get")]},
+        },
+    ]
+    call, found = used("a", "get")
+    call["content"] = [*searched, *call["content"]]
+    assert view(TASK, call, found).needed == set(), "they stay or go together"
+    assert view(TASK, call, found, *used("b", "get")).needed == {1}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"type": "tool_reference"}, {"type": "tool_reference", "tool_name": 7}, "get", 7, None]
+)
+def test_an_odd_reference_loads_nothing(odd: Any) -> None:
+    search, found = used("s", "ToolSearch")
+    for content in ([odd], {"tool_references": [odd]}, {"tool_references": odd}):
+        found["content"][0]["content"] = content
+        assert view(TASK, search, found, *used("a", "get")).needed == set()
+
+
 def test_thinking_seals_its_message() -> None:
     raws = view(TASK, CALLS, ANSWERS).messages
     assert sketch(raws[1]).sealed

@@ -52,6 +52,38 @@ def test_calls_made_together_are_one_message_and_their_results_follow() -> None:
     assert seen(found)[0]["content"] == [{"type": "text", "text": "Find it."}]
 
 
+def loaded(name: str | None, *tools: Json) -> list[Json]:
+    execution = "client" if name is not None else "server"
+    return [
+        {"type": "tool_search_call", "call_id": name, "execution": execution, "arguments": {}, "status": "completed"},
+        {"type": "tool_search_output", "call_id": name, "execution": execution, "tools": [*tools]},
+    ]
+
+
+SEARCH: Json = {"type": "function", "name": "search", "defer_loading": True, "parameters": {}}
+SPACE: Json = {"type": "namespace", "name": "crm", "tools": [SEARCH]}
+
+
+@pytest.mark.parametrize(
+    ("tool", "use", "is_needed"),
+    [
+        (SEARCH, call("a"), True),
+        (SPACE, {**call("a"), "namespace": "crm"}, True),
+        (SPACE, call("a"), True),
+        (SPACE, {**call("a"), "namespace": "erp"}, False),
+        ({**SEARCH, "name": "other"}, call("a"), False),
+        ({"type": "mcp", "server_label": "docs"}, {"type": "mcp_call", "server_label": "docs", "name": "ask"}, True),
+        ({"name": 7, "tools": 7}, call("a"), False),
+    ],
+)
+def test_what_loaded_a_tool_is_needed_by_its_calls(tool: Json, use: Json, *, is_needed: bool) -> None:
+    of_client = view(TASK, *loaded("s", tool), NEXT, use, output("a"))
+    assert of_client.needed == ({2} if is_needed else set())
+    of_server = view(TASK, *loaded(None, tool), call("b"), output("b"), NEXT, use, output("a"))
+    assert of_server.needed == ({1} if is_needed else set())
+    assert view(TASK, use, output("a"), NEXT, *loaded("s", tool)).needed == set()
+
+
 def test_reasoning_and_what_came_of_it_stand_together() -> None:
     said = {
         "type": "message",

@@ -22,6 +22,7 @@ from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
 from gateway.core.message import Hashed, encode, keys_of, plains_of
 from gateway.core.views import View, new_faults, view_of
+from gateway.core.views.view import loaders
 
 law = settings(max_examples=60, deadline=None)
 
@@ -421,6 +422,22 @@ def compactions(elements: Sequence[bytes]) -> list[Json]:
 def parts(element: Json) -> list[Json]:
     content = element.get("content")
     return [element, *(content if isinstance(content, list) else [])]
+
+
+@pytest.mark.parametrize(
+    ("tools", "needed"),
+    [
+        ([("a", ""), ("", "a")], {0}),
+        ([("a", ""), ("", "b")], set()),
+        ([("", "a"), ("a", "")], set()),
+        ([("a", "a")], set()),  # one message, which stays or goes
+        ([("a", ""), ("a", ""), ("", "a")], {1}),
+        ([("a", ""), ("", "a"), ("a", "")], {0}),
+        ([("ab", ""), ("b", ""), ("", "b"), ("", "a")], {0, 1}),
+    ],
+)
+def test_what_loaded_a_tool_last_is_needed_by_its_last_call(tools: list[tuple[str, str]], needed: set[int]) -> None:
+    assert {*loaders(tools)} == needed
 
 
 def test_chat_messages_are_their_own_view() -> None:
