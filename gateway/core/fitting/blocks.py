@@ -21,6 +21,8 @@ GAP: Final = "[...]"
 #: in the last line of a result that is shown shorter, before where its full text is kept
 WAY: Final = "; full text: GET /api/results/"
 _GAP_LINE: Final = f"{GAP}\n"
+#: around what a model thinks, where neither the provider nor the client takes that out of what it says
+_THOUGHT: Final = ("<think>", "</think>")
 #: A block longer than this is cut at a sentence or a space: about 60 tokens, a sentence or two.
 LONGEST: Final = 240
 #: Lines shorter than this are joined with the next: a gap mark costs as much as a few words.
@@ -101,7 +103,7 @@ def slice_message(message: Message, watch: Watch | None = None) -> Sliced:
             slots.append(slot)
 
     for path, text in _contents(message.get("content")):
-        pieces = list(_cut(text, watch))
+        pieces = list(_cut(text, watch) if message.get("role") != "assistant" else _cut_words(text, watch))
         is_verbatim = is_verbatim and "".join(piece for piece, _ in pieces) == text
         add(Slot(path), pieces)
     for number, call in enumerate(message.get("tool_calls") or ()):
@@ -228,6 +230,26 @@ def _put(value: Any, path: Sequence[int | str], text: str) -> None:
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _cut_words(text: str, watch: Watch) -> Iterator[tuple[str, int]]:
+    """`_cut` of what the assistant says.
+
+    Thinking that it begins with is one piece: chat templates take out all up to its end, and where one tag is without
+    the other they take it for the answer, or the answer for it.
+    """
+    end = _thought(text)
+    if end:
+        yield text[:end], -1
+    yield from ((piece, needs + 1 if end and needs >= 0 else needs) for piece, needs in _cut(text[end:], watch))
+
+
+def _thought(text: str) -> int:
+    """Where the thinking ends that a text begins with, with the blanks behind it; 0 for none."""
+    begins, ends = _THOUGHT
+    if not (text.lstrip().startswith(begins) and ends in text):
+        return 0
+    return len(text) - len(text[text.index(ends) + len(ends) :].lstrip())
 
 
 def _cut(text: str, watch: Watch) -> Iterator[tuple[str, int]]:

@@ -82,6 +82,47 @@ def test_a_gap_inside_a_line_stands_between_spaces() -> None:
     assert content_with(tool(sentence * 12), 0, 2) == f"{sentence * 4}{GAP} {sentence * 4}"
 
 
+def said(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+THOUGHT = f"<think>\n{LINES}Hm. {'x' * 300}\n</think>\n\n"
+TABLE = json.dumps([{"id": n, "name": "x" * 60} for n in range(4)])
+
+
+def test_thinking_that_the_assistant_begins_with_stays_or_goes_whole() -> None:
+    answer = said(THOUGHT + LINES)
+    assert texts_of(answer)[0] == THOUGHT
+    assert content_with(answer, 1, 2) == f"{GAP}\n{''.join(LINES.splitlines(keepends=True)[:2])}{GAP}"
+    assert content_with(answer, 0) == f"{THOUGHT}{GAP}"
+    assert content_with(answer, *range(6)) == THOUGHT + LINES
+    parts = said([{"type": "text", "text": f" {THOUGHT}"}, {"type": "text", "text": LINES}])
+    assert texts_of(parts) == [f" {THOUGHT}", *texts_of(tool(LINES))]
+
+
+def test_a_table_behind_thinking_has_its_head() -> None:
+    assert content_with(said(THOUGHT + TABLE), 2) == f"{GAP}\nrows | id | name\n0 | {'x' * 60}\n{GAP}"
+
+
+@pytest.mark.parametrize("text", [f"<think>{LINES}", f"So </think>{LINES}", f"Write <think> and </think>.\n{LINES}"])
+def test_what_is_no_thinking_at_the_beginning_is_cut_like_any_text(text: str) -> None:
+    assert texts_of(said(text)) == texts_of(tool(text))
+    assert len(texts_of(tool(THOUGHT))) > 2, "it is no thinking of the assistant's"
+
+
+words = st.lists(st.sampled_from(["some words of it. ", "x" * 50, "\n", ", ", "{"]), max_size=40).map("".join)
+
+
+@given(words, words, st.data())
+@settings(deadline=None)
+def test_no_tag_of_thinking_is_left_without_the_other(thought: str, answer: str, data: st.DataObject) -> None:
+    message = said(f"<think>{thought}</think>{answer}")
+    count = len(slice_message(message).blocks)
+    content = content_with(message, *data.draw(st.sets(st.integers(0, count - 1))))
+    assert content.count("<think>") == content.count("</think>")
+    assert content_with(message, *range(count)) == message["content"] or not slice_message(message).is_verbatim
+
+
 def test_every_other_field_stays() -> None:
     assert render(tool(LINES), slice_message(tool(LINES)), [0])["x_unknown"] == 1
 
