@@ -82,6 +82,7 @@ class Keys:
                 schema](../../config/gateway.schema.json) lets editors do both. `NAME` stands for a name of your own,
                 `[]` for an entry of a list. Each key can also come from the environment, as
                 `GATEWAY_SERVER_PORT=9000`, a list as `GATEWAY_SESSIONS_ID_HEADERS='[x-trace, x-session-id]'`;
+                an empty variable counts as not set, and `null` takes a value away.
                 `${VARIABLE}` and `${VARIABLE:-default}` work in any string. What each part is for is told in the pages
                 of this documentation; which keys take effect without a restart, in
                 [operations](../operations.md#reload).

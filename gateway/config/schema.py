@@ -55,6 +55,8 @@ class Server(Section):
     @classmethod
     def _host(cls, value: str) -> str:
         host = value.removeprefix("[").removesuffix("]")  # as it stands in a URL
+        if not host:
+            raise ValueError("is empty; write 127.0.0.1, or 0.0.0.0 to listen on every address")
         if not is_host(host):
             raise ValueError("is no address, and cannot be the name of one; write one like 127.0.0.1, ::1 or a.example")
         return host

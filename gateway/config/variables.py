@@ -36,11 +36,15 @@ _SAME_PROVIDER: Final = 0.9
 
 
 def overrides(env: Mapping[str, str], providers: Iterable[str]) -> dict[str, object]:
-    """Key path -> value of every variable that names a key."""
+    """Key path -> value of every variable that names a key.
+
+    One that is empty says nothing, as with `${NAME:-default}`: compose files and charts pass on variables that nobody
+    set, and taken as null that would lift a budget or open the door. What is to be null is written so.
+    """
     found: dict[str, object] = {}
     for dotted, is_text in _leaves(Settings, "", list(providers)):
         text = env.get(_variable(dotted))
-        if text is not None:
+        if text is not None and text.strip():
             found[dotted] = text if is_text and text != "null" else _parse_scalar(text)
     return found
 

@@ -21,7 +21,7 @@ def is_address(url: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Whether it may be one to listen on: an address, what may be the name of one, or nothing, for every address."""
+    """Whether it may be one to listen on: an address, or what may be the name of one."""
     try:
         if ":" in text:
             return bool(ipaddress.IPv6Address(text))
@@ -31,4 +31,4 @@ def is_host(text: str) -> bool:
         text.encode("idna")  # fails where a part is empty or too long
     except ValueError:
         return False
-    return not _NEVER_IN_NAMES.search(text)
+    return bool(text) and not _NEVER_IN_NAMES.search(text)

@@ -227,6 +227,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("store: {url: 'sqlite:///tmp/x.db?mode=ro'}", "store.url: sqlite://PATH takes no options; leave out the question mark and what is behind it"),
         ("models: [{match: a, provider: openai, price: {input: -1, output: 1}}]", "models[0].price.input: input should be greater than or equal to 0"),
         ("server: {host: not a host}", "server.host: is no address, and cannot be the name of one"),
+        ("server: {host: ''}", "server.host: is empty; write 127.0.0.1, or 0.0.0.0 to listen on every address"),
+        ("server: {host: '[]'}", "server.host: is empty; write 127.0.0.1, or 0.0.0.0 to listen on every address"),
         ("server: {host: 'http://0.0.0.0'}", "server.host: is no address, and cannot be the name of one"),
         ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
         ("store: {url: 'sqlite://~nobody-here/x.db'}", "store.url: nobody knows which folder ~nobody-here is; write the path from / on"),
@@ -495,6 +497,42 @@ def test_a_providers_keys_can_be_set_by_variables_also_under_a_name_with_a_dash(
     assert providers["openai"].max_connections == 5
 
 
+GUARDED = """
+server: {host: 127.0.0.2, port: 1}
+auth: {keys: [{name: alice, key: 0123456789abcdef}], admin_key: 0123456789abcdeg}
+budget: {tokens: 100, window: 1d}
+steps: [{name: first, available_tools: {allowed: [a]}}]
+providers: {openai: {key: sk-1}}
+"""
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\n"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "SERVER_HOST",
+        "SERVER_PORT",
+        "AUTH_KEYS",
+        "AUTH_ADMIN_KEY",
+        "AUTH_REQUIRED",
+        "BUDGET_TOKENS",
+        "BUDGET_WINDOW",
+        "STEPS",
+        "STORE_URL",
+        "PROVIDERS_OPENAI_KEY",
+        "PROVIDERS_OPENAI_BASE_URL",
+    ],
+)
+def test_an_empty_variable_counts_as_not_set_and_takes_no_guard_away(loaded: Load, key: str, nothing: str) -> None:
+    assert loaded(GUARDED, {f"GATEWAY_{key}": nothing}).settings == loaded(GUARDED).settings
+
+
+def test_a_variable_that_says_null_takes_a_value_away(loaded: Load) -> None:
+    environment = {"GATEWAY_BUDGET_TOKENS": "null", "GATEWAY_BUDGET_WINDOW": "null", "GATEWAY_AUTH_KEYS": "[]"}
+    settings = loaded(GUARDED, environment).settings
+    assert (settings.budget.tokens, settings.budget.window, settings.auth.keys) == (None, None, ())
+
+
 def test_a_wrong_variable_is_named_by_the_key_it_sets(loaded: Load) -> None:
     (problem,) = problems_of(loaded, "", {"GATEWAY_SERVER_PORT": "many"})
     assert problem.startswith("server.port: ")
@@ -756,7 +794,7 @@ KEYS = "auth: {keys: [{name: a, key: 0123456789abcdef}]}"
 
 
 @pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.example.com", "localhost.evil"]
+    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "127.0.0.1.example.com", "localhost.evil"]
 )
 def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Load, host: str) -> None:
     settings = loaded(f"server: {{host: '{host}'}}", {"OPENAI_API_KEY": SECRET}).settings
