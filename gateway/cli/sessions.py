@@ -97,7 +97,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         (stands,) = await standings_of(opened, [key], policy)
         calls = [call_json(record, everything) for record in records]
         return {
-            **session_json(view, everything, stands),
+            **session_json(view, everything, stands, has_modes=policy.modes),
             **session_tools_json(view, records),
             **await placed_json(opened, key, agents),
             "last_calls": calls,

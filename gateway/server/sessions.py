@@ -98,9 +98,11 @@ class SessionsApi:
         if view is None:
             raise _no_session(key)
         records = await self._store.calls(key, LAST_CALLS)
-        (stands,) = await standings_of(self._store, [key], self._rules().budget)
+        policy = self._rules().budget
+        (stands,) = await standings_of(self._store, [key], policy)
         placed = await placed_json(self._store, key, self._rules().agents)
-        return {**session_json(view, access, stands), **session_tools_json(view, records), **placed}
+        shown = session_json(view, access, stands, has_modes=policy.modes)
+        return {**shown, **session_tools_json(view, records), **placed}
 
     async def _body(self, request: Request) -> Any:
         """The JSON of a small request."""
@@ -212,9 +214,9 @@ async def changed_json(
     """A session after a change; of one without calls only its id, budget and steps."""
     (stands,) = await standings_of(store, [key], policy)
     view, placed = await store.session(key), await placed_json(store, key, agents)
-    only = {"id": key.shown(access.namespace), **session_budget_json(stands)}
-    shown = session_json(view, access, stands) if view else only
-    return {**shown, **placed}
+    if view is not None:
+        return {**session_json(view, access, stands, has_modes=policy.modes), **placed}
+    return {"id": key.shown(access.namespace), **session_budget_json(stands, has_modes=policy.modes), **placed}
 
 
 async def reset_session(store: Store, key: SessionKey) -> bool:
@@ -261,9 +263,9 @@ async def rows_of(
         for view in views:
             with unread.passed_over(f"{view.key.namespace}/{view.key.id}"):
                 (one,) = await standings_of(store, [view.key], policy)
-                found.append(session_json(view, access, one))
+                found.append(session_json(view, access, one, has_modes=policy.modes))
         return found
-    return [session_json(view, access, one) for view, one in zip(views, stands, strict=True)]
+    return [session_json(view, access, one, has_modes=policy.modes) for view, one in zip(views, stands, strict=True)]
 
 
 async def standings_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Standing, ...]:

@@ -23,8 +23,8 @@ from gateway.server.auth import Access
 _RECENT_TOOLS: Final = 20
 
 
-def session_json(view: SessionView, access: Access, stands: Standing) -> dict[str, Any]:
-    """A session as /api and the command line show it."""
+def session_json(view: SessionView, access: Access, stands: Standing, *, has_modes: bool) -> dict[str, Any]:
+    """A session as /api and the command line show it. `has_modes`: as for `session_budget_json`."""
     totals = view.totals
     return {
         "id": view.key.shown(access.namespace),
@@ -37,7 +37,7 @@ def session_json(view: SessionView, access: Access, stands: Standing) -> dict[st
         "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
         "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
         "used_with_children": {"tokens": stands.used.tokens, "calls": stands.used.calls},
-        **session_budget_json(stands),
+        **session_budget_json(stands, has_modes=has_modes),
         "derived_id": view.derived,
     }
 
@@ -54,8 +54,11 @@ def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict
     return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": found}
 
 
-def session_budget_json(stands: Standing) -> dict[str, Any]:
-    """What a session may spend, and the mode its tool results are in for that; null where nothing is limited."""
+def session_budget_json(stands: Standing, *, has_modes: bool) -> dict[str, Any]:
+    """What a session may spend, and the mode its tool results are in for that; null where nothing is limited.
+
+    `has_modes`: whether tool results shrink as the budget does (`budget.modes`).
+    """
     if stands.limits.is_none:
         return {"budget": None, "response_mode": "raw"}
     limits, used = stands.limits, stands.used
@@ -70,7 +73,7 @@ def session_budget_json(stands: Standing) -> dict[str, Any]:
             "used_fraction": round(stands.used_fraction or 0.0, 4),
             "resets_in_s": round(stands.resets_s) if stands.resets_s is not None else None,
         },
-        "response_mode": mode_for(remaining_fraction([stands])),
+        "response_mode": mode_for(remaining_fraction([stands])) if has_modes else "raw",
     }
 
 

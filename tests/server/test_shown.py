@@ -106,3 +106,15 @@ def test_a_model_that_a_route_names_and_a_table_knows_is_listed_once(
         one for one in gateway.web.get("/api/models?q=gpt-4o-mini").json["models"] if one["model"] == "gpt-4o-mini"
     ]
     assert [one["window"] for one in found] == [5000]
+
+
+def test_the_mode_of_a_session_follows_its_budget_only_where_tool_results_do(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    for modes, mode in ((True, "table"), (False, "raw")):
+        own = gateway_server(mock_server.url, **{"budget.tokens": 100, "budget.modes": modes})
+        own.web.chat("s", "tokens=40/20")
+        view, listed = own.web.get("/api/sessions/s").json, own.web.get("/api/sessions").json["sessions"]
+        changed = own.web.send("PATCH", "/api/sessions/s", {"budget": {"tokens": 101}}).json
+        assert view["budget"]["used_fraction"] == 0.6
+        assert [one["response_mode"] for one in (view, *listed, changed)] == [mode] * 3
