@@ -270,12 +270,8 @@ def _of_totals(totals: Totals) -> Headers:
         (b"x-session-usage-source", totals.source.encode()),
     ]
     if not totals.unpriced_calls:
-        headers.append((b"x-session-cumulative-cost-usd", _cost(totals)))
+        headers.append((b"x-session-cumulative-cost-usd", f"{totals.cost_usd:.6f}".encode()))
     return headers
-
-
-def _cost(totals: Totals) -> bytes:
-    return f"{totals.cost_usd:.6f}".encode()
 
 
 def _of_context(context: ContextRecord) -> Headers:
@@ -334,19 +330,17 @@ def of_fault(fault: GatewayError) -> Headers:
 def totals_comment(
     totals: Totals, charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None = None
 ) -> bytes:
-    """The last comment of a stream, as SSE comment lines: what a finished answer says, each number once."""
-    lines = [
-        b": x-session-usage-source: " + totals.source.encode(),
-        b": x-session-cumulative-cached-tokens: %d" % totals.cache_read_tokens,
-        b": x-session-cumulative-calls: %d" % totals.calls,
-    ]
-    if not totals.unpriced_calls:
-        lines.append(b": x-session-cumulative-cost-usd: " + _cost(totals))
+    """The last comment of a stream, as SSE comment lines: what a finished answer says in its headers.
+
+    The totals as JSON are its last line, where who reads a stream by eye looks first.
+    """
+    usage, *numbers = _of_totals(totals)
+    found: Headers = [*numbers]
     if charge is not None:
-        lines.append(b": x-token-usage: " + usage_json(charge.usage))
+        found.append((b"x-token-usage", usage_json(charge.usage)))
     if allowance is not None:
-        lines += [b": %b: %b" % pair for pair in _of_allowance(allowance)]
+        found += _of_allowance(allowance)
     if stepped is not None:
-        lines += [b": %b: %b" % pair for pair in _of_steps(stepped)]
-    lines.append(b": x-session-cumulative-token-usage: " + usage_json(totals))
-    return b"\n".join(lines) + b"\n\n"
+        found += _of_steps(stepped)
+    found.append(usage)
+    return b"\n".join([b": %b: %b" % pair for pair in found]) + b"\n\n"

@@ -116,11 +116,17 @@ def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
     values = dict(line.removeprefix(": ").split(": ", 1) for line in lines)
     assert json.loads(values["x-session-cumulative-token-usage"])["totalTokens"] == 16326
     assert json.loads(values["x-token-usage"])["totalTokens"] == 8163
-    assert values["x-session-usage-source"] == "provider"
-    whole = shown(Reply(200, [], b"", session=SessionKey("", "s"), totals=TOTALS))
-    for name in ("cached-tokens", "calls", "cost-usd"):
-        assert values[f"x-session-cumulative-{name}"] == whole[f"x-session-cumulative-{name}"]
+    assert lines[-1].startswith(": x-session-cumulative-token-usage: ")
     assert b"x-token-usage" not in headers.totals_comment(TOTALS, None, None)
+
+
+def test_the_last_comment_of_a_stream_says_all_that_a_finished_answer_says_of_its_session() -> None:
+    lines = headers.totals_comment(TOTALS, CHARGE, None).decode().split("\n")
+    values = dict(line.removeprefix(": ").split(": ", 1) for line in lines if line)
+    whole = shown(Reply(200, [], b"", session=SessionKey("", "s"), totals=TOTALS, charge=CHARGE))
+    about = {name: value for name, value in whole.items() if "cumulative" in name or "usage" in name}
+    assert values == {name: value for name, value in about.items() if name != "x-session-usage-final"}
+    assert values["x-session-cumulative-total-tokens"] == "16326"
 
 
 def test_the_last_comment_of_a_stream_has_no_cost_where_a_price_is_unknown() -> None:

@@ -95,7 +95,9 @@ def test_the_official_sdk_is_answered_and_what_it_used_is_counted(
     )  # fmt: skip
     assert shown["x-session-id"] == session
     assert shown["x-session-usage-final"] == "true"
-    assert "x-session-cumulative-total-tokens" not in shown
+    assert shown["x-session-cumulative-total-tokens"] == str(billed.input_tokens + billed.output_tokens)
+    assert shown["x-session-cumulative-input-tokens"] == str(billed.input_tokens)
+    assert shown["x-session-cumulative-output-tokens"] == str(billed.output_tokens)
     assert gateway.web.get(f"/api/sessions/{session}").json["calls"] == 2
 
 
