@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from gateway.core import errors
 from gateway.core.asked import REQUEST_ID
 from gateway.core.ports import Store
 from gateway.server import headers
+from gateway.server.auth import foreign_page
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
@@ -150,7 +152,7 @@ class GatewayApp:
                 self._sockets = Sockets(lambda: runtime.forwarder, self._new_id)
                 state[STOPPING] = runtime.events_api.stop
                 if runtime.cors_origins:
-                    self._serve = _with_cors(self._dispatch, runtime.cors_origins)
+                    self._serve = _Cors(self._dispatch, runtime.cors_origins, self._new_id)
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
                 self._runtime = None
@@ -196,14 +198,29 @@ class GatewayApp:
         ]
 
 
-def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=["*"],
-        allow_headers=["*"],
-        expose_headers=(*headers.EXPOSED, *_PROVIDERS_HEADERS),
-    )
+class _Cors(CORSMiddleware):
+    """Lets web pages of these origins call. What it refuses itself is refused as everything else is."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], new_id: Callable[[], str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=(*headers.EXPOSED, *_PROVIDERS_HEADERS),
+        )
+        self._new_id = new_id
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code != 200:  # noqa: PLR2004
+            origin, vary = request_headers["origin"], answer.headers["vary"]
+            is_stranger = not self.is_allowed_origin(origin)
+            why = foreign_page(origin) if is_stranger else errors.Forbidden(f"{bytes(answer.body).decode()}.")
+            answer = fault_response(why)
+            answer.headers["vary"] = vary
+        answer.headers[REQUEST_ID.decode()] = headers.request_id(request_headers.raw) or self._new_id()
+        return answer
 
 
 async def _failed(send: Send, message: str) -> None:

@@ -154,9 +154,7 @@ class Authenticator:
             return
         host = header(headers, b"host").decode("latin-1").lower()
         if origin.partition("://")[2] != host:
-            raise Forbidden(
-                f"Web pages of other origins ({origin[:100]}) may not call; allow this one under server.cors_origins."
-            )
+            raise foreign_page(origin)
 
     def _refuse_pointed_names(self, headers: Headers, peer: str | None, *, reads: bool) -> None:
         """Refuse a page whose own name was pointed at this machine: its origin would look like ours."""
@@ -173,6 +171,13 @@ class Authenticator:
             f"Nobody may read from this machine by the name {host} without a client key, as a web page might: call it "
             "localhost or 127.0.0.1, or send a client key."
         )
+
+
+def foreign_page(origin: str) -> Forbidden:
+    """Why a web page may not call that is neither ours nor of an origin that is let in."""
+    return Forbidden(
+        f"Web pages of other origins ({origin[:100]}) may not call; allow this one under server.cors_origins."
+    )
 
 
 def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:

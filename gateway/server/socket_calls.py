@@ -33,6 +33,7 @@ _OF_BODY: Final = frozenset(
 _CUMULATIVE: Final = ours.CUMULATIVE.decode()
 _USAGE: Final = ours.CUMULATIVE_USAGE.decode()
 _IS_FINAL: Final = ours.USAGE_FINAL.decode()
+_REQUEST_ID: Final = REQUEST_ID.decode()
 
 
 class SocketCall:
@@ -122,7 +123,7 @@ class SocketCall:
             await self._pass_on(self._events.rest())
             if not self._frames.has_ended:
                 fault = UpstreamProtocolError("The answer broke off before its last event.")
-                await self._tell(told_fault(fault, self._lane))
+                await self._tell(told_fault(fault, self._headers[_REQUEST_ID], self._lane))
         elif is_success(self._status):
             await self._tell(self._frames.whole(bytes(self._whole), self._headers))
         elif self._status:
@@ -143,10 +144,10 @@ def _without_sockets(value: bytes) -> bytes:
     return b",".join(part for part in value.split(b",") if b"websocket" not in part)
 
 
-def told_fault(fault: GatewayError, lane: str | None) -> str:
-    """The message for what the gateway itself refuses, with what tells a client whether to ask again."""
+def told_fault(fault: GatewayError, request_id: str, lane: str | None) -> str:
+    """The message for what the gateway itself refuses, with its id and what tells a client whether to ask again."""
     headers = {name.decode(): value.decode("latin-1") for name, value in ours.of_fault(fault)}
-    return fault_message(fault, headers, lane)
+    return fault_message(fault, {_REQUEST_ID: request_id, **headers}, lane)
 
 
 def _comment(block: bytes) -> dict[str, str]:

@@ -166,7 +166,7 @@ class _Socket:
             lane = self._lane(create)
         except GatewayError as fault:
             memory.release()
-            await self.say(told_fault(fault, name))
+            await self.say(told_fault(fault, self._new_id(), name))
             return
         lane.waiting.append((create, memory))
         if lane.task is None:
@@ -214,7 +214,8 @@ class _Socket:
                     raise self._ending[0]
                 await self._answer(create, lane)
             except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-                await self.say(told_fault(as_fault(error, self._new_id()), create.lane))
+                request_id = self._new_id()
+                await self.say(told_fault(as_fault(error, request_id), request_id, create.lane))
             finally:
                 memory.release()
         lane.task = None
@@ -292,7 +293,7 @@ class _Socket:
 
     async def _close(self, why: GatewayError, code: int) -> None:
         if isinstance(why, SocketExpired):
-            await self.say(told_fault(why, None))
+            await self.say(told_fault(why, self._new_id(), None))
         if not self._gone:
             with contextlib.suppress(OSError, RuntimeError):
                 await self._send({"type": "websocket.close", "code": code})

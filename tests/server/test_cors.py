@@ -7,7 +7,7 @@ import pytest
 from gateway.mock import MockServer
 from gateway.server import headers
 from tests.conftest import StartGateway, closed_port
-from tests.support.web import Reply, Web
+from tests.support.web import CHAT, Reply, Web
 
 PAGE = "https://app.example"
 #: what clients of OpenAI and Anthropic read of an answer, some of each
@@ -43,6 +43,7 @@ def test_a_page_that_is_named_may_call_and_read_our_headers(
     asked = web.send("OPTIONS", "/v1/chat/completions", headers={"origin": PAGE, **PREFLIGHT})
     assert asked.status == 200
     assert asked.header("access-control-allow-origin") == PAGE
+    assert asked.header("x-request-id")
     answer = call_from(web, PAGE)
     assert answer.status == 200
     assert answer.header("access-control-allow-origin") == PAGE
@@ -55,8 +56,24 @@ def test_a_page_that_is_not_named_beside_one_that_is_stays_out(
 ) -> None:
     web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
     other = "https://evil.example"
-    assert web.send("OPTIONS", "/v1/chat/completions", headers={"origin": other, **PREFLIGHT}).status == 400
-    assert call_from(web, other).status == 403
+    asked, called = web.send("OPTIONS", CHAT, headers={"origin": other, **PREFLIGHT}), call_from(web, other)
+    for refused in (asked, called):
+        assert (refused.status, refused.error["code"]) == (403, "forbidden")
+        assert other in refused.error["message"]
+        assert refused.header("x-should-retry") == "false"
+        assert refused.header("x-request-id")
+        assert refused.header("access-control-allow-origin") is None
+    assert "Origin" in (asked.header("vary") or "")
+
+
+def test_a_preflight_of_a_method_that_there_is_not_is_refused_as_any_other(
+    gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
+    asked = {"origin": PAGE, "access-control-request-method": "BREW", "x-request-id": "mine"}
+    answer = web.send("OPTIONS", CHAT, headers=asked)
+    assert (answer.status, answer.error["code"], answer.header("x-request-id")) == (403, "forbidden", "mine")
+    assert answer.error["message"] == "Disallowed CORS method."
 
 
 @pytest.mark.parametrize(

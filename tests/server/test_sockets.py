@@ -277,7 +277,7 @@ def test_what_connections_remember_takes_no_room_from_calls(
             assert gateway.web.post("/v1/responses", body).status == 200
 
 
-@pytest.mark.parametrize("message", ["", "hello", '{"type":"response.inject"}', b"\xff\xfe"])
+@pytest.mark.parametrize("message", ["", "hello", "[]", '{"type":"foo"}', '{"type":"response.inject"}', b"\xff\xfe"])
 def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
     message: str | bytes, gateway: GatewayThread, session: str
 ) -> None:
@@ -286,6 +286,8 @@ def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
         refused = event(socket)
         assert (refused["type"], refused["status"]) == ("error", 400)
         assert refused["error"]["code"] == "invalid_request"
+        assert refused["headers"]["x-request-id"]
+        assert refused["headers"]["x-should-retry"] == "false"
         socket.send('{"type":"response.processed","response_id":"resp_1"}')
         ask(socket)
         assert answer(socket)[-1]["type"] == "response.completed"
@@ -311,6 +313,7 @@ def test_a_stream_that_breaks_off_ends_in_an_error(gateway: GatewayThread, mock:
         broken = answer(socket)[-1]
         assert broken["type"] == "error"
         assert broken["error"]["code"] == "upstream_protocol_error"
+        assert gateway.web.get(f"/api/calls/{broken['headers']['x-request-id']}").json["session"] == session
         ask(socket)
         assert answer(socket)[-1]["type"] == "response.completed"
     assert len(calls(gateway.web, session)) == 2
