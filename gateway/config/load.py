@@ -203,10 +203,14 @@ def unused_providers(settings: Settings) -> frozenset[str]:
     return frozenset(
         name
         for name, row in settings.providers.items()
-        if name in shipped.keys() - named
-        and row.auth != "none"
-        and row == Provider.model_validate({**shipped[name], "key": ""})
+        if name in shipped.keys() - named and row.auth != "none" and _is_as_it_comes(row, shipped[name])
     )
+
+
+def _is_as_it_comes(row: Provider, shipped: Mapping[str, Any]) -> bool:
+    """Whether a built-in provider has nothing of its own. One whose address a variable gives was set up with that."""
+    has_address = REFERENCE.search(shipped["base_url"]) is None
+    return has_address and row == Provider.model_validate({**shipped, "key": ""})
 
 
 def families() -> Families:

@@ -44,6 +44,13 @@ def test_a_built_in_provider_that_nothing_speaks_for_is_unused(loaded: Load, tex
     assert unused_providers(loaded(text).settings) == {*unused.split()}
 
 
+def test_a_built_in_provider_whose_address_a_variable_gives_is_used(loaded: Load) -> None:
+    settings = loaded("default_provider: ollama", {"AZURE_OPENAI_ENDPOINT": "https://mine.openai.azure.com"}).settings
+    assert not unused_providers(settings) & {"azure", "ollama"}
+    assert "groq" in unused_providers(settings)
+    assert routes_of(settings).resolve("azure/gpt-5").provider == "azure"
+
+
 @pytest.mark.parametrize("name", ["openai/gpt-5", "anthropic/claude-opus-5", "openrouter/auto", "qwen/qwen3"])
 def test_a_host_that_is_the_default_is_called_by_its_own_names(loaded: Load, name: str) -> None:
     text = "{default_provider: openrouter, providers: {openrouter: {key: k}}}"
