@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from gateway.config import Settings
+from gateway.config import Settings, named_providers
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
 from gateway.core.forwarding import Provider, request_headers
 from gateway.core.outgoing import Outgoing
@@ -16,20 +16,28 @@ from gateway.stores.journal import Journal
 
 
 def probe(settings: Settings) -> Iterator[tuple[str, bool]]:
-    """(line, whether it is a problem) for the store, its journal, and providers that have a key or are the default."""
+    """(line, whether it is a problem) for the store, its journal, and the providers that can be asked."""
     yield from asyncio.run(_probe(settings))
 
 
 async def _probe(settings: Settings) -> list[tuple[str, bool]]:
-    asked = [
-        name
-        for name, row in settings.providers.items()
-        if row.key.get_secret_value() or name == settings.default_provider
-    ]
-    answers = [_ask(provider_of(name, settings.providers[name]), settings) for name in asked]
+    answers = [_ask(provider_of(name, settings.providers[name]), settings) for name in _asked(settings)]
     store = await _open(settings)
     journal = [] if store[1] else [*_journal(settings)]  # which may be beside the store, and fail for its reason
     return [store, *journal, *await asyncio.gather(*answers)]
+
+
+def _asked(settings: Settings) -> list[str]:
+    """The providers whose key is held, the default one, and of those that take no key the ones that are spoken for.
+
+    Those that are built in for this machine are not, unless the configuration names them: most run nowhere.
+    """
+    named = named_providers(settings)
+    return [
+        name
+        for name, row in settings.providers.items()
+        if row.key.get_secret_value() or name == settings.default_provider or (row.auth == "none" and name in named)
+    ]
 
 
 async def _open(settings: Settings) -> tuple[str, bool]:

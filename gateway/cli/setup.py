@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 def check(
     config: ConfigFile = None,
     online: Annotated[
-        bool, typer.Option("--online", help="Also ask each provider for its models, and open the store.")
+        bool,
+        typer.Option(
+            "--online",
+            help="Also ask providers for their models, where no caller's key is needed, and open the store.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

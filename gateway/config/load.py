@@ -197,13 +197,22 @@ def unused_providers(settings: Settings) -> frozenset[str]:
     is_own = name != Settings.model_fields["default_provider"].default
     if default is None or not is_own or not (default.auth == "none" or default.holds_credential):
         return frozenset()
+    spoken_for = named_providers(settings)
+    return frozenset(name for name, row in settings.providers.items() if name not in spoken_for and row.auth != "none")
+
+
+def named_providers(settings: Settings) -> frozenset[str]:
+    """The providers that something speaks for: of those that are built in, the ones that are not as they come.
+
+    And those that the configuration leads to: the default one, and those of its routes and of the models that it names.
+    """
     shipped = _read_yaml(data_folder() / "providers.yaml")
-    named = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
-    named.update(name for row in settings.models for name in row.providers)
+    led_to = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
+    led_to.update(name for row in settings.models for name in row.providers)
     return frozenset(
         name
         for name, row in settings.providers.items()
-        if name in shipped.keys() - named and row.auth != "none" and _is_as_it_comes(row, shipped[name])
+        if name in led_to or name not in shipped or not _is_as_it_comes(row, shipped[name])
     )
 
 

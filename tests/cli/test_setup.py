@@ -243,6 +243,27 @@ def test_online_asks_the_provider_and_opens_the_store(
     assert [(call.method, call.path) for call in mock.calls] == [("GET", "/v1/models")]
 
 
+def test_online_asks_providers_that_need_no_key_where_the_configuration_names_them(
+    gateway_command: Commands, mock_server: MockServer, mock: Provider
+) -> None:
+    nobody = f"http://127.0.0.1:{closed_port()}/v1"
+    config = {
+        "store": {"url": "memory://"},
+        "default_provider": None,
+        "providers": {
+            "own": {"base_url": mock_server.url, "auth": "none"},
+            "callers": {"base_url": nobody},
+            "ollama": {"base_url": nobody},
+        },
+        "models": [{"match": "qwen*", "provider": {"lmstudio": 1}, "fallback": ["vllm/qwen"]}],
+    }
+    done = gateway_command("check", "--online", "-c", gateway_command.file(json.dumps(config)))
+    assert done.code == 3
+    asked = [line.partition(":")[0] for line in (done.out + done.err).splitlines() if line.startswith("providers.")]
+    assert sorted(asked) == ["providers.lmstudio", "providers.ollama", "providers.own", "providers.vllm"]
+    assert f"providers.own: {mock_server.url}/v1/models answered 200" in done.err
+
+
 def test_online_names_a_provider_that_nobody_answers_for(gateway_command: Commands) -> None:
     file = gateway_command.file(only(f"http://127.0.0.1:{closed_port()}"))
     assert gateway_command("check", "-c", file).code == 0
