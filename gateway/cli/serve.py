@@ -35,7 +35,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
         typer.Option(
             metavar="URL",
             help="One OpenAI-compatible provider, for every model, in place of all that are configured; what models: "
-            "says else of a model stays.",
+            "says else of a model stays. Its name is upstream: GATEWAY_PROVIDERS_UPSTREAM_KEY gives it a key.",
         ),
     ] = None,
     mock: Annotated[

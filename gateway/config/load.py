@@ -83,9 +83,9 @@ def load(
     path = _find(file, env) if search or file else None
     raw = _string_keys(_read_yaml(path)) if path is not None else {}
     built_in = _read_yaml(data_folder() / "providers.yaml")
-    providers = _provider_names(raw, built_in)
     given = dict(flags or {})
     only = given.pop(ONLY_PROVIDER, None)
+    providers = _provider_names(raw, built_in, only)
     set_by = overrides(env, providers)
     for dotted, value in {**set_by, **given}.items():
         _set(raw, dotted.split("."), value)
@@ -409,9 +409,11 @@ def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if key != "base_url" or not value.startswith("/")}
 
 
-def _provider_names(raw: Mapping[str, Any], built_in: Mapping[str, Any]) -> list[str]:
+def _provider_names(raw: Mapping[str, Any], built_in: Mapping[str, Any], only: object) -> list[str]:
+    """The providers that variables may be for: also the one that a flag puts in the place of all."""
     own = raw.get("providers")
-    return list(dict.fromkeys([*built_in, *(own if isinstance(own, dict) else ())]))
+    flagged = [only["name"]] if isinstance(only, dict) else []
+    return list(dict.fromkeys([*built_in, *(own if isinstance(own, dict) else ()), *flagged]))
 
 
 def _set(target: dict[str, Any], path: Sequence[str], value: object) -> None:

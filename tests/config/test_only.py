@@ -54,6 +54,17 @@ def test_without_facts_nothing_is_added_to_what_the_file_says(tmp_path: Path) ->
     assert [(row.match, row.price is None) for row in models] == [("alias", True), ("shared-*", False)]
 
 
+def test_variables_set_keys_of_the_one_provider_though_no_file_names_it() -> None:
+    flags = {"only_provider": {"name": "upstream", "block": {"base_url": "http://127.0.0.1:1/v1"}, "facts": {}}}
+    environment = {"GATEWAY_PROVIDERS_UPSTREAM_KEY": "sk-1", "GATEWAY_PROVIDERS_UPSTREAM_BASE_URL": "http://other"}
+    found = config.load(environment=environment, flags=flags, search=False)
+    upstream = found.settings.providers["upstream"]
+    assert (upstream.key.get_secret_value(), upstream.base_url) == ("sk-1", "http://127.0.0.1:1/v1")
+    assert found.notes == ()
+    (note,) = config.load(environment={"GATEWAY_PROVIDERS_UPSTREAM_KEY": "sk-1"}, search=False).notes
+    assert "no such provider is configured" in note
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("models: {a: 1}", "models"), ("models: [alias]", "models[0]"), ("models: [{provider: x}]", "models[0].match")],
