@@ -120,7 +120,7 @@ def _command(key: AccountKey, name: Dimension, enough: int) -> str:
     session = quote(said)
     words = {
         "tokens": [session, str(min(MOST, enough))],
-        "nano_usd": [session, "--usd", f"{min(nano(MOST_USD), enough) / NANO:g}"],
+        "nano_usd": [session, "--usd", f"{Decimal(min(nano(MOST_USD), enough)) / NANO:f}"],
         "calls": [session, "--calls", str(min(MOST, enough))],
     }[name]
     if said.startswith("-"):

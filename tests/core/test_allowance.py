@@ -86,7 +86,7 @@ def test_the_remedy_is_what_a_shell_and_the_command_take(session: str, name: Dim
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("tokens", "9007199254740992"), ("nano_usd", "4.5e+06"), ("calls", "9007199254740992")]
+    ("name", "most"), [("tokens", "9007199254740992"), ("nano_usd", "4500000"), ("calls", "9007199254740992")]
 )
 def test_the_remedy_names_no_more_than_a_budget_may_be(name: Dimension, most: str) -> None:
     limits = Limits(*(2**53 if one == name else None for one in DIMENSIONS))
@@ -127,6 +127,15 @@ def test_money_is_said_in_dollars() -> None:
     assert 'Session "s" has used 1.000000 USD of its 1.000000 USD.' in fault.message
     assert "--usd 2," in fault.message
     assert fault.details["budget"]["limit"] == "1.000000"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked"), [(1, "0.000000002"), (20_000, "0.00004"), (10**9 // 2, "1"), (1_234_567_891, "2.469135782")]
+)
+def test_the_remedy_says_money_in_plain_decimals_of_which_none_is_lost(limit: int, asked: str) -> None:
+    broke = stands(Limits(nano_usd=limit), used=limit)
+    fault = refusal(Refused(broke, "nano_usd", 0, is_busy=False), claim(), POLICY, 0)
+    assert f"--usd {asked}, or start" in fault.message
 
 
 def test_what_is_held_by_others_is_busy() -> None:
