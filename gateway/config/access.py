@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
@@ -17,6 +18,12 @@ def _long_enough(key: SecretStr) -> SecretStr:
     if len(key.get_secret_value()) < 16:  # noqa: PLR2004  # 16 random characters are 80 bits and more
         raise ValueError("a key needs at least 16 characters")
     return key
+
+
+def _alike(values: Sequence[str]) -> tuple[int, int] | None:
+    """Where the first value stands that is there twice, and where again."""
+    first: dict[str, int] = {}
+    return next(((found, at) for at, value in enumerate(values) if (found := first.setdefault(value, at)) != at), None)
 
 
 class KeyBudget(Section):
@@ -84,6 +91,18 @@ class Auth(Section):
         None, description="Needed for writes under /api when set; when unset those are for loopback only."
     )
 
+    @field_validator("keys")
+    @classmethod
+    def _distinct_keys(cls, keys: tuple[ClientKey, ...]) -> tuple[ClientKey, ...]:
+        for what, values in (
+            ("name", [key.name for key in keys]),
+            ("key", [key.key.get_secret_value() for key in keys]),
+        ):
+            pair = _alike(values)
+            if pair is not None:
+                raise ValueError(f"keys[{pair[0]}] and keys[{pair[1]}] have the same {what}")
+        return keys
+
     @field_validator("admin_key")
     @classmethod
     def _admin_key(cls, value: SecretStr | None) -> SecretStr | None:
@@ -92,12 +111,7 @@ class Auth(Section):
 
     @model_validator(mode="after")
     def _distinct(self) -> Auth:
-        names = [key.name for key in self.keys]
         secrets = [key.key.get_secret_value() for key in self.keys]
-        if len(set(names)) < len(names):
-            raise ValueError("two keys have the same name")
-        if len(set(secrets)) < len(secrets):
-            raise ValueError("two names have the same key")
         if self.admin_key is not None and self.admin_key.get_secret_value() in secrets:
             raise ValueError("admin_key is a client's key too, who could then raise every budget; choose another")
         return self

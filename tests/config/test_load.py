@@ -243,8 +243,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("budget: {usd: 1e-99999999}", "budget.usd: is less than a billionth of a dollar; use 0, or 0.000000001 and more"),
         ("budget: {usd: '0.0000000009'}", "budget.usd: is less than a billionth of a dollar"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef, rpm: 99999999999999999999999}]}", "auth.keys[0].rpm: input should be less than or equal to 9007199254740992"),
-        ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth: two keys have the same name"),
-        ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdef}]}", "auth: two names have the same key"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth.keys: keys[0] and keys[1] have the same name"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdeg}, {name: c, key: 0123456789abcdef}]}", "auth.keys: keys[0] and keys[2] have the same key"),
         ("auth: {admin_key: 0123456789abcdef, keys: [{name: a, key: 0123456789abcdef}]}", "auth: admin_key is a client's key too, who could then raise every budget; choose another"),
     ],
 )  # fmt: skip
