@@ -83,25 +83,18 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     """Show one session and its last calls."""
     from gateway.policies import agents_of, budget_policy
     from gateway.server.auth import Access
-    from gateway.server.sessions import LAST_CALLS, placed_json, standings_of
-    from gateway.server.shown import call_json, session_json, session_tools_json
+    from gateway.server.sessions import LAST_CALLS, details_json
+    from gateway.server.shown import call_json
 
     key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
     policy, agents = budget_policy(settings), agents_of(settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
-        view = await opened.session(key)
-        if view is None:
+        details = await details_json(opened, key, everything, policy, agents)
+        if details is None:
             return None
         records = await opened.calls(key, LAST_CALLS)
-        (stands,) = await standings_of(opened, [key], policy)
-        calls = [call_json(record, everything) for record in records]
-        return {
-            **session_json(view, everything, stands, has_modes=policy.modes),
-            **session_tools_json(view, records),
-            **await placed_json(opened, key, agents),
-            "last_calls": calls,
-        }
+        return {**details, "last_calls": [call_json(record, everything) for record in records]}
 
     found = with_store(config, store, read)
     if found is None:

@@ -21,6 +21,8 @@ from gateway.core.ports import Observer, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
 from gateway.core.stored import SessionView
+from gateway.core.times import time_text
+from gateway.core.usage import Totals
 from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
@@ -94,15 +96,11 @@ class SessionsApi:
             if not await delete_session(self._store, key):
                 raise _no_session(key)
             return deleted_json(key, access)
-        view = await self._store.session(key)
-        if view is None:
+        rules = self._rules()
+        found = await details_json(self._store, key, access, rules.budget, rules.agents)
+        if found is None:
             raise _no_session(key)
-        records = await self._store.calls(key, LAST_CALLS)
-        policy = self._rules().budget
-        (stands,) = await standings_of(self._store, [key], policy)
-        placed = await placed_json(self._store, key, self._rules().agents)
-        shown = session_json(view, access, stands, has_modes=policy.modes)
-        return {**shown, **session_tools_json(view, records), **placed}
+        return found
 
     async def _body(self, request: Request) -> Any:
         """The JSON of a small request."""
@@ -208,6 +206,26 @@ class SessionsApi:
         return {"reloaded": True, **({"needs_restart": needing_restart} if needing_restart else {})}
 
 
+async def details_json(
+    store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
+) -> dict[str, Any] | None:
+    """A session with its tools and steps; None where nothing is kept under this name.
+
+    Of one that has no totals, as all its calls failed or only others below it were counted, they are zero.
+    """
+    view = await store.session(key)
+    if view is None and not await _is_kept(store, key):
+        return None
+    records = await store.calls(key, LAST_CALLS)
+    (stands,) = await standings_of(store, [key], policy)
+    shown_view = view or SessionView(key, 0, 0, Totals())
+    shown = session_json(shown_view, access, stands, has_modes=policy.modes)
+    if view is None:
+        shown["created_at"] = None
+        shown["last_call_at"] = time_text(records[0].started_at) if records else None
+    return {**shown, **session_tools_json(shown_view, records), **await placed_json(store, key, agents)}
+
+
 async def changed_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any]:
@@ -221,24 +239,27 @@ async def changed_json(
 
 async def reset_session(store: Store, key: SessionKey) -> bool:
     """Let totals, and what is used of the budget, begin anew; False where nothing is kept under this name."""
-    had_budget = await _has_budget(store, key)
-    return await store.reset(key) or had_budget
+    was_kept = await _is_kept(store, key)
+    return await store.reset(key) or was_kept
 
 
 async def delete_session(store: Store, key: SessionKey) -> bool:
     """Forget a session and its budget; False where nothing is kept under this name."""
-    had_budget = await _has_budget(store, key)
-    return await store.delete(key) or had_budget
+    was_kept = await _is_kept(store, key)
+    return await store.delete(key) or was_kept
 
 
-async def _has_budget(store: Store, key: SessionKey) -> bool:
-    """Whether something was spent or set in this name: also of a session that has only been the parent of others."""
+async def _is_kept(store: Store, key: SessionKey) -> bool:
+    """Whether something is kept in this name, also where no call of it was counted.
+
+    That is a budget, what was spent of it, as by sessions below this one, or records of calls that failed.
+    """
     try:
         (stands,) = await store.standings([Claim(key.account)])
     except errors.StoreDamaged:
         # There is something, and to delete it is how it is mended.
         return True
-    return stands.used != NOTHING or not stands.limits.is_none
+    return stands.used != NOTHING or not stands.limits.is_none or bool(await store.calls(key, 1))
 
 
 def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:

@@ -317,6 +317,13 @@ def test_what_the_gateway_refuses_is_said_where_it_was_asked_for(ui: Ui) -> None
     expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("This needs the admin key.")
 
 
+def test_a_session_whose_calls_all_failed_is_shown_with_them(ui: Ui) -> None:
+    ui.gateway.web.post(CHAT, b"nonsense", {"x-session-id": "in-vain"})
+    page = ui.show("#/session/in-vain")
+    expect(page.locator(".tile", has_text="Began")).to_have_text("Began\u2013")
+    expect(ui.row("invalid_request")).to_be_visible()
+
+
 def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
     ui.watched.allowed = ("404",)
     page = ui.show("#/session/nobody")

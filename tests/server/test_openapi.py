@@ -287,7 +287,7 @@ def test_events_are_as_described(guarded: GatewayThread, alice: Web, admin: Web)
 @pytest.mark.parametrize(
     ("ask", "method", "template", "status"),
     [
-        (lambda web: web.get("/api/sessions/nobody"), "get", "/api/sessions/{id}", 404),
+        (lambda web: web.get("/api/sessions/never"), "get", "/api/sessions/{id}", 404),
         (lambda web: web.get("/api/sessions?limit=0"), "get", "/api/sessions", 400),
         (lambda web: web.post("/api/reload"), "post", "/api/reload", 403),
         (lambda web: web.post("/api/count", {"model": "mock-small"}), "post", "/api/count", 400),

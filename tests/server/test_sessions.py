@@ -104,6 +104,36 @@ def test_a_refused_call_has_a_record_too(web: Web, session: str) -> None:
     assert record["usage"] is None
 
 
+def test_a_session_whose_calls_were_all_refused_or_failed_is_shown_with_nothing_used(web: Web, session: str) -> None:
+    headers = {"x-session-id": session}
+    refused = web.post(CHAT, b"nonsense", headers)
+    assert refused.totals == (0, 0, 0)
+    failed = web.post(CHAT, {"model": "mock-small", "messages": HI}, {**headers, "x-mock": "status=400"})
+    assert failed.status == 400
+    records = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    shown = web.get(f"/api/sessions/{session}").json
+    assert (shown["id"], shown["calls"], shown["cumulative_token_usage"]["total_tokens"]) == (session, 0, 0)
+    assert (shown["created_at"], shown["last_call_at"]) == (None, records[0]["started_at"])
+    assert web.send("DELETE", f"/api/sessions/{session}").status == 200
+    assert web.get(f"/api/sessions/{session}").status == 404
+
+
+def test_a_session_that_is_only_the_parent_of_others_is_shown_with_what_counts_against_it(
+    web: Web, session: str
+) -> None:
+    headers = {"x-session-id": f"{session}-child", "x-parent-session-id": session, "x-mock": "tokens=2/3"}
+    assert web.post(CHAT, {"model": "mock-small", "messages": HI}, headers).status == 200
+    shown = web.get(f"/api/sessions/{session}").json
+    assert (shown["calls"], shown["used_with_children"]) == (0, {"tokens": 5, "calls": 1})
+    assert (shown["created_at"], shown["last_call_at"]) == (None, None)
+
+
+def test_a_session_that_has_only_a_budget_is_shown_with_it(web: Web, session: str) -> None:
+    assert web.get(f"/api/sessions/{session}").status == 404
+    web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 9}})
+    assert web.get(f"/api/sessions/{session}").json["budget"]["tokens"] == 9
+
+
 def test_health(web: Web) -> None:
     assert web.get("/healthz").json == {"status": "alive"}
     assert web.get("/readyz").json == {"status": "ready"}

@@ -83,6 +83,7 @@ def _about(about: str) -> Mapping[str, str]:
 
 
 _TIME: Final = {"type": "string", "format": "date-time"}
+_MAYBE_TIME: Final = {**_TIME, "type": ["string", "null"]}
 _USD: Final = "in US dollars, with six decimals"
 _USAGE_FIELDS: Final = {
     "input_tokens": whole("cached tokens included"),
@@ -226,10 +227,17 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "Session": record("a session and its totals", _SESSION_FIELDS),
     "SessionDetails": record(
-        "a session, its tools and its steps", {**_SESSION_FIELDS, **_TOOLS_FIELDS, **_STEP_FIELDS}
+        "a session, its tools and its steps; where no call of it was counted, its totals are zero",
+        {
+            **_SESSION_FIELDS,
+            "created_at": {**_MAYBE_TIME, "description": "null where no call was counted"},
+            "last_call_at": {**_MAYBE_TIME, "description": "null where there is no record of a call"},
+            **_TOOLS_FIELDS,
+            **_STEP_FIELDS,
+        },
     ),
     "ChangedSession": record(
-        "a session as it is after a change; where it has never called, only `id`, `budget`, `response_mode`, "
+        "a session as it is after a change; where no call of it was counted, only `id`, `budget`, `response_mode`, "
         "`active_step` and `steps`",
         {**_SESSION_FIELDS, **_STEP_FIELDS},
         optional=[name for name in _SESSION_FIELDS if name not in ("id", *_BUDGET_FIELDS)],

@@ -29,8 +29,8 @@
 /**
  * @typedef {object} Session
  * @property {string} id
- * @property {string} created_at
- * @property {string} last_call_at
+ * @property {string | null} created_at null where no call was counted
+ * @property {string | null} last_call_at
  * @property {number} calls
  * @property {Usage} cumulative_token_usage
  * @property {string} usage_source

@@ -279,15 +279,7 @@ class SessionView {
         found.response_mode.replace("_", " "),
         found.active_step ? ["step ", found.active_step] : null,
       ),
-      tile(
-        "Began",
-        h(
-          "time",
-          { title: exact(found.created_at), datetime: found.created_at },
-          new Date(found.created_at).toLocaleDateString(),
-        ),
-        clock(found.created_at),
-      ),
+      began(found.created_at),
     );
     renew(this.facts, tiles, budgetBars(found), toolsOf(found));
   }
@@ -391,6 +383,13 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
         ]
       : null,
   );
+}
+
+/** @param {string | null} iso null: no call of it was counted */
+function began(iso) {
+  if (iso === null) return tile("Began", ago(iso));
+  const day = h("time", { title: exact(iso), datetime: iso }, new Date(iso).toLocaleDateString());
+  return tile("Began", day, clock(iso));
 }
 
 /** @param {import("../types.js").Step} place */
