@@ -225,6 +225,7 @@ class Worker:
             is_store_away=health.is_away,
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
+            store_errors=self._settler.failures,
         )
 
     async def _settle_lost(self, record: CallRecord) -> None:

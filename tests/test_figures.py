@@ -75,7 +75,9 @@ def test_a_panel_names_labels_that_its_expression_leaves() -> None:
 
 def test_nearly_all_metrics_are_on_the_dashboard_and_no_panel_is_there_twice() -> None:
     shown = {family_of(metric) for expression in expressions() for metric in _METRIC.findall(expression)}
-    assert set(FAMILIES) - shown == {"gateway_info", "process_start_time_seconds"}
+    # Refusals for a budget are among the others, by the same codes.
+    left_out = {"gateway_info", "process_start_time_seconds", "gateway_budget_refusals_total"}
+    assert set(FAMILIES) - shown == left_out
     ids = [panel["id"] for panel in panels()]
     titles = [panel["title"] for panel in panels()]
     assert len(set(ids)) == len(ids)

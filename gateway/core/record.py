@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import field
+from itertools import accumulate
 from typing import Final, Literal, get_args
 
 from gateway.core.counting.calibration import LastTurn
@@ -44,6 +46,8 @@ LOST: Final[Outcome] = "worker_lost"
 PENDING: Final[Outcome] = "pending"
 #: what such a call is charged for now, and by what it cost is replaced once that is known
 _PROVISIONAL: Final = frozenset[Outcome]({LOST, PENDING})
+#: what left tokens out where no message's fate tells it
+_UNKNOWN_RULE: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,26 @@ class ContextRecord:
     def saved_tokens(self) -> int:
         """Tokens that were not sent."""
         return 0 if self.shadow else max(0, self.original_tokens - self.tokens)
+
+    @property
+    def saved_by_rule(self) -> Sequence[tuple[str, int]]:
+        """The same by the rule that left them out, shared out by what the fates of the messages say.
+
+        The estimate of a whole request is not the sum of its messages'.
+        """
+        saved, fates = self.saved_tokens, self.message_fates
+        if len(self.trimmed) == 1:
+            return [(rule, saved) for rule in self.trimmed]
+        off = Counter[int]()
+        for rule, before, after in zip(fates.rules, fates.before, fates.after, strict=True):
+            if after < before:
+                off[rule] += before - after
+        total, given, found = off.total(), 0, list[tuple[str, int]]()
+        for (rule, _), upto in zip(off.items(), accumulate(off.values()), strict=True):
+            share = saved * upto // total
+            found.append((fates.names[rule], share - given))
+            given = share
+        return found or [(_UNKNOWN_RULE, saved)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class Settler:
         #: ids of those among them that are not in the journal
         self._unwritten: set[str] = set()
         self._is_away = False
+        #: how often the store could not be used
+        self.failures = 0
         #: The store is away, and has taken some of what waits. What is settled from now on goes straight to it: there
         #: would always be something that waits, where calls are taken all the while.
         self._is_returning = False
@@ -119,6 +121,7 @@ class Settler:
 
         Damage in one place is only logged: for all other calls the store is there.
         """
+        self.failures += 1
         if isinstance(error, StoreDamaged):
             self._name_damage(error)
             return

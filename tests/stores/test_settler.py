@@ -95,6 +95,7 @@ async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls
     store.away = True
     for item in items:
         await settler.settle(item)
+    assert settler.failures == 1, "none that is known to be away is asked"
     store.away = False
     await accepts_calls(settler)
     assert (await store.totals(KEY)).calls == 5

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.counting.context import ToolWeight
+from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
@@ -104,10 +105,42 @@ def test_what_was_trimmed_is_counted_by_rule_and_in_tokens() -> None:
     found = counted(CALL)
     assert found.value("gateway_trimmed_messages_total", rule="drop") == 3
     assert found.value("gateway_trimmed_messages_total", rule="condense") == 1
-    assert found.value("gateway_trimmed_tokens_total", **WHERE) == 60
+    assert found.value("gateway_trimmed_tokens_total", strategy="other", **WHERE) == 60
     shadow = counted(replace(CALL, context=replace(CONTEXT, shadow=True)))
-    assert shadow.value("gateway_trimmed_tokens_total", **WHERE) == 0
+    assert shadow.family("gateway_trimmed_tokens_total") == {}
     assert shadow.family("gateway_trimmed_messages_total") == {}
+
+
+def test_tokens_that_were_not_sent_are_counted_by_what_left_them_out() -> None:
+    fates = Fates.of([Fate("tool", 60, 20, "condense"), Fate("user", 40, 0, "drop"), Fate("user", 9, 9, "pinned")])
+    context = replace(CONTEXT, message_fates=fates)
+    found = counted(replace(CALL, context=context), replace(CALL, context=replace(context, trimmed={"drop": 3})))
+    assert found.value("gateway_trimmed_tokens_total", strategy="condense", **WHERE) == 30
+    assert found.value("gateway_trimmed_tokens_total", strategy="drop", **WHERE) == 30 + 60
+
+
+def test_refusals_for_a_budget_are_counted_apart_too() -> None:
+    busy, other = replace(REFUSED, error_code="budget_busy"), replace(REFUSED, error_code="model_not_found")
+    found = counted(REFUSED, busy, busy, other)
+    assert found.family("gateway_budget_refusals_total") == {
+        (("code", "budget_exhausted"),): 1,
+        (("code", "budget_busy"),): 2,
+    }
+
+
+def test_the_time_of_a_provider_is_what_the_gateway_did_not_take() -> None:
+    found = counted(CALL, replace(CALL, overhead_s=0.4), REFUSED, replace(CALL, provider="groq"))
+    assert found.value("gateway_upstream_seconds_count", provider="openai") == 2
+    assert found.value("gateway_upstream_seconds_sum", provider="openai") == pytest.approx(0.297)
+    assert found.value("gateway_upstream_seconds_count", provider="groq") == 1
+
+
+def test_errors_of_the_store_are_counted_once_for_all_workers(tmp_path: Path) -> None:
+    workers = [Metrics(tmp_path) for _ in range(2)]
+    for errors in (2, 2, 3):
+        for worker in workers:
+            worker.look(replace(WELL, store_errors=errors))
+    assert read(workers[0].text()).family("gateway_store_errors_total") == {(): 6}
 
 
 def test_the_error_of_the_estimate_is_a_share_of_what_was_reported_for_what_was_sent() -> None:

@@ -39,6 +39,9 @@ _FAILED_FROM: Final = 400
 _BY_MODEL: Final = "gateway_cost_usd_total"
 _BY_TOOL: Final = "gateway_tool_calls_total"
 _RESULTS: Final = "gateway_tool_result_tokens_total"
+#: how the codes of refusals for a budget begin
+_BUDGET: Final = "budget_"
+_STORE_ERRORS: Final = "gateway_store_errors_total"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -47,7 +50,8 @@ class State:
     """How a worker is doing now.
 
     `started_at`: seconds since the epoch. `calls`, `holds`: those under way. `waiting`: settled calls that wait for the
-    store. `providers`: whether each is asked (True), or left alone.
+    store. `providers`: whether each is asked (True), or left alone. `store_errors`: times so far that the store could
+    not be used.
     """
 
     version: str
@@ -57,6 +61,7 @@ class State:
     is_store_away: bool
     waiting: int
     providers: Mapping[str, bool]
+    store_errors: int = 0
 
 
 class _Histogram:
@@ -89,7 +94,7 @@ class _Place:
         self._cost = self._counter(_BY_MODEL)
         self._unpriced = self._counter("gateway_unpriced_calls_total")
         self._estimated = self._counter("gateway_estimated_calls_total")
-        self._trimmed = self._counter("gateway_trimmed_tokens_total")
+        self._trimmed: dict[str, int] = {}
         self._fallbacks = self._counter("gateway_fallbacks_total")
         self._duration = _Histogram(slots, "gateway_call_duration_seconds", self._labels)
         self._first_byte = _Histogram(slots, "gateway_time_to_first_byte_seconds", self._labels)
@@ -105,14 +110,23 @@ class _Place:
             return
         if call.charge is not None:
             self._count_charge(call.charge)
-        if call.saved_tokens:
-            values[self._trimmed] += call.saved_tokens
+        if call.context is not None and call.saved_tokens:
+            self._count_trimmed(call.context)
         if "fallback" in call.notes:
             values[self._fallbacks] += 1
         if call.outcome != "refused" and not call.was_fetched:
             self._duration.observe(call.duration_s)
         if call.first_byte_s is not None:
             self._first_byte.observe(call.first_byte_s)
+
+    def _count_trimmed(self, context: ContextRecord) -> None:
+        for strategy, tokens in context.saved_by_rule:
+            slot = self._trimmed.get(strategy)
+            if slot is None:
+                labels = {"strategy": strategy, **self._labels}
+                family = "gateway_trimmed_tokens_total"
+                slot = self._trimmed[strategy] = self._slots.slot(family, labelled(family, labels))
+            self._slots.values[slot] += tokens
 
     def _slot_of(self, call: CallRecord) -> int:
         key = (call.dialect, call.status // 100, call.outcome)
@@ -201,6 +215,8 @@ class Metrics(Observer):
         self._counters: dict[tuple[str, str], int] = {}
         self._providers: set[str] = set()
         self._errors: dict[tuple[str, str], _Histogram] = {}
+        self._upstream: dict[str, _Histogram] = {}
+        self._store_errors = 0
         self._overhead = _Histogram(self._slots, "gateway_overhead_seconds", {})
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
@@ -210,15 +226,27 @@ class Metrics(Observer):
         if call.outcome == PENDING:
             return
         if call.outcome == "refused":
-            self._add("gateway_refusals_total", "code", call.error_code or _NONE)
+            code = call.error_code or _NONE
+            self._add("gateway_refusals_total", "code", code)
+            if code.startswith(_BUDGET):
+                self._add("gateway_budget_refusals_total", "code", code)
         else:
             self._overhead.observe(call.overhead_s)
+        if call.first_byte_s is not None:
+            self._wait_for(call.provider).observe(max(0.0, call.first_byte_s - call.overhead_s))
         for tool in call.tools:
             self._tools.add(tool)
         if call.context is not None:
             self._weigh(call, call.context)
         if "retries" in call.notes:
             self._add("gateway_retries_total", "provider", call.provider or _NONE, _leading(call.notes["retries"]))
+
+    def _wait_for(self, provider: str) -> _Histogram:
+        histogram = self._upstream.get(provider)
+        if histogram is None:
+            labels = {"provider": provider or _NONE}
+            histogram = self._upstream[provider] = _Histogram(self._slots, "gateway_upstream_seconds", labels)
+        return histogram
 
     def _place(self, call: CallRecord) -> _Place:
         place = self._places.get((call.provider, call.model))
@@ -281,6 +309,9 @@ class Metrics(Observer):
         }
         for family, value in gauges.items():
             self._set(family, worker, value)
+        # A count of all workers: each adds what is new since it looked last.
+        self._slots.values[self._slots.slot(_STORE_ERRORS, _STORE_ERRORS)] += state.store_errors - self._store_errors
+        self._store_errors = state.store_errors
         self._set("gateway_info", {"version": state.version, **worker}, 1.0)
         # One that a reload has removed is neither asked nor left alone.
         gone = dict.fromkeys(self._providers - set(state.providers), NOTHING)

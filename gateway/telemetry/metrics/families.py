@@ -43,11 +43,17 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gateway_time_to_first_byte_seconds": Family(
         "histogram", "From a request to the head of the provider's answer.", _WHERE, _FIRST_BYTE
     ),
+    "gateway_upstream_seconds": Family(
+        "histogram",
+        "From a request that is sent on to the head of the provider's answer, further tries included.",
+        ("provider",),
+        _FIRST_BYTE,
+    ),
     "gateway_overhead_seconds": Family(
         "histogram", "What the gateway took before it sent a request on; refused calls are left out.", (), _OVERHEAD
     ),
     "gateway_trimmed_tokens_total": Family(
-        "counter", "Input tokens that were not sent, by the gateway's estimate.", _WHERE
+        "counter", "Input tokens that were not sent, by the gateway's estimate.", ("strategy", *_WHERE)
     ),
     "gateway_trimmed_messages_total": Family("counter", "Messages that were left out or shortened.", ("rule",)),
     "gateway_estimate_error_ratio": Family(
@@ -57,6 +63,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _ERROR,
     ),
     "gateway_refusals_total": Family("counter", "Calls that the gateway refused.", ("code",)),
+    "gateway_budget_refusals_total": Family(
+        "counter", "Those of them for a budget: nothing is left, or calls under way hold it.", ("code",)
+    ),
     "gateway_tool_calls_total": Family("counter", "Tool calls in answers.", ("tool",)),
     "gateway_tool_result_tokens_total": Family(
         "counter", "Tokens of tool results in what was sent, in each call that held them.", ("tool",)
@@ -67,6 +76,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "gateway_webhooks_total": Family(
         "counter", "Events for webhooks: sent, failed after all tries, or dropped.", ("result",)
+    ),
+    "gateway_store_errors_total": Family(
+        "counter", "Times that a call found the store away or damaged; those that are refused while it is away are not."
     ),
     "gateway_running_calls": Family("gauge", "Calls under way.", _WORKER),
     "gateway_open_holds": Family("gauge", "Calls under way that hold a part of a budget.", _WORKER),
