@@ -22,7 +22,7 @@ from gateway.core.session import Remembered
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
-from gateway.dialects.fields import decode, join, read_fields, write_fields
+from gateway.dialects.fields import Fields, decode, join, read_fields, write_fields
 from gateway.dialects.limits import output_limit
 from gateway.planning import Asked, Planner
 
@@ -30,7 +30,11 @@ from gateway.planning import Asked, Planner
 SHOWN: Final = ("items", "tools")
 #: bytes that are read in the loop; more of them would keep all calls waiting
 _INLINE_BYTES: Final = 64 * 1024
-WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}
+_EMBEDDINGS: Final = "embeddings"
+#: the formats that a body may have, and which each is read as: texts to embed are weighed as bare prompts are
+WIRES: Final[Mapping[str, Wire]] = {**{wire: wire for wire in get_args(Wire)}, _EMBEDDINGS: "completions"}
+#: what the names of most models hold that take nothing but texts to embed
+_EMBEDS: Final = "embed"
 
 
 class Inspector:
@@ -56,14 +60,15 @@ class Inspector:
         if not name:
             raise InvalidRequest('The field "model" is missing. Name the model to count for.', param="model")
         call = Call("chat", name, stream=False, body=body, fields=fields)
-        contents = contents_of(call, WIRES[wire] if wire is not None else _wire(fields))
+        form = wire or _format(fields, name)
+        contents = contents_of(_as_prompt(call) if form == _EMBEDDINGS else call, WIRES[form])
         if contents is None:
             raise InvalidRequest(
                 'The body holds no "messages", "input" or "prompt" that could be weighed.', param="messages"
             )
         route = self._routes.resolve(name)
         wanted = replace(wishes or Wishes(), output=output_limit(contents.fields, contents.wire))
-        return call, Asked(contents, route, self._facts(route), wanted, len(body))
+        return call, Asked(contents, route, self._facts(route), wanted, len(body), form=form)
 
     async def read_apart(
         self, body: bytes, *, wire: str | None = None, wishes: Wishes | None = None
@@ -82,7 +87,7 @@ class Inspector:
         found: dict[str, Any] = {
             "model": came.request.model,
             "provider": came.request.provider,
-            "wire": came.request.wire,
+            "wire": asked.form or came.request.wire,
             "tokens": came.tokens,
             "margin": came.margin(self._planner.policy.safety),
             "kept_tokens": came.kept,
@@ -93,7 +98,10 @@ class Inspector:
             "tool_tokens": parts.tool_tokens,
             "tool_results": parts.results,
             "definition_tokens": parts.definition_tokens,
-            "budget": budget_of(self._planner.policy, asked.facts, asked.wishes, learned.window),
+            # Texts to embed have no context budget: each has the model's window to itself.
+            "budget": None
+            if asked.form == _EMBEDDINGS
+            else budget_of(self._planner.policy, asked.facts, asked.wishes, learned.window),
         }
         if "items" in show:
             found["items"] = await self._items(asked)
@@ -135,6 +143,8 @@ class Inspector:
             ContextOverflow: it cannot be made to fit.
             InvalidRequest: requests of its format are not fitted.
         """
+        if asked.form == _EMBEDDINGS:
+            raise InvalidRequest("A request for embeddings has no messages to choose among, and is sent as it is.")
         if asked.contents.wire not in VIEWED:
             raise InvalidRequest(
                 f"A {asked.contents.wire} request has no messages to choose among. It is sent as it is where it fits; "
@@ -206,10 +216,18 @@ def fate_json(index: int, fate: Fate) -> dict[str, Any]:
     }
 
 
-def _wire(fields: Any) -> Wire:
-    """The format; only what tells formats apart is decoded."""
+def _format(fields: Fields, model: str) -> str:
+    """The name of the format; only what tells formats apart is decoded."""
+    if _EMBEDS in model.lower() and "input" in fields and "messages" not in fields:
+        return _EMBEDDINGS
     told = {name: decode(fields[name]) if name in ("model", "tools") else None for name in fields}
     return wire_of(told)
+
+
+def _as_prompt(call: Call) -> Call:
+    """A call for embeddings as one that completes its texts."""
+    fields = {name: value for name, value in call.fields.items() if name not in ("input", "prompt")}
+    return replace(call, fields={**fields, "prompt": call.fields["input"]} if "input" in call.fields else fields)
 
 
 def _roles(messages: Sequence[bytes]) -> list[str]:

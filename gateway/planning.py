@@ -80,7 +80,8 @@ class Asked:
     """One call to be planned.
 
     `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
-    empty; `weighing`: what these contents weighed for this route, where that was found just now.
+    empty; `weighing`: what these contents weighed for this route, where that was found just now; `form`: what the
+    format is called, where it may be read as another.
     """
 
     contents: Contents
@@ -90,6 +91,7 @@ class Asked:
     size: int
     salt: str = ""
     weighing: Weighing | None = None
+    form: str = ""
 
 
 class _Estimated(NamedTuple):

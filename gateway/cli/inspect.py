@@ -20,7 +20,7 @@ T = TypeVar("T")
 Body = Annotated[str, typer.Argument(metavar="FILE|-", help="A request body as JSON; - reads it from stdin.")]
 ModelName = Annotated[str | None, typer.Option("-m", "--model", help="Model to count for, instead of the body's own.")]
 WireName = Annotated[
-    str | None, typer.Option("--wire", help="chat, responses, messages or completions; else guessed from the body.")
+    str | None, typer.Option("--wire", help="chat, responses, messages, completions or embeddings; else guessed.")
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +14,6 @@ from gateway.addressing import named_by_body, named_by_headers
 from gateway.budgeting import sessions_above
 from gateway.core import errors
 from gateway.core.context_budget import Wishes
-from gateway.core.counting.measure import Wire
 from gateway.core.identity import ID_FORM
 from gateway.core.ledger import Claim, Standing
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
@@ -24,7 +23,7 @@ from gateway.core.spending import Charged, KeyBudget, affordable_input, claims_o
 from gateway.core.steps import Step
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.inspection import SHOWN
+from gateway.inspection import SHOWN, WIRES
 from gateway.planning import Asked
 from gateway.server import headers as ours
 from gateway.server.auth import Access
@@ -34,7 +33,6 @@ from gateway.server.steps import step_of
 
 #: largest bodies of such requests that may be held at the same time
 _BODIES_AT_ONCE: Final = 4
-_WIRES: Final = get_args(Wire)
 
 
 class ContextApi:
@@ -87,8 +85,8 @@ class ContextApi:
         rules, headers = self._rules(), request.scope["headers"]
         self._pool.limit = _BODIES_AT_ONCE * rules.max_body
         wire = request.query_params.get("wire")
-        if wire is not None and wire not in _WIRES:
-            raise errors.InvalidRequest(f'"wire" is one of {", ".join(_WIRES)}.', param="wire")
+        if wire is not None and wire not in WIRES:
+            raise errors.InvalidRequest(f'"wire" is one of {", ".join(WIRES)}.', param="wire")
         try:
             body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, memory)
         except Disconnected:

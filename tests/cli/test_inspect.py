@@ -52,6 +52,32 @@ def test_count_says_that_text_is_exact(gateway_command: Commands, tmp_path: Path
     assert done.lines[-1].split() == ["0", "user", "6"]
 
 
+@pytest.mark.parametrize(
+    ("texts", "tokens"), [("hi there", 2), (["hi there", "hi"], 3), ([1, 2, 3, 4], 4), ([[1, 2, 3], [4]], 4)]
+)
+def test_count_counts_texts_to_embed_and_nothing_beside_them(
+    gateway_command: Commands, tmp_path: Path, texts: object, tokens: int
+) -> None:
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps({"model": "text-embedding-3-small", "input": texts, "encoding_format": "float"}))
+    found = json.loads(gateway_command("count", path, "--json").out)
+    assert (found["tokens"], found["wire"], found["budget"]) == (tokens, "embeddings", None)
+    assert (found["source"], found["counter"]) == ("exact", "tiktoken:cl100k_base")
+    refused = gateway_command("trim", path, "--budget", "1")
+    assert refused.code == 1
+    assert "A request for embeddings has no messages" in refused.err
+
+
+def test_a_body_for_embeddings_is_told_by_its_model_or_by_the_option(gateway_command: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps({"model": "voyage-3", "input": "hi there"}))
+    assert json.loads(gateway_command("count", path, "--json").out)["wire"] == "responses"
+    done = gateway_command("count", path, "--wire", "embeddings")
+    assert done.code == 0
+    assert "· embeddings ·" in done.err
+    assert not any(line.startswith("context budget") for line in done.lines)
+
+
 def test_a_body_is_read_from_stdin(gateway_command: Commands, body: Path) -> None:
     done = gateway_command.process("count", "-", "--json", stdin=body.read_text())
     assert json.loads(done.out)["tool_results"] == 12
