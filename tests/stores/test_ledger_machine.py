@@ -169,7 +169,9 @@ class Reference:
         self.totals.pop(session, None)
         self.tools.pop(session, None)
         self.steps.pop(session, None)
-        self.settled = {name: one for name, one in self.settled.items() if one.session != session}
+        for name, (_, epochs) in self.assumed.items():
+            if self.settled[name].session == session:
+                self.assumed[name] = -1, epochs  # nothing is to be taken from its new totals
         self.spent.pop(session.account, None)
 
 
