@@ -291,7 +291,8 @@ class Accounts:
     async def deliver(self, progress: Progress) -> None:
         """Before a part of the answer goes out: see to it that the call is charged even if this worker dies."""
         taken = progress.taken
-        if taken is None or taken.lease.pending is None:
+        # What is held while the store is away is counted by this worker, and `Leases` takes it once the store is back.
+        if taken is None or taken.hold is not None or taken.lease.pending is None:
             return
         if not self._settler.is_away:
             try:
@@ -299,8 +300,6 @@ class Accounts:
                     return
             except StoreUnavailable as error:
                 self._settler.away(error)
-        if taken.hold is not None:
-            return  # this worker counts it itself, and has the store hold it once that can
         # The record that is written when the call has ended corrects this one.
         record = self._budgets.lost(taken)
         if record is not None:

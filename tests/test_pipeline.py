@@ -15,12 +15,13 @@ from gateway.calls import Caller, Directives, SessionPolicy
 from gateway.core.context_budget import Wishes
 from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.forwarding import Provider
-from gateway.core.ledger import NOTHING, AccountKey, Claim, Limits
+from gateway.core.ledger import NOTHING, AccountKey, Claim, Granted, Limits, Refused
 from gateway.core.namespaces import SessionKey
 from gateway.core.outgoing import Outgoing
 from gateway.core.routing import ModelRule, Routes
 from gateway.core.session import kept_as
 from gateway.core.spending import BudgetPolicy, KeyBudget
+from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.pipeline import Exchange
 from tests.support.fakes import BODY, KEY, SSE, STREAM, AwayStore, FakeReply, World
@@ -457,6 +458,33 @@ async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes
         world.store.away = True
         assert [(await world.call())[0].status for _ in range(2)] == [400, 400], "the stream holds all that is left"
         world.store.away = False
+
+
+class Reserving(AwayStore):
+    """Counts the holds that it is asked for."""
+
+    reserved = 0
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        self.reserved += 1
+        return await super().reserve(opened, lease_s)
+
+
+async def test_no_part_of_a_stream_that_was_held_while_the_store_was_away_waits_for_it_when_it_is_back() -> None:
+    store = Reserving()
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), store=store)
+    world.settler.is_open = True
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    store.away = True
+    async with world.gateway.handle(world.incoming(STREAM)) as running:
+        store.away = False
+        await eventually(lambda: not world.settler.is_away)
+        assert not isinstance(running.body, bytes)
+        assert [part async for part in running.body]
+    await world.settler.aclose()
+    assert store.reserved == 0, "its hold is taken by those who renew holds"
+    (stands,) = await store.standings([Claim(KEY.account)])
+    assert (stands.used.tokens, stands.held.tokens) == (15, 0)
 
 
 # --- the way down -------------------------------------------------------------------------------------------------
