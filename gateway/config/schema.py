@@ -158,7 +158,7 @@ class Context(Section):
     )
     low_water: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] = Field(
         "auto",
-        description="A cut goes down to this share of what is left beside that which must stay; auto: 0.48, without "
+        description="A cut goes down to this share of what is left beside that which must stay; auto: 0.46, without "
         "recall 0.7.",
     )
     strategies: tuple[StrategyName, ...] = Field(

@@ -13,7 +13,7 @@ from gateway.core.fitting.worth import Worth
 from gateway.core.values import dataclass
 
 #: low-water marks with recall and without
-_DEEP: Final = 0.48
+_DEEP: Final = 0.46
 _SHALLOW: Final = 0.7
 
 
@@ -23,7 +23,7 @@ class FitPolicy:
 
     strategies: Sequence[Strategy] = DEFAULT
     #: A cut goes down to this share of what is left beside that which must stay: lower loses more, higher cuts and pays
-    #: more often. None is 0.7, and 0.48 with recall, which brings back what is asked for and costs less than what it
+    #: more often. None is 0.7, and 0.46 with recall, which brings back what is asked for and costs less than what it
     #: saves to send little on every turn.
     low_water: float | None = None
     #: Only with recall: while what an earlier cut left takes no more than this share, the next cut leaves it alone and
