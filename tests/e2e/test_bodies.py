@@ -100,7 +100,8 @@ def test_the_stream_of_a_client_that_did_not_ask_for_usage_is_otherwise_the_prov
     answer = scripted.play(script).stream(session)
     assert answer.body.startswith(first)
     rest = answer.body[len(first) :]
-    assert rest.startswith(b": x-session-usage-source: provider\n")
+    assert rest.startswith(b": x-session-cumulative-total-tokens: 15\n")
+    assert b"\n: x-session-usage-source: provider\n" in rest
     assert rest.endswith(b"\n\n" + DONE)
     assert b"prompt_tokens" not in answer.body
     assert answer.totals == (10, 5, 15)

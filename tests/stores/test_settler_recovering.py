@@ -227,12 +227,12 @@ async def test_a_journal_that_cannot_be_deleted_does_not_keep_the_store_away(
 
 
 async def test_a_worker_says_once_at_its_start_where_other_journals_wait(
-    tmp_path: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, record: MakeRecord, heard: pytest.LogCaptureFixture
 ) -> None:
     file = left(tmp_path / ("a" * 12), record())
     settler = Settler(MemoryStore(), Journal(tmp_path / ("0" * 12)))
     settler.start()
     await settler.aclose()
-    [warning] = [entry.getMessage() for entry in caplog.records]
+    [warning] = [entry.getMessage() for entry in heard.records]
     assert str(file.parent) in warning
     assert file.exists()

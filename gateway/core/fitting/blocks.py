@@ -330,8 +330,8 @@ def _sentence_ends(line: str) -> Iterator[int]:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-#: what a row of a table is called by, empty for nothing; and its cells
-_Row = tuple[str, Any]
+#: what a row of a table is called by, if by anything; and its cells
+_Row = tuple[str | None, Any]
 
 
 class _Lines(list[tuple[str, int]]):
@@ -405,15 +405,19 @@ def _rows(value: dict[str, Any] | list[Any]) -> list[_Row]:
         return list(value.items())
     if all(isinstance(inner, list) for inner in value):
         return [(f"[{at}][{number}]", row) for at, inner in enumerate(value) for number, row in enumerate(inner)]
-    return [("", row) for row in value]
+    return [(None, row) for row in value]
 
 
 def _add_table(lines: list[tuple[str, int]], path: str, rows: Sequence[_Row]) -> None:
     head = len(lines)
-    lines.append((f"{path or 'rows'} | " + " | ".join(map(str, rows[0][1])) + "\n", -1))
+    lines.append((_row([path or "rows", *rows[0][1]]), -1))
     for name, row in rows:
-        cells = " | ".join([*filter(None, (name,)), *map(_compact, row.values())])
-        lines.append((cells.replace("\n", " ") + "\n", head))
+        cells = map(_compact, row.values())
+        lines.append((_row(cells if name is None else [name, *cells]), head))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return " | ".join(cells).replace("\n", " ") + "\n"
 
 
 def _add_list(lines: list[tuple[str, int]], path: str, values: Sequence[Any]) -> None:

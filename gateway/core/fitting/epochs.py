@@ -82,7 +82,8 @@ def fit(
         _fitted, limit, reader, came, epoch=epoch, policy=policy, salt=salt, expired=expired, summaries=summaries
     )
     newest = _with_newest(conversation, came, limit)
-    for wish in (_with_needed(newest, came, limit), newest):
+    needed = _with_needed(newest, came, limit)
+    for wish in [newest] if needed is newest else [needed, newest]:
         if wish is not conversation:
             with suppress(ContextOverflow):
                 return attempt(wish)

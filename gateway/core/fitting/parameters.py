@@ -19,7 +19,8 @@ _MOST_BYTES: Final = 2**20
 #: names and shapes of each that are remembered; no agent has a thousand parameters
 _MOST: Final = 4096
 _ENTRY_BYTES: Final = 120
-_LABEL: Final = re.compile(r"([\w-]+): ")
+#: Possessive, and from the beginning of a word on: a cell of a table may be a megabyte of base64.
+_LABEL: Final = re.compile(r"(?<![\w-])([\w-]++): ")
 #: characters of the shortest shape that tells anything
 _SHORTEST: Final = 3
 
@@ -87,8 +88,8 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _tells(shape: str) -> bool:
-    """Whether a shape has a number and is more than one: each number has the shape of each."""
-    return "0" in shape and shape != "0" and len(shape) >= _SHORTEST
+    """Whether a shape has a number and more than that: a number, a day or a time looks like each other one."""
+    return "0" in shape and len(shape) >= _SHORTEST and any(map(str.isalpha, shape))
 
 
 def spelled(name: str) -> str:

@@ -161,18 +161,15 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         known = draft.known(index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
-        terms_of = (*known.terms, known.fixed) if known.sliced.fixed else known.terms
-        draft.watch.tick(1 + len(terms_of))
-        for place, terms in enumerate(terms_of, len(lengths)):
-            for term in terms:
+        is_spoken = draft.conversation.sketches[index].role in speakers
+        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked(parameters, known))
+        draft.watch.tick(1 + len(numbers))
+        for place, number in enumerate(numbers, len(lengths)):
+            for term in _terms_of(known, number):
                 holders.setdefault(term, []).append(place)
-        found = _lines(index, known, len(lengths), sent)
-        if draft.conversation.sketches[index].role not in speakers:
-            asked = _asked(parameters, known)
-            found = (line for line in found if line.number in asked)
-        lines += found
-        blocks += len(terms_of)
-        lengths += [*map(len, terms_of), 0]
+        lines += _lines(index, known, numbers, len(lengths), sent)
+        blocks += len(numbers)
+        lengths += [*(len(_terms_of(known, number)) for number in numbers), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
     seen = _seen(draft, size, needed)
     for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.said]):
@@ -201,21 +198,28 @@ def _asked(parameters: Parameters, known: Known) -> set[int]:
     return alike | parameters.named_in(known.labels)
 
 
-def _lines(index: int, known: Known, start: int, sent: set[str]) -> Iterator[_Line]:
-    """The blocks of a message that hold terms that are not sent; none of calls' arguments.
+def _terms_of(known: Known, number: int) -> Sequence[str]:
+    """The terms of a line; the calls of a message are one more, behind its blocks."""
+    return known.terms[number] if number < len(known.terms) else known.fixed
 
-    The calls of a message are one more line: what an agent did it often does again.
+
+def _lines(index: int, known: Known, numbers: Sequence[int], start: int, sent: set[str]) -> Iterator[_Line]:
+    """Of these lines of a message those that hold terms that are not sent; none of calls' arguments.
+
+    Calls are among them: what an agent did it often does again.
     """
-    for number, (block, had) in enumerate(zip(known.sliced.blocks, known.terms, strict=True)):
-        if sent.issuperset(had) or known.sliced.slots[block.slot].in_arguments:
+    sliced = known.sliced
+    for place, number in enumerate(numbers, start):
+        had = _terms_of(known, number)
+        if sent.issuperset(had):
             continue
         terms = tuple([term for term in had if term not in sent])
-        yield _Line(index, number, start + number, terms, known.tokens[number], known.costs[number], block.needs)
-    number, fixed = len(known.sliced.blocks), known.sliced.fixed
-    if not sent.issuperset(known.fixed):
-        terms = tuple([term for term in known.fixed if term not in sent])
-        tokens = len(fixed) / _CALL_DENSITY
-        yield _Line(index, number, start + number, terms, tokens, tokens, -1)
+        if number == len(known.terms):
+            tokens = len(sliced.fixed) / _CALL_DENSITY
+            yield _Line(index, number, place, terms, tokens, tokens, -1)
+        elif not sliced.slots[sliced.blocks[number].slot].in_arguments:
+            needs = sliced.blocks[number].needs
+            yield _Line(index, number, place, terms, known.tokens[number], known.costs[number], needs)
 
 
 def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:

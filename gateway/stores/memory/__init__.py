@@ -387,7 +387,7 @@ class MemoryStore:
         self._states.drop(session)
         self._parents.pop(session, None)
         self._books.forget(session.account)
-        for record in self._calls.pop(session, ()):
+        for record in self._taken_calls(session):
             self._gone.add(record.call_id)
             assumed = self._assumed.get(record.call_id)
             if assumed is not None:
@@ -400,13 +400,16 @@ class MemoryStore:
         self._kept_elsewhere.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
+        for record in self._taken_calls(session):
+            self._drop_call(record.call_id)
+        return found
+
+    def _taken_calls(self, session: SessionKey) -> Sequence[CallRecord]:
+        """The calls of a session, which lists none any more."""
         listed = self._calls.pop(session, ())
         # Not all are listed where there were many; to look through the calls of all sessions each time takes too long.
         is_all = len(listed) < CALLS_PER_SESSION
-        own = listed if is_all else [call for call in self._by_id.values() if call.session == session]
-        for record in own:
-            self._drop_call(record.call_id)
-        return found
+        return [*listed] if is_all else [call for call in self._by_id.values() if call.session == session]
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""

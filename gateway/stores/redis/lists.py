@@ -24,6 +24,8 @@ from gateway.stores.unread import UnreadRecords, UnreadSessions
 _CHUNK: Final = 200
 #: the last place among the calls that are kept under one request id
 _NAMESAKES: Final = 31
+#: ids that are read at once at the least
+_LEAST_PAGE: Final = 100
 #: digits of a call's id that are its time
 _TIME_DIGITS: Final = 12
 
@@ -96,9 +98,11 @@ class Lists:
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`. In the place of each that cannot be read, an older one."""
         ids, records, _ = self._keys.calls(tag_of(session.namespace, session.id))
+        [left] = await self._link.call(("HLEN", records))
         found: list[CallRecord] = []
-        while len(found) < limit:
-            wanted = limit - len(found)
+        # Of calls that were deleted there are ids without records.
+        while len(found) < limit and left > 0:
+            wanted = max(limit - len(found), _LEAST_PAGE)
             # All have the score 0: they lie in the order of their ids.
             end = "+" if before is None else f"({before}"
             [newest] = await self._link.call(("ZREVRANGEBYLEX", ids, end, "-", "LIMIT", 0, wanted))
@@ -106,10 +110,11 @@ class Lists:
                 break
             [rows] = await self._link.call(("HMGET", records, *newest))
             found += [one for at, row in zip(newest, rows, strict=True) if (one := self._read(at, row)) is not None]
+            left -= len([row for row in rows if row is not None])
             if len(newest) < wanted:
                 break
             before = newest[-1].decode()
-        return found
+        return found[:limit]
 
     def _read(self, call_id: bytes, value: bytes | None) -> CallRecord | None:
         """A record; None where it is gone, or cannot be read."""

@@ -144,6 +144,10 @@ def test_rows_of_a_table_may_have_names_or_stand_in_several_lists() -> None:
         "found | flight | seats | note\n",
         f"HAT0 | HAT0 | {{business: 0, economy: 9}} | {'x' * 40}\n",
     ]
+    odd = texts_of(
+        tool(json.dumps({"a\nb": {"x\ny": 1, "z": "w" * 160}, "": {"x\ny": 2, "z": ""}, "c": {"x\ny": 3, "z": ""}}))
+    )
+    assert odd == ["rows | x y | z\n", f"a b | 1 | {'w' * 160}\n", " | 2 | \n", "c | 3 | \n"]
     pairs = texts_of(tool(json.dumps([flights[:2], flights[2:]])))
     assert pairs[0] == "rows | flight | seats\n"
     assert pairs[-1] == "[1][1] | HAT3 | {business: 3, economy: 9}\n"
