@@ -1272,3 +1272,24 @@ async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
         await store._link.call(("DEL", name))
         (stands,) = await store.standings([limit])
         assert stands.used == NOTHING, "a reset begins anew"
+
+
+async def test_calls_of_a_deleted_session_are_passed_over_in_few_exchanges(
+    redis_server: RedisServer, store: RedisStore, record: MakeRecord
+) -> None:
+    for number in range(300):
+        await store.settle(record(at=1_000.0 + number))
+    assert await store.delete(KEY)
+    assert await store.calls(KEY, 1) == []
+    new = record(at=2_000.0)
+    await store.settle(new)
+
+    def looked() -> int:
+        told = redis_server.cli("info", "commandstats")
+        return sum(
+            int(line.split("calls=")[1].split(",")[0]) for line in told.splitlines() if "zrevrangebylex:" in line
+        )
+
+    before = looked()
+    assert [call.call_id for call in await store.calls(KEY, 20)] == [new.call_id]
+    assert looked() - before == 1
