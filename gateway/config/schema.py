@@ -170,7 +170,8 @@ class Context(Section):
     )
     recall: Literal["off", "said", "all"] = Field(
         "said",
-        description="Old lines that match the new question, repeated behind it: of user and assistant, or of all.",
+        description="Old lines that match the newest message, repeated behind it: of user and assistant, and behind a "
+        "result what the tools ask for of old ones; or of all.",
     )
     summary: Summary = Field(
         Summary(), description="summarize: one call to a model; its tokens are added to the session like any other's."
