@@ -126,7 +126,7 @@ class Answers:
             progress.outcome = "refused" if progress.sent_at is None else "upstream_failed"
         totals = await self._accounts.settle(progress)
         headers: Headers = [(b"content-type", b"application/json")]
-        body = progress.dialect.error(fault, progress.incoming.request_id, fault.details or None)
+        body = progress.dialect.error(fault, progress.incoming.request_id)
         reply = self._reply(progress, fault.status, headers, body)
         reply.fault = fault
         if progress.incoming.endpoint.metered and isinstance(fault, RequestFault):

@@ -86,9 +86,9 @@ class AnthropicMessages:
         del drop_usage, input_tokens
         return MessagesReader(call.model)
 
-    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+    def error(self, fault: GatewayError, request_id: str) -> bytes:
         """See `Dialect.error`."""
-        return anthropic_errors.body(fault, request_id, details)
+        return anthropic_errors.body(fault, request_id)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`."""

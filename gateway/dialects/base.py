@@ -272,8 +272,8 @@ class Dialect(Protocol):
         """
         ...
 
-    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
-        """The error body in this format; `details` stand beside the message."""
+    def error(self, fault: GatewayError, request_id: str) -> bytes:
+        """The error body in this format; details of the fault stand beside the message."""
         ...
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:

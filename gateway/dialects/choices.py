@@ -115,10 +115,10 @@ class ChoicesDialect:
         del call, input_tokens
         return ChoicesReader(self._form, drop_usage=drop_usage)
 
-    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+    def error(self, fault: GatewayError, request_id: str) -> bytes:
         """See `Dialect.error`."""
         del request_id
-        return openai_errors.body(fault, details)
+        return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from gateway.core.errors import GatewayError
 
 
-def body(fault: GatewayError, details: Mapping[str, object] | None = None) -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`, as the official SDKs read it."""
+def body(fault: GatewayError) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`, as the official SDKs read it.
+
+    Details of the fault stand beside the message.
+    """
     error: dict[str, object] = {
         "message": fault.message,
         "type": fault.openai_type,
         "param": fault.param,
         "code": fault.code,
     }
-    return msgspec.json.encode({"error": {**error, **(details or {})}})
+    return msgspec.json.encode({"error": {**error, **fault.details}})
 
 
 def event(fault: GatewayError) -> bytes:

@@ -98,10 +98,10 @@ class OpenAIResponses:
             call.model, lambda: estimate(self.input_text(call)) if input_tokens is None else input_tokens
         )
 
-    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+    def error(self, fault: GatewayError, request_id: str) -> bytes:
         """See `Dialect.error`."""
         del request_id
-        return openai_errors.body(fault, details)
+        return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`.

@@ -100,11 +100,11 @@ class PassThrough:
         del call, drop_usage, input_tokens
         return PassThroughReader()
 
-    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+    def error(self, fault: GatewayError, request_id: str) -> bytes:
         """See `Dialect.error`."""
         if self._anthropic:
-            return anthropic_errors.body(fault, request_id, details)
-        return openai_errors.body(fault, details)
+            return anthropic_errors.body(fault, request_id)
+        return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`."""

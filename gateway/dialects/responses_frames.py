@@ -322,7 +322,7 @@ def error_message(status: int, body: bytes, headers: Mapping[str, str], lane: st
 
 def fault_message(fault: GatewayError, headers: Mapping[str, str], lane: str | None) -> str:
     """The message for what the gateway itself refuses."""
-    return error_message(fault.status, openai_errors.body(fault, fault.details), headers, lane)
+    return error_message(fault.status, openai_errors.body(fault), headers, lane)
 
 
 def _sendable(output: Sequence[Raw]) -> list[Raw]:

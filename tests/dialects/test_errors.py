@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.core.errors import GatewayError, InvalidRequest, PayloadTooLarge, UpstreamTimeout
+from gateway.core.errors import BudgetBusy, GatewayError, InvalidRequest, PayloadTooLarge, UpstreamTimeout
 from gateway.dialects import CHAT, anthropic_errors, openai_errors
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Dialect
@@ -41,15 +41,15 @@ def test_an_anthropic_error_has_type_message_code_and_request_id(fault: GatewayE
 
 
 def test_details_stand_beside_the_message() -> None:
-    details = {"budget": {"limit": 5}}
-    for body in (openai_errors.body(FAULTS[0], details), anthropic_errors.body(FAULTS[0], "r", details)):
+    fault = BudgetBusy("wrong", {"limit": 5})
+    for body in (openai_errors.body(fault), anthropic_errors.body(fault, "r")):
         assert json.loads(body)["error"]["budget"] == {"limit": 5}
         assert json.loads(body)["error"]["message"] == "wrong"
 
 
 @pytest.mark.parametrize("dialect", [CHAT, Completions(), OpenAIResponses(), PassThrough("x")], ids=name_of)
 def test_each_dialect_of_openai_speaks_its_clients_language(dialect: Dialect) -> None:
-    assert dialect.error(FAULTS[0], "r", {"a": 1}) == openai_errors.body(FAULTS[0], {"a": 1})
+    assert dialect.error(FAULTS[0], "r") == openai_errors.body(FAULTS[0])
 
 
 ANTHROPIC = [AnthropicMessages(), PassThrough("x", anthropic=True)]
@@ -57,7 +57,7 @@ ANTHROPIC = [AnthropicMessages(), PassThrough("x", anthropic=True)]
 
 @pytest.mark.parametrize("dialect", ANTHROPIC, ids=name_of)
 def test_each_dialect_of_anthropic_speaks_its_clients_language(dialect: Dialect) -> None:
-    assert dialect.error(FAULTS[0], "r", {"a": 1}) == anthropic_errors.body(FAULTS[0], "r", {"a": 1})
+    assert dialect.error(FAULTS[0], "r") == anthropic_errors.body(FAULTS[0], "r")
 
 
 @pytest.mark.parametrize("dialect", [CHAT, Completions(), PassThrough("x")], ids=name_of)
