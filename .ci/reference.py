@@ -237,9 +237,9 @@ def errors_page() -> str:
         "minute as `Retry-After`. Refusals of a request whose head could not be read come before all this: "
         "`invalid_request` (400), `header_timeout` (400), `headers_too_large` (431).",
         "Paths of OpenAI's APIs, and the gateway's own, answer with",
-        fenced(example, lambda: openai_errors.body(example, example.details)),
+        fenced(example, lambda: openai_errors.body(example)),
         "and paths of Anthropic's with",
-        fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e", example.details)),
+        fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e")),
         "Once a stream has begun, an error is the last event of the stream, in the format's own way. "
         "[Budgets](../budgets.md#when-it-is-refused) says more of those that have `error.budget`.",
         "## Refusals of litellm",
