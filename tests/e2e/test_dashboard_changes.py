@@ -321,7 +321,7 @@ def enter(page: Page, key: str = ADMIN) -> None:
 
 
 def test_a_view_that_was_left_with_its_key_asks_for_nothing_more(
-    watched: browsers.Watched, locked: GatewayThread
+    locked: GatewayThread, watched: browsers.Watched
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -336,7 +336,7 @@ def test_a_view_that_was_left_with_its_key_asks_for_nothing_more(
 
 
 def test_who_does_not_wait_for_anything_is_not_asked_for_a_key(
-    watched: browsers.Watched, locked: GatewayThread
+    locked: GatewayThread, watched: browsers.Watched
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -358,7 +358,7 @@ def test_who_does_not_wait_for_anything_is_not_asked_for_a_key(
     expect(page.locator("#feed")).to_have_text("live")
 
 
-def test_who_has_no_key_is_asked_once_and_then_has_a_button(watched: browsers.Watched, locked: GatewayThread) -> None:
+def test_who_has_no_key_is_asked_once_and_then_has_a_button(locked: GatewayThread, watched: browsers.Watched) -> None:
     watched.allowed = ("401",)
     page = watched.page
     page.goto(f"{locked.url}/ui#/")
@@ -373,7 +373,7 @@ def test_who_has_no_key_is_asked_once_and_then_has_a_button(watched: browsers.Wa
 
 
 def test_a_key_that_cannot_be_sent_is_refused_where_it_is_entered(
-    watched: browsers.Watched, locked: GatewayThread
+    locked: GatewayThread, watched: browsers.Watched
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
