@@ -160,13 +160,13 @@ class Conversation:
             came.raws,
             came.keys,
             came.marked,
-            frozenset(pinned),
-            frozenset(needed),
-            priorities or {},
-            keep_last_turns,
-            reader,
-            takes_turns,
-            tuple(tools),
+            wanted=frozenset(pinned),
+            needed=frozenset(needed),
+            priorities=priorities or {},
+            keep_last_turns=keep_last_turns,
+            book=reader,
+            takes_turns=takes_turns,
+            tools=tuple(tools),
         )
 
     @classmethod
