@@ -330,11 +330,15 @@ async def test_a_stream_that_is_ended_for_its_budget_says_so_in_its_record_and_i
 
 
 @pytest.mark.parametrize(("answered", "then"), [(STREAM_STEP, STREAM_STEP), (9_000, DEFAULT_OUTPUT)])
-async def test_streams_that_came_in_one_piece_are_held_whole_from_then_on(answered: int, then: int) -> None:
+@pytest.mark.parametrize("is_json", [False, True], ids=["one event", "JSON in place of a stream"])
+async def test_streams_that_came_in_one_piece_are_held_whole_from_then_on(
+    answered: int, then: int, *, is_json: bool
+) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000_000)), facts=lambda _: ModelFacts(reasoning=False))
     usage = {"prompt_tokens": 9, "completion_tokens": answered, "total_tokens": 9 + answered}
     whole = chunk("x", usage=usage)
-    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[whole, DONE])
+    in_json = FakeReply(pieces=[whole.removeprefix(b"data: ").strip()])
+    world.upstream.answer = lambda _: in_json if is_json else FakeReply(headers=SSE, pieces=[whole, DONE])
     opened = watched(world)
     for _ in range(2):
         reply, _ = await world.call(world.incoming(STREAM))
