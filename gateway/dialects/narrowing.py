@@ -17,7 +17,7 @@ import msgspec
 from gateway.core.counting.measure import Wire
 from gateway.core.values import dataclass
 from gateway.dialects.fields import join
-from gateway.dialects.tools import KNOWN_OFFERS, Mode, Offer, Tool
+from gateway.dialects.tools import KNOWN_OFFERS, MODES, Mode, Offer, Tool
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ENTRY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -86,7 +86,8 @@ def _changes(offer: Offer, keep: Collection[str], *, must: bool, has_choice: boo
     kept = tuple(tool for tool in offer.tools if tool.name in names)
     if not kept:
         return {_choice_field(offer): _none(offer)} if offer.mode != "none" else {}
-    is_one = len(kept) == 1 and not kept[0].is_set
+    # One whose type is the word of a mode cannot be named: the choice would be read as that mode.
+    is_one = len(kept) == 1 and not kept[0].is_set and kept[0].entry.get("type") not in MODES
     must = must and offer.can_force and (is_one or not offer.is_legacy)
     is_narrower = not names.issuperset(offer.names)
     mode: Mode = "required" if must else offer.mode

@@ -38,7 +38,7 @@ KNOWN_OFFERS: Final = 256
 #: No provider takes so much; to read more would keep other calls waiting.
 _MOST_BYTES: Final = 4 * 1024 * 1024
 _MOST_TOOLS: Final = 20_000
-_MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 #: Anthropic takes no choice but these while it thinks
 #: (https://docs.claude.com/en/docs/build-with-claude/extended-thinking, "Extended thinking with tool use")
 _THINKS: Final = ("enabled", "adaptive")
@@ -256,7 +256,7 @@ def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | N
         InvalidRequest: it names far too many.
     """
     if isinstance(choice, str):
-        mode = _MODES.get(choice, "auto")
+        mode = MODES.get(choice, "auto")
         return "auto" if mode == "none" and wire == "messages" else mode, None, None
     if not isinstance(choice, dict):
         return "auto", None, None
@@ -269,8 +269,8 @@ def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | N
         _check_number(entries, "tool_choice")
         names = [_entry_name(entry) for entry in entries]
         return _mode_of(said.get("mode")), None, frozenset(name for name in names if name is not None)
-    if isinstance(kind, str) and kind in _MODES:
-        return "auto" if kind == "none" and wire != "messages" else _MODES[kind], None, None
+    if isinstance(kind, str) and kind in MODES:
+        return "auto" if kind == "none" and wire != "messages" else MODES[kind], None, None
     named = _entry_name(choice)
     return ("auto" if named is None else "required"), named, None
 

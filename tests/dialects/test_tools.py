@@ -505,6 +505,7 @@ ANYTHING = st.recursive(
     st.booleans(),
 )
 @example("messages", {"tools": [{"name": "a"}], "thinking": {"type": []}}, False, False)
+@example("chat", {"tools": [{"type": "none"}, {}]}, True, False)
 def test_no_odd_json_breaks_it(wire: Wire, fields: Mapping[str, Any], must: bool, has_choice: bool) -> None:
     raw = read_fields(json.dumps(fields).encode())
     try:
