@@ -25,6 +25,9 @@ class Outline:
     """What messages are, and which belong together: all that depends on nothing but themselves and their order."""
 
     sketches: tuple[Sketch, ...] = ()
+    roles: tuple[str, ...] = ()
+    #: see `Sketch.identity`
+    identities: tuple[bytes, ...] = ()
     #: how many calls each of them makes
     calls: tuple[int, ...] = ()
     #: of all of them, see `Sketch.letters`
@@ -46,6 +49,8 @@ class Outline:
         closed, start = self.spans[:-1], self.spans[-1][0] if self.spans else 0
         return Outline(
             sketches,
+            (*self.roles, *[one.role for one in more]),
+            (*self.identities, *[one.identity for one in more]),
             (*self.calls, *[len(one.calls) for one in more]),
             self.letters + sum([one.letters for one in more]),
             (*closed, *_spans(sketches, start)),
@@ -204,9 +209,13 @@ class Conversation:
     @property
     def last_turn(self) -> Sequence[int]:
         """What the assistant said since the user's last words."""
-        sketches, users = self.sketches, self.outline.users
-        start = users[-1] + 1 if users else 0
-        return [index for index in range(start, len(sketches)) if sketches[index].role == "assistant"]
+        roles = self.outline.roles
+        return [index for index in range(self._behind_user, len(roles)) if roles[index] == "assistant"]
+
+    @property
+    def _behind_user(self) -> int:
+        users = self.outline.users
+        return users[-1] + 1 if users else 0
 
     @property
     def leader(self) -> int | None:
@@ -215,9 +224,12 @@ class Conversation:
         Claude may think once in a turn, before its first call. Where all of the turn begins with thinking, so does
         whatever is left of it.
         """
-        turn = self.last_turn
-        thinks = [self.sketches[index].thinks for index in turn]
-        return turn[0] if thinks[:1] == [True] and not all(thinks) else None
+        roles, sketches = self.outline.roles, self.sketches
+        # Turns are long, and most have no thinking in them.
+        first = next((i for i in range(self._behind_user, len(roles)) if roles[i] == "assistant"), None)
+        if first is None or not sketches[first].thinks:
+            return None
+        return None if all(sketches[index].thinks for index in self.last_turn) else first
 
     @cached_property
     def outline(self) -> Outline:
@@ -305,7 +317,7 @@ class Conversation:
         found = self._prefixes.get((size, salt))
         if found is None:
             salted = digest(salt.encode("utf-8", "surrogatepass"))
-            identities = b"".join([one.identity for one in self.sketches[:size]])
+            identities = b"".join(self.outline.identities[:size])
             found = self._prefixes[size, salt] = blake2b(identities, digest_size=16, key=salted).hexdigest()
         return found
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, compress, count
 from math import isinf
+from operator import is_not
 from typing import Any, Final
 
 from gateway.core.values import dataclass
@@ -219,7 +220,7 @@ class Hashed:
     @cached_property
     def marked(self) -> frozenset[int]:
         """The places of those that have cache marks."""
-        return frozenset([place for place, raw in enumerate(self.raws) if self._plains[place] is not raw])
+        return frozenset(compress(count(), map(is_not, self._plains, self.raws)))
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
@@ -227,6 +228,11 @@ class Hashed:
         if not self.marked:
             return self.keys
         return tuple([digest(self.raws[at]) if at in self.marked else key for at, key in enumerate(self.keys)])
+
+
+def instead(came: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
+    """Bytes with others in the place of some; None stands for nothing."""
+    return tuple([one for one in map(changes.get, count(), came) if one is not None])
 
 
 def hashed(raws: Sequence[bytes] | Hashed) -> Hashed:

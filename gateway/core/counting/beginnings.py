@@ -52,8 +52,7 @@ class Beginning:
     @property
     def messages(self) -> tuple[bytes, ...]:
         """The messages themselves."""
-        text = self.text
-        return tuple([text[start:stop] for start, stop in zip(self.bounds[::2], self.bounds[1::2], strict=True)])
+        return tuple(map(self.text.__getitem__, map(slice, self.bounds[::2], self.bounds[1::2])))
 
     @property
     def size_bytes(self) -> int:

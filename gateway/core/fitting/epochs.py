@@ -27,7 +27,7 @@ from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import recall
-from gateway.core.fitting.receipt import Fitted, Sent
+from gateway.core.fitting.receipt import Fitted, Sent, Weights
 from gateway.core.fitting.summary import Use
 from gateway.core.fitting.validate import problems
 from gateway.core.fitting.watch import Expired, Watch, never
@@ -133,9 +133,10 @@ def _fitted(
     try:
         sent = _resumed(draft, epoch, salt, summaries)
         if sent is not None and epoch is not None:
-            if before - sent.saved <= limit:
-                sent, now = _continued(draft, sent, epoch, limit, policy=policy, salt=salt)
-                return Fitted.having(conversation, came, before, sent=sent, epoch=now)
+            weights = sent.weights(came, reader.framing)
+            if before - weights.saved <= limit:
+                sent, weights, now = _continued(draft, sent, weights, epoch, limit, policy=policy, salt=salt)
+                return Fitted.having(conversation, came, before, sent=sent, weights=weights, epoch=now)
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
         done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
         # It may have been enough to take back what was repeated.
@@ -149,7 +150,8 @@ def _fitted(
         # Our own mistake; whole units can be left out without making any.
         done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
     sent, now = _remembered(done, salt, lambda: Sent.of(done))
-    return Fitted.having(conversation, came, before, sent=sent, epoch=now, applied=applied)
+    weights = sent.weights(came, reader.framing)
+    return Fitted.having(conversation, came, before, sent=sent, weights=weights, epoch=now, applied=applied)
 
 
 def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
@@ -177,26 +179,29 @@ def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Mad
 
 
 def _continued(
-    draft: Draft, sent: Sent, epoch: Epoch, limit: int, *, policy: FitPolicy, salt: str
-) -> tuple[Sent, Epoch]:
+    draft: Draft, sent: Sent, weights: Weights, epoch: Epoch, limit: int, *, policy: FitPolicy, salt: str
+) -> tuple[Sent, Weights, Epoch]:
     """What was sent before still fits: nothing but the last message may be other than before, for lines behind it."""
+    as_before = sent, weights, epoch
     if policy.recall == "off":
-        return sent, epoch
+        return as_before
     start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
     before, last = sum(draft.came), len(draft.came) - 1
-    told = sum(max(0, sent.tokens[index] - draft.came[index]) for index in sent.recalls)
-    done = _recalled(start, before, before - sent.saved, told=told, limit=limit, policy=policy)
+    told = sum(max(0, weights.tokens[index] - draft.came[index]) for index in sent.recalls)
+    done = _recalled(start, before, before - weights.saved, told=told, limit=limit, policy=policy)
     if done is start:
-        return sent, epoch
+        return as_before
     longer = sent.with_lines(done, last)
+    more = longer.weights(draft.came, draft.reader.framing)
     was = Conversation(
         draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
     )
     made = longer.made[last]
     now = Conversation((made.raw or b"",), (made.key,), frozenset(), book=draft.reader)
-    if problems(was, now, before - longer.saved, limit):
-        return sent, epoch
-    return _remembered(done, salt, lambda: longer)
+    if problems(was, now, before - more.saved, limit):
+        return as_before
+    remembered, told_of = _remembered(done, salt, lambda: longer)
+    return remembered, more, told_of
 
 
 def _remembered(done: Draft, salt: str, compute: Callable[[], Sent]) -> tuple[Sent, Epoch]:

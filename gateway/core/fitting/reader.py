@@ -211,10 +211,15 @@ class Reader:
             return (*(known or ()), *self._weights(keys[start:], messages[start:]))
 
         found: tuple[int, ...] = self._runs.extended(f"weights\0{self._name}", keys, extend, _numbers_bytes)
-        if self.framing == _UNFRAMED:
-            return list(found)
-        added = self.framing.added
-        return [added(tokens, calls) for tokens, calls in zip(found, conversation.outline.calls, strict=True)]
+        return list(found) if self.framing == _UNFRAMED else list(self._framed(conversation, found))
+
+    def _framed(self, conversation: Conversation, bare: tuple[int, ...]) -> tuple[int, ...]:
+        framing, calls = self.framing, conversation.outline.calls
+
+        def extend(start: int, known: tuple[int, ...] | None) -> tuple[int, ...]:
+            return (*(known or ()), *map(framing.added, bare[start:], calls[start:]))
+
+        return self._runs.extended(f"weights\0{self._name}\0{framing}", conversation.keys, extend, _numbers_bytes)
 
     def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(

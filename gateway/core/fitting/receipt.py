@@ -6,16 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from itertools import count, repeat
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, Summary, is_summed
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.reader import Framing, Made
-from gateway.core.message import read
+from gateway.core.message import instead, read
 from gateway.core.values import dataclass
 
-_MESSAGE_BYTES: Final = 400
+T = TypeVar("T")
+
+_MESSAGE_BYTES: Final = 600
 _KEY_BYTES: Final = 72
 _NUMBER_BYTES: Final = 40
 
@@ -91,9 +94,19 @@ class Fates:
         return {rule: number for rule, number in numbers if rule not in UNCHANGED}
 
 
-@dataclass(frozen=True, slots=True)
+class Weights(NamedTuple):
+    """Tokens of what stands in the place of messages, by their index, and how many fewer these are in all."""
+
+    tokens: Mapping[int, int]
+    saved: int
+
+
+@dataclass(frozen=True)
 class Sent:
-    """What the first messages of a conversation became, and what that takes off; it holds no message that was kept."""
+    """What the first messages of a conversation became; it holds no message that was kept.
+
+    What it weighs changes from turn to turn, as the framing is learned (`weights`); nothing else of it does.
+    """
 
     #: of all these messages
     keys: tuple[bytes, ...]
@@ -103,44 +116,43 @@ class Sent:
     made: Mapping[int, Made]
     #: those of them that were made of messages with cache marks, which they carry
     marked: frozenset[int]
-    #: the tokens of each of them, by the reader's framing at that time, and what the changes take off
-    tokens: Mapping[int, int]
-    saved: int
-    framing: Framing
+    #: how many calls each of them makes that is not left out
+    calls: Mapping[int, int]
     #: the rule that changed each of them
     hows: Mapping[int, str]
+    #: those in whose place another message stands: a summary, or the mark of what may not be changed
+    new: frozenset[int]
 
     @classmethod
     def of(cls, draft: Draft) -> Sent:
         """What a draft says is sent."""
         made = draft.made_of(draft.changed())
-        tokens, saved = _weighed(draft, made)
+        calls = {index: _calls(draft, index) for index, one in made.items() if one.raw is not None}
         hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
         keys, marked = draft.conversation.keys, draft.conversation.marked & made.keys()
         # as an epoch tells them: the rule by which a message was left out is nothing to go on from
         rules = {index: rule for index, rule in draft.rules.items() if isinstance(draft.decisions[index], tuple)}
-        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, tokens, saved, draft.reader.framing, hows)
+        new = frozenset(_new(draft, made))
+        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, calls, hows, new)
 
     def of_these(self, draft: Draft) -> Sent:
-        """The same of the first messages of this draft, which say the same, and by the framing that there is now.
+        """The same of the first messages of this draft, which say the same.
 
         They may say it in other bytes, a text as a list for one, and with other cache marks.
         """
-        conversation, framing = draft.conversation, draft.reader.framing
+        conversation = draft.conversation
         keys = conversation.keys[: len(self.keys)]
         marked = conversation.marked & self.made.keys()
         others = {index for index in self.made if keys[index] != self.keys[index]} if keys != self.keys else set()
         again = [index for index in others | self.marked | marked if self.made[index].raw is not None]
-        if not (others or again) and self.framing == framing:
+        if not (others or again):
             return self
         anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
         made = {**self.made, **anew.made_of(again)} if again else self.made
-        tokens, saved = _weighed(anew, made)
-        return replace(self, keys=keys, made=made, marked=marked, tokens=tokens, saved=saved, framing=framing)
+        return replace(self, keys=keys, made=made, marked=marked)
 
     def with_lines(self, draft: Draft, index: int) -> Sent:
         """This when the draft adds nothing but old lines at the end of one message that was kept."""
-        tokens = draft.weight(index)
         return replace(
             self,
             keys=draft.conversation.keys,
@@ -148,10 +160,26 @@ class Sent:
             recalls=draft.recalls,
             made={**self.made, index: draft.made(index)},
             marked=self.marked | (draft.conversation.marked & {index}),
-            tokens={**self.tokens, index: tokens},
-            saved=self.saved + draft.came[index] - tokens,
+            calls={**self.calls, index: _calls(draft, index)},
             hows={**self.hows, index: "recall"},
         )
+
+    def weights(self, came: Sequence[int], framing: Framing) -> Weights:
+        """What they weigh; `came`: what all messages weighed as they came."""
+        tokens = dict.fromkeys(self.made, 0)
+        for index, calls in self.calls.items():
+            tokens[index] = framing.added(self.made[index].tokens, calls)
+        return Weights(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()))
+
+    @cached_property
+    def changes(self) -> Mapping[int, bytes | None]:
+        """What is sent in the place of each message that is not sent as it came; None for nothing."""
+        return {index: one.raw for index, one in self.made.items()}
+
+    @cached_property
+    def changed_keys(self) -> Mapping[int, bytes | None]:
+        """A hash of what is sent in the place of each of these; None for nothing."""
+        return {index: one.key or None for index, one in self.made.items()}
 
     @property
     def size_bytes(self) -> int:
@@ -163,10 +191,16 @@ class Sent:
         )
 
 
-def _weighed(draft: Draft, made: Mapping[int, Made]) -> tuple[dict[int, int], int]:
-    """The tokens of each, and what all of them take off."""
-    tokens = {index: draft.weigh(index, one) for index, one in made.items()}
-    return tokens, sum(draft.came[index] - weight for index, weight in tokens.items())
+def _new(draft: Draft, made: Iterable[int]) -> Iterator[int]:
+    sketches = draft.conversation.sketches
+    for index in made:
+        decision = draft.decisions[index]
+        if isinstance(decision, Summary) or (decision == () and sketches[index].sealed):
+            yield index
+
+
+def _calls(draft: Draft, index: int) -> int:
+    return 0 if isinstance(draft.decisions[index], Summary) else draft.conversation.outline.calls[index]
 
 
 def rule_of(decision: Decision, rule: str) -> str:
@@ -195,13 +229,15 @@ class Fitted:
     conversation: Conversation = field(repr=False)
     came: Sequence[int] = field(repr=False)
     sent: Sent | None = field(repr=False)
+    #: of the messages that are not sent as they came
+    weights: Mapping[int, int] = field(repr=False)
 
     @classmethod
     def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> Fitted:
         """Everything as it came."""
         return cls(
             tokens, tokens, changed=False, epoch=None, applied=(),
-            conversation=conversation, came=came, sent=None,
+            conversation=conversation, came=came, sent=None, weights={},
         )  # fmt: skip
 
     @classmethod
@@ -212,69 +248,57 @@ class Fitted:
         tokens: int,
         *,
         sent: Sent,
+        weights: Weights,
         epoch: Epoch,
         applied: tuple[str, ...] = (),
     ) -> Fitted:
         """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
         return cls(
             tokens_before=tokens,
-            tokens=tokens - sent.saved,
+            tokens=tokens - weights.saved,
             changed=True,
             epoch=epoch,
             applied=applied,
             conversation=conversation,
             came=came,
             sent=sent,
+            weights=weights.tokens,
         )
 
     @cached_property
     def messages(self) -> tuple[bytes, ...]:
         """The messages to send."""
-        messages: list[bytes | None] = list(self.conversation.messages)
-        for index, raw in self.changes.items():
-            messages[index] = raw
-        return tuple([raw for raw in messages if raw is not None])
+        return instead(self.conversation.messages, self.changes)
 
     @cached_property
     def keys(self) -> tuple[bytes, ...]:
         """A hash of each, for whoever keeps things by them."""
-        keys = list(self.conversation.keys)
-        for index, one in self._made.items():
-            keys[index] = one.key
-        return tuple([key for key in keys if key])  # what is left out has none
-
-    @property
-    def _made(self) -> Mapping[int, Made]:
-        return self.sent.made if self.sent is not None else {}
+        keys = self.conversation.keys
+        return instead(keys, self.sent.changed_keys) if self.sent is not None else keys
 
     @property
     def changes(self) -> Mapping[int, bytes | None]:
-        """What is sent in the place of each message that is not sent as it came; None for nothing."""
-        return {index: one.raw for index, one in self._made.items()}
+        """See `Sent.changes`."""
+        return self.sent.changes if self.sent is not None else {}
 
     @property
     def new(self) -> frozenset[int]:
-        """The messages in whose place another one stands: a summary, or the mark of what may not be changed."""
-        decisions, sketches = self.sent.decisions if self.sent is not None else (), self.conversation.sketches
-        return frozenset(
-            index
-            for index, decision in enumerate(decisions)
-            if isinstance(decision, Summary) or (decision == () and sketches[index].sealed)
-        )
+        """See `Sent.new`."""
+        return self.sent.new if self.sent is not None else frozenset()
 
     @cached_property
     def fates(self) -> Fates:
         """One for each message that came."""
-        roles = [one.role for one in self.conversation.sketches]
-        after, rules = list(self.came), ["kept"] * len(roles)
-        for index in self.conversation.pinned:
-            rules[index] = "pinned"
-        for index, tokens in self.sent.tokens.items() if self.sent is not None else ():
-            after[index] = tokens
-        for index, rule in self.sent.hows.items() if self.sent is not None else ():
-            rules[index] = rule
-        return Fates.in_columns(roles, self.came, after, rules)
+        roles, pinned = self.conversation.outline.roles, dict.fromkeys(self.conversation.pinned, "pinned")
+        hows = {**pinned, **self.sent.hows} if self.sent is not None else pinned
+        rules = _by_index(hows, repeat("kept", len(roles)))
+        return Fates.in_columns(roles, self.came, _by_index(self.weights, self.came), list(rules))
 
     def decoded(self) -> list[Any]:
         """The messages to send as values; None for bytes that are no JSON."""
         return [read(raw)[0] for raw in self.messages]
+
+
+def _by_index(some: Mapping[int, T], others: Iterable[T]) -> Iterator[T]:
+    """The values of some indices, and those of the others in order."""
+    return map(some.get, count(), others)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gateway.core.fitting.blocks import GAP
 from gateway.core.fitting.receipt import UNCHANGED, Fate, Fates
-from gateway.core.message import Hashed, decode, digest, encode, key_of
+from gateway.core.message import Hashed, decode, digest, encode, instead, key_of
 
 T = TypeVar("T")
 
@@ -274,10 +274,7 @@ class ChatView(View):
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
         """See `View.restored`."""
         del new
-        forms: list[bytes | None] = list(self.elements)
-        for index, form in changes.items():
-            forms[index] = form
-        return Hashed([form for form in forms if form is not None])
+        return Hashed(instead(self.elements, changes))
 
     def fates(self, fates: Fates) -> Fates:
         """See `View.fates`."""

@@ -438,7 +438,7 @@ def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_
 
     names = [f"agent-{number}" for number in range(8)]
     # enough for what is known of each conversation, and for the messages of one or two
-    reader, policy, epochs = Reader(weigh, limit_bytes=1_600_000), FitPolicy(recall="said"), dict[str, Epoch | None]()
+    reader, policy, epochs = Reader(weigh, limit_bytes=2_000_000), FitPolicy(recall="said"), dict[str, Epoch | None]()
     for turn in range(4):
         for name in names:
             told = [{**message, "content": f"{message['content']} {name}"} for message in session(20 + turn)]

@@ -8,7 +8,7 @@ import pytest
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same
 from gateway.core.fitting.epoch import Epoch
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Framing, Reader, weigher
 from gateway.core.fitting.receipt import Fate, Fates, Fitted, Sent, rule_of
 
 TEXT = "a line of text that is long enough to be a block of its own\n"
@@ -36,7 +36,9 @@ def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.made) == [0, 1, 3]
     assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
-    assert sent.saved == before.total() - replace(done, recalls=sent.recalls).total()
+    weights, now = sent.weights(before.came, Framing()), replace(done, recalls=sent.recalls)
+    assert weights.tokens == {index: now.weight(index) for index in sent.made}
+    assert weights.saved == before.total() - now.total()
     assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
 
 
@@ -46,7 +48,13 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
     epoch = Epoch.of("x", done)
     fitted = Fitted.having(
-        before.conversation, before.came, before.total(), sent=sent, epoch=epoch, applied=("shorten",)
+        before.conversation,
+        before.came,
+        before.total(),
+        sent=sent,
+        weights=sent.weights(before.came, Framing()),
+        epoch=epoch,
+        applied=("shorten",),
     )
     assert [fate.rule for fate in fitted.fates] == ["shorten", "drop", "kept", "recall"]
     assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
