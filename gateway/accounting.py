@@ -37,7 +37,6 @@ from gateway.core.spending import (
     Rate,
     bounds_answers,
     dearest,
-    is_limited,
     rate_of,
     room_in,
 )
@@ -198,7 +197,7 @@ class Accounts:
             StoreUnavailable: it has.
         """
         taken, plan = progress.taken, progress.plan
-        if taken is None or taken.hold is None or plan is None or not bounds_answers(progress.book.standings):
+        if taken is None or taken.hold is None or plan is None or not bounds_answers(progress.book.budgets):
             return
         weight, held = plan.safe_tokens + plan.context.kept, taken.hold.fixed.tokens
         if weight > held:
@@ -209,7 +208,7 @@ class Accounts:
 
     def _check_deferred(self, progress: Progress) -> None:
         """Refuse a call that is billed after its answer (a batch) where tokens or USD are limited."""
-        if not bounds_answers(progress.book.standings) or self._budgets.policy.deferred:
+        if not bounds_answers(progress.book.budgets) or self._budgets.policy.deferred:
             return
         if progress.is_billed_later and not progress.is_fetched_later:
             raise NotMetered(
@@ -499,7 +498,7 @@ class Accounts:
 
     def allowance(self, progress: Progress) -> Allowance | None:
         """What the call's accounts leave, as they stood when they were last read."""
-        return allowance(progress.book.standings, self._budgets.policy.warn_at)
+        return allowance(progress.book.budgets, self._budgets.policy.warn_at)
 
 
 def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:
@@ -514,7 +513,7 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
 
 def _unweighed(progress: Progress, call: Call) -> int:
     """Input tokens to hold for a call that is not weighed; 0 without a budget, as reading megabytes takes time."""
-    if not is_limited(progress.book.standings):
+    if not progress.book.budgets:
         return 0
     if not call.fields and progress.incoming.endpoint.estimated:
         return _unread(call.body)

@@ -20,9 +20,9 @@ from gateway.core.spending import (
     Charged,
     Need,
     bounds_answers,
+    budgets_in,
     claims_of,
     hold_for,
-    is_limited,
     limit_to_set,
 )
 from gateway.core.stored import OpenHold, Opening
@@ -41,14 +41,24 @@ _NOTHING_READ: Final[Parents] = {}
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The accounts of a call, and how they stood when they were read.
+    """The accounts of a call, and how they stood when they were read: see `of`.
 
-    `is_blind`: the store is away, and they stand as this worker last saw them.
+    Attributes:
+        claims: the accounts.
+        standings: how each of them stands.
+        budgets: those of them in which a budget is in force, see `budgets_in`.
+        is_blind: the store is away, and they stand as this worker last saw them.
     """
 
     claims: tuple[Claim, ...] = ()
     standings: tuple[Standing, ...] = ()
+    budgets: tuple[Standing, ...] = ()
     is_blind: bool = False
+
+    @classmethod
+    def of(cls, claims: tuple[Claim, ...], standings: tuple[Standing, ...], *, is_blind: bool = False) -> Book:
+        """Accounts that stand so."""
+        return cls(claims, standings, budgets_in(standings), is_blind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,7 @@ class Budgets:
         found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
         known = found.remembered.state.parent
         if known is None and named is None:
-            return found, charged, Book(claims, self._seen(claims, found.standings))
+            return found, charged, Book.of(claims, self._seen(claims, found.standings))
         charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
         return found, charged, await self.book(charged)
 
@@ -183,7 +193,7 @@ class Budgets:
         charged = replace(charged, parents=parents)
         if parents != likely:
             return found, charged, await self.book(charged)
-        return found, charged, Book(claims, self._seen(claims, found.standings))
+        return found, charged, Book.of(claims, self._seen(claims, found.standings))
 
     async def _above_now(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents
@@ -212,7 +222,7 @@ class Budgets:
     async def book(self, charged: Charged) -> Book:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)
-        return Book(claims, await self._standings(claims))
+        return Book.of(claims, await self._standings(claims))
 
     async def _standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         return self._seen(claims, await self._store.standings([claim.undeclared for claim in claims]))
@@ -225,20 +235,20 @@ class Budgets:
     def blind_book(self, charged: Charged) -> Book:
         """The accounts of a call as this worker last saw them, while the store is away."""
         claims = self._blind.claims(claims_of(self.policy, charged))
-        return Book(claims, self._blind.standings(claims), is_blind=True)
+        return Book.of(claims, self._blind.standings(claims), is_blind=True)
 
     @staticmethod
     def to_read(book: Book) -> Sequence[Claim]:
         """What to read when a call of these accounts is settled, so that its client is told what is left after it."""
-        if book.is_blind or not is_limited(book.standings):
+        if book.is_blind or not book.budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
     def again(self, book: Book, granted: Sequence[Standing] | None) -> Book:
         """The accounts after the call. `granted`: how those stand that were to be read; None: nobody knows."""
         if book.is_blind:
-            return replace(book, standings=self._blind.standings(book.claims))
-        return replace(book, standings=self._seen(book.claims, granted)) if granted else book
+            return Book.of(book.claims, self._blind.standings(book.claims), is_blind=True)
+        return Book.of(book.claims, self._seen(book.claims, granted)) if granted else book
 
     async def reserve(
         self,
@@ -287,8 +297,8 @@ class Budgets:
 
     def _granted(self, book: Book, opened: OpenHold, lease_s: float, granted: Granted, need: Need) -> Taken:
         """A granted hold as the call keeps it; from now on its lease is kept alive, or taken once the store is back."""
-        hold = opened.hold
-        grows = need.can_grow and need.output is None and is_limited(granted.standings)
+        hold, after = opened.hold, Book.of(book.claims, granted.standings, is_blind=book.is_blind)
+        grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if book.is_blind:
             lease.pending = lambda: _as_granted(opened, granted.units)
@@ -297,10 +307,10 @@ class Budgets:
             self._blind.saw_used(granted.standings)
         self._leases.open(lease)
         limit = limit_to_set(hold, granted, need)
-        return Taken(hold, granted.units, lease, limit, replace(book, standings=granted.standings))
+        return Taken(hold, granted.units, lease, limit, after)
 
     def _check_price(self, book: Book, need: Need) -> None:
-        if not need.is_priced and is_limited(book.standings, "nano_usd"):
+        if not need.is_priced and any(stands.limits.nano_usd is not None for stands in book.budgets):
             raise PriceUnknown(
                 f'A budget in USD is in force and the price of "{need.model}" is not known, or not in the '
                 "service tier it is asked for. Name it in gateway.yaml under models (match, provider, price: {input, "
@@ -310,7 +320,7 @@ class Budgets:
 
     def _opened(self, book: Book, call_id: str, need: Need, lost: Callable[[Need], CallRecord]) -> OpenHold:
         hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
-        goes_on = need.goes_on and bounds_answers(book.standings)
+        goes_on = need.goes_on and bounds_answers(book.budgets)
         unit_usd = need.rate.output if need.rate is not None else None
         return OpenHold(hold, lost(need), unit_usd=unit_usd, goes_on=goes_on)
 

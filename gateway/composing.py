@@ -20,7 +20,6 @@ from gateway.core.spending import (
     affordable_input,
     bounds_answers,
     dearest,
-    is_limited,
     rate_of,
     remaining_fraction,
     room_in,
@@ -73,13 +72,13 @@ class Composer:
 
     def modes(self, progress: Progress) -> tuple[ResponseMode, ...]:
         """The modes to show tool results in: as the budget and the call ask for, and one for when that is too much."""
-        incoming, standings = progress.incoming, progress.book.standings
+        incoming, budgets = progress.incoming, progress.book.budgets
         asked = incoming.directives.mode
         if incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return ("raw",)
-        if not self._has_modes or not is_limited(standings):
+        if not self._has_modes or not budgets:
             return (asked,)
-        mode = stricter(asked, mode_for(remaining_fraction(standings)))
+        mode = stricter(asked, mode_for(remaining_fraction(budgets)))
         return (mode,) if mode == "handle_only" else (mode, "handle_only")
 
     async def compose(self, progress: Progress, call: Call, mode: ResponseMode) -> None:
@@ -114,11 +113,11 @@ class Composer:
 
     def _left_for_input(self, progress: Progress, output: int | None) -> int | None:
         """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
-        route, standings = progress.route, progress.book.standings
-        if not bounds_answers(standings):
+        route, budgets = progress.route, progress.book.budgets
+        if not bounds_answers(budgets):
             return None
         rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (route, *progress.instead(route)))
-        return affordable_input(standings, output, rate)
+        return affordable_input(budgets, output, rate)
 
     @staticmethod
     def _weighing(progress: Progress, contents: Contents) -> Weighing | None:
@@ -171,7 +170,7 @@ class Composer:
         # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
         session = None if progress.book.is_blind else progress.session
         # Full texts that the agent asked for by handle go out, unless the budget is so low that the call were refused.
-        is_asked, left = mode == progress.incoming.directives.mode, remaining_fraction(progress.book.standings)
+        is_asked, left = mode == progress.incoming.directives.mode, remaining_fraction(progress.book.budgets)
         is_answered = mode != "handle_only" or (is_asked and mode_for(left) != "handle_only")
         showing = progress.showing = await self._results.show(
             view.messages, mode, session, is_summed=self._result_summaries.is_on, is_answered=is_answered
@@ -245,7 +244,7 @@ class Composer:
     def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:
         """The fields that bound the answer: as the budget allows, else as the step has it, else as is held for it."""
         taken, plan = progress.taken, progress.plan
-        is_held = taken is not None and taken.hold is not None and bounds_answers(progress.book.standings)
+        is_held = taken is not None and taken.hold is not None and bounds_answers(progress.book.budgets)
         limit, why = taken.limit if taken is not None else None, "as the budget allows"
         if limit is None:
             limit, why = progress.limit_to_set(call.fields, wire), "as the step has it"
@@ -263,7 +262,7 @@ class Composer:
     def _held(progress: Progress) -> int | None:
         """Tokens that are held for the input; None where no budget in tokens or USD is in force."""
         hold = progress.taken.hold if progress.taken is not None else None
-        return hold.fixed.tokens if hold is not None and bounds_answers(progress.book.standings) else None
+        return hold.fixed.tokens if hold is not None and bounds_answers(progress.book.budgets) else None
 
     @staticmethod
     def may_be_too_long(progress: Progress) -> bool:

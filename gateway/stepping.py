@@ -155,7 +155,7 @@ class Steps:
         """What the agent's conditions look at, and no more than that."""
         if not agent.reads_facts:
             return _NO_FACTS
-        left = remaining_fraction(progress.book.standings) if agent.reads_budget else 1.0
+        left = remaining_fraction(progress.book.budgets) if agent.reads_budget else 1.0
         wire, contents = progress.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
             contents = progress.contents = await self._planner.contents(call, wire)

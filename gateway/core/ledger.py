@@ -101,7 +101,7 @@ class Limits(NamedTuple):
     @property
     def is_none(self) -> bool:
         """Whether nothing is limited."""
-        return self.tokens is None and self.nano_usd is None and self.calls is None
+        return self[:3] == (None, None, None)
 
     def lowered(self, to: Limits) -> Limits:
         """These limits, each lowered to that of `to` where that is less."""

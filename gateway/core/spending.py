@@ -19,7 +19,6 @@ from gateway.core.ledger import (
     AccountKey,
     Amount,
     Claim,
-    Dimension,
     Granted,
     Hold,
     Limits,
@@ -264,17 +263,16 @@ def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
 
 def bounds_answers(standings: Sequence[Standing]) -> bool:
     """Whether a budget is in force in which a longer answer counts more."""
-    return is_limited(standings, "tokens") or is_limited(standings, "nano_usd")
-
-
-def is_limited(standings: Sequence[Standing], dimension: Dimension | None = None) -> bool:
-    """Whether a budget is in force: in this dimension, or in any."""
     for stands in standings:
         limits = stands.limits
-        is_any = not limits.is_none if dimension is None else limits.of(dimension) is not None
-        if is_any and stands.key.kind != "rate":
+        if stands.key.kind != "rate" and (limits.tokens is not None or limits.nano_usd is not None):
             return True
     return False
+
+
+def budgets_in(standings: Sequence[Standing]) -> tuple[Standing, ...]:
+    """Those in which a budget is in force; the count of a client key's requests is none."""
+    return tuple([stands for stands in standings if stands.key.kind != "rate" and not stands.limits.is_none])
 
 
 def affordable_input(standings: Sequence[Standing], output: int | None, rate: Rate | None) -> int | None:

@@ -34,10 +34,11 @@ from gateway.core.spending import (
     Rate,
     accounts_of,
     affordable_input,
+    bounds_answers,
+    budgets_in,
     claims_of,
     dearest,
     hold_for,
-    is_limited,
     limit_to_set,
     rate_of,
     remaining_fraction,
@@ -293,7 +294,7 @@ def test_what_remains_is_that_of_the_narrowest_and_holds_are_not_spent() -> None
     assert remaining_fraction([stands(used=100, held=800), stands(Limits(tokens=200), used=150)]) == 0.25
     assert remaining_fraction([stands(used=5_000)]) == 0
     assert remaining_fraction([]) == 1
-    assert is_limited([stands(Limits(calls=1))])
+    assert budgets_in([stands(Limits(calls=1))])
     rate = Standing(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
-    assert not is_limited([rate]), "the count of requests is no budget"
-    assert not is_limited([stands(Limits(calls=1))], "tokens")
+    assert not budgets_in([rate]), "the count of requests is no budget"
+    assert not bounds_answers([stands(Limits(calls=1))])
