@@ -55,17 +55,20 @@ class CountCache:
         """
         table = self._table
         found: list[Any] = []
+        missing: list[int] = []
         with self._lock:
             for key in keys:
                 named = kind, key
                 entry = table.pop(named, None)
                 if entry is None:
+                    missing.append(len(found))
                     found.append(None)
                 else:
                     table[named] = entry  # the end of the table is what was used last
                     found.append(entry[0])
-        missing = [index for index, value in enumerate(found) if value is None]
-        for index, value in zip(missing, compute(missing) if missing else (), strict=True):
+        if not missing:
+            return found
+        for index, value in zip(missing, compute(missing), strict=True):
             found[index] = value
             cost = _ENTRY_BYTES + (size(value) if size is not None else 0)
             with self._lock:

@@ -146,13 +146,12 @@ def corrected(
     if last is not None and last.key == key:
         return _following(estimate, last, surprises, frames)
     if not residuals:
-        return Corrected(estimate.tokens, _margin(estimate, estimate.tokens, ()), 0, estimate.source)
+        return Corrected(estimate.tokens, _margin(estimate, estimate.tokens), 0, estimate.source)
     seen = _scaled(residuals, estimate.tokens)
     wanted = round(median(seen))
     offset = _clamped(wanted, estimate.tokens)
     tokens = estimate.tokens + offset
-    above = [residual - wanted for residual in seen]
-    return Corrected(tokens, _margin(estimate, tokens, above), offset, "learned")
+    return Corrected(tokens, _margin(estimate, tokens, max(seen) - wanted, len(seen)), offset, "learned")
 
 
 def _following(
@@ -164,7 +163,7 @@ def _following(
     tokens = estimate.tokens + offset
     above = _scaled(surprises, estimate.tokens) or (0,)
     least = _LEAST_KNOWN if len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
-    return Corrected(tokens, _margin(estimate, tokens, above, least), offset, "learned", last, frame)
+    return Corrected(tokens, _margin(estimate, tokens, max(above), len(above), least), offset, "learned", last, frame)
 
 
 def _frame(last: LastTurn, frames: Sequence[Residual]) -> float:
@@ -220,13 +219,13 @@ def _clamped(offset: int, tokens: int) -> int:
     return max(-int(tokens * _MOST_TAKEN), min(_MOST_ADDED, offset))
 
 
-def _margin(estimate: Estimate, tokens: int, above: Sequence[float], least: float = _LEAST_MARGIN) -> int:
+def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, least: float = _LEAST_MARGIN) -> int:
     """Tokens to keep free: the most that was seen above the correction, or doubt that shrinks with each report.
 
-    `above`: reported tokens less corrected ones of earlier requests; `least`: the smallest margin, a share of `tokens`.
+    `seen`: the most by which what was reported of earlier requests, so many `reports`, was above what was corrected;
+    `least`: the smallest margin, a share of `tokens`.
     """
-    seen = max(above, default=0)
-    unseen = (estimate.spread * tokens + estimate.doubt) / (1 + len(above))
+    unseen = (estimate.spread * tokens + estimate.doubt) / (1 + reports)
     return math.ceil(max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen))
 
 

@@ -77,11 +77,12 @@ def context_counts(measures: Sequence[Measure], before: ContextCounts, seen: See
     """
     conversation = before.conversation_tokens + sum([conversation_tokens(item.counts) for item in measures])
     tool, different, repeated = before.tool_tokens, before.results, before.repeated_tokens
-    if not any(item.results or item.called for item in measures):
+    of_tools = [item for item in measures if item.results or item.called]
+    if not of_tools:
         parts = ContextCounts(conversation, tool, before.definition_tokens, different, repeated, before.tools)
         return parts, seen
     known, calls, tools = set(seen.results), dict(seen.calls), dict(before.tools)
-    for measure in measures:
+    for measure in of_tools:
         calls.update(measure.called)
         for result in measure.results:
             name = calls.pop(result.call_id, UNKNOWN)

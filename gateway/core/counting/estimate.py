@@ -236,18 +236,25 @@ class Estimator:
         self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None = None
     ) -> list[Measure]:
         """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
-        contents = pieces if keys is not None else [_content(piece) for piece in pieces]
+        if keys is not None:
+            return self._of_keyed(wire, pieces, counter, keys)
+        contents = [_content(piece) for piece in pieces]
         keyed = [content for content in contents if content is not None]
-        found: list[Any] = self._cache.get_keyed(
-            f"{wire}\0{counter.name}",
-            keys if keys is not None else keys_of(keyed),
-            lambda missing: [measure(wire, self._read(plain(keyed[index])), counter) for index in missing],
-            _measure_bytes,
-        )
+        found = self._of_keyed(wire, keyed, counter, keys_of(keyed))
         for index, content in enumerate(contents):
             if content is None:
                 found.insert(index, measure(wire, pieces[index], counter))
         return found
+
+    def _of_keyed(
+        self, wire: Wire, contents: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes]
+    ) -> list[Measure]:
+        return self._cache.get_keyed(
+            f"{wire}\0{counter.name}",
+            keys,
+            lambda missing: [measure(wire, self._read(plain(contents[index])), counter) for index in missing],
+            _measure_bytes,
+        )
 
     def _kept(self, kind: str, piece: Piece, compute: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
         content = _content(piece)

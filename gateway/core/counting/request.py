@@ -46,6 +46,9 @@ FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
 _UNREAD: Final = frozenset({"models", "provider", "metadata", "user", "stop", "stop_sequences", "logit_bias"})
 #: those, and what is weighed with the tools: no text of theirs is shown to a model
 _STEERING: Final = _UNREAD | {"model", "tools", "functions", "tool_choice", "function_call"}
+#: by format: fields that make no difference to what stands beside the messages, and those that are no others
+_UNTOLD: Final = {wire: _UNREAD | {items} for wire, items in ITEMS.items()}
+_WEIGHED: Final = {wire: _STEERING | {items, _SYSTEM_FIELDS.get(wire, "")} for wire, items in ITEMS.items()}
 #: fields whose value is read, however short
 _READ: Final = frozenset(
     {
@@ -144,11 +147,12 @@ def key_of_fields(wire: Wire, fields: Mapping[str, bytes]) -> Hashable:
     Of short fields that it reads no value of, all that matters is whether they are there: ids in them may differ with
     each call.
     """
-    told = [(name, raw) for name, raw in fields.items() if name not in _UNREAD and name != ITEMS[wire]]
-    system = _SYSTEM_FIELDS.get(wire)
-    others = sum([len(raw) for name, raw in told if name not in _STEERING and name != system])
+    untold, weighed = _UNTOLD[wire], _WEIGHED[wire]
+    others = sum([len(raw) for name, raw in fields.items() if name not in weighed])
     read = _READ if others <= _FEW_BYTES else fields
-    return tuple([(name, again(raw) if name in read else raw == b"null") for name, raw in told])
+    return tuple(
+        [(name, again(raw) if name in read else raw == b"null") for name, raw in fields.items() if name not in untold]
+    )
 
 
 def wire_of(body: Mapping[str, Any]) -> Wire:
@@ -186,8 +190,8 @@ def _given(body: Mapping[str, Piece], field: str) -> Piece:
 
 def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
     """The fields that are weighed nowhere else; none where they are short."""
-    known = {ITEMS[wire], _SYSTEM_FIELDS.get(wire, ""), *(FORM_FIELDS[wire] if has_schema else ())}
-    found = [piece for name, piece in body.items() if name not in known and name not in _STEERING]
+    known = _WEIGHED[wire].union(FORM_FIELDS[wire] if has_schema else ())
+    found = [piece for name, piece in body.items() if name not in known]
     return tuple(found) if sum(map(_size, found)) > _FEW_BYTES else ()
 
 
