@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -40,19 +41,29 @@ def unreadable(account: str, store: str) -> str:
     return f"The account {account} in the store {store} cannot be read, so no call can be charged to it. {MENDING}."
 
 
-@contextlib.contextmanager
-def refusing(call_id: str) -> Iterator[None]:
+class Refusing:
     """Settle a call within this: what goes wrong, unless the store is away, lies in its record or in what that meets.
 
     Raises:
         RecordRefused: it is not settled.
     """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, StoreUnavailable) and not isinstance(error, StoreDamaged):
-            raise
-        raise RecordRefused(f"The store cannot take call {call_id}: {type(error).__name__}: {error}") from error
+
+    __slots__ = ("_call_id",)
+
+    def __init__(self, call_id: str) -> None:
+        self._call_id = call_id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, StoreDamaged) or not isinstance(error, StoreUnavailable):
+            what = f"{type(error).__name__}: {error}"
+            raise RecordRefused(f"The store cannot take call {self._call_id}: {what}") from error
 
 
 class _Unread:

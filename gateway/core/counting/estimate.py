@@ -310,7 +310,7 @@ def _tools_tokens(beside: Beside, family: Family, *, system: bool) -> float:
 
 
 def _measure_tokens(item: Measure, family: Family) -> float:
-    return counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media)
+    return counts_tokens(item.counts, family) + sum([media_tokens(part, family) for part in item.media])
 
 
 def counts_tokens(counts: Counts, family: Family) -> float:

@@ -37,7 +37,7 @@ from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 from gateway.stores.memory.accounts import Books
 from gateway.stores.sums import stopped
-from gateway.stores.unread import refusing
+from gateway.stores.unread import Refusing
 
 #: records kept of one session, and call ids remembered of all; totals are not affected by what is forgotten here
 CALLS_PER_SESSION: Final = 1000
@@ -127,7 +127,7 @@ class MemoryStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        with refusing(record.call_id):
+        with Refusing(record.call_id):
             return self._settle(record, ending)
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:

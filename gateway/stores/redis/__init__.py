@@ -38,7 +38,7 @@ from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.together import Books, BooksTogether, Clerk
 from gateway.stores.redis.values import Kept
-from gateway.stores.unread import UnreadKeys, UnreadSessions, refusing
+from gateway.stores.unread import Refusing, UnreadKeys, UnreadSessions
 
 #: Keys live this many seconds longer than what they hold is kept, or up to an hour less (see `live` in prelude.lua),
 #: so that the hourly clearing comes first.
@@ -103,7 +103,7 @@ class RedisStore:
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
         """See `Store.closing`."""
-        with refusing(record.call_id):
+        with Refusing(record.call_id):
             return await self._moves.settle(record, ending, claims)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:

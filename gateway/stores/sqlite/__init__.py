@@ -36,7 +36,7 @@ from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
 from gateway.stores.sqlite.writer import RETRY_S, Writer
-from gateway.stores.unread import UnreadHolds, UnreadKeys, UnreadRecords, refusing
+from gateway.stores.unread import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
 
 T = TypeVar("T")
 
@@ -89,11 +89,11 @@ class SqliteStore:
             self._hot.close()
             raise
         self._place = Place(path)
-        self._writer = Writer(self._hot, self._place.check, timeout_s, self._unavailable, lambda: self._committed(1))
+        self._writer = Writer(self._hot, self._place.check, timeout_s, self._unavailable, self._committed)
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        with refusing(record.call_id):
+        with Refusing(record.call_id):
             return await self._settle(record, ending)
 
     async def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
@@ -159,7 +159,7 @@ class SqliteStore:
         """See `Store.learn`."""
         return await self._writer.write(lambda db: rows.add_lessons(db, lessons, self._now()))
 
-    def _committed(self, weight: int) -> None:
+    def _committed(self, weight: int = 1) -> None:
         self._since_checkpoint += weight
         if self._since_checkpoint >= _CHECKPOINT_EVERY and (self._checkpoint is None or self._checkpoint.done()):
             self._since_checkpoint = 0
