@@ -222,10 +222,10 @@ class Accounts:
 
         Then the call has no fallbacks any more.
         """
-        routes, end = progress.routes, progress.routes.index(progress.route) + 1
         try:
             return await self._reserve(progress, call)
         except (BudgetFault, PriceUnknown):
+            routes, end = progress.routes, progress.routes.index(progress.route) + 1
             if len(routes) == end:
                 raise
         progress.routes = routes[:end]
@@ -498,7 +498,8 @@ class Accounts:
 
     def allowance(self, progress: Progress) -> Allowance | None:
         """What the call's accounts leave, as they stood when they were last read."""
-        return allowance(progress.book.budgets, self._budgets.policy.warn_at)
+        budgets = progress.book.budgets
+        return allowance(budgets, self._budgets.policy.warn_at) if budgets else None
 
 
 def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:

@@ -230,7 +230,7 @@ class Budgets:
     def _seen(self, claims: Sequence[Claim], granted: Sequence[Standing]) -> tuple[Standing, ...]:
         """How accounts stand for a call, lowered to what it declares; without that, they are kept for `blind_book`."""
         self._blind.saw(granted)
-        return tuple(stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True))
+        return tuple([stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True)])
 
     def blind_book(self, charged: Charged) -> Book:
         """The accounts of a call as this worker last saw them, while the store is away."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.context_budget import Wishes
+from gateway.core.context_budget import Wishes, least
 from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
@@ -99,7 +99,7 @@ class Composer:
             progress.affordable = self._left_for_input(progress, output)
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
-        budget = min([one for one in (asked.budget, affordable, step) if one is not None], default=None)
+        budget = least(asked.budget, affordable, step)
         # Decisions for a fallback are kept apart: it goes on from none of the first model's, and replaces none.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
         wishes, weighing = Wishes(asked.trim, budget, output), self._weighing(progress, contents)
@@ -281,8 +281,7 @@ class Composer:
         if asked is None or plan is None:
             return False
         held = self._held(progress)
-        most = min((one for one in (asked.wishes.budget, held) if one is not None), default=None)
-        within = replace(asked, wishes=replace(asked.wishes, budget=most))
+        within = replace(asked, wishes=replace(asked.wishes, budget=least(asked.wishes.budget, held)))
         again = await self._plan(progress, within, self._learn_window(progress, asked, plan, found))
         progress.notes["context"] = "the provider refused it for its length"
         is_shorter = again.messages not in (None, plan.messages) or self._has_less_room(progress, asked, plan, again)

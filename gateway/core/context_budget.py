@@ -78,7 +78,7 @@ NO_WISHES: Final = Wishes()
 
 def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
     """The window of a model: as it is configured or listed, or less where its provider has said so."""
-    return min([window for window in (facts.window, learned_window) if window is not None], default=None)
+    return least(facts.window, learned_window)
 
 
 def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
@@ -87,11 +87,15 @@ def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_
     A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
     the call's own output limit, else a tenth of the window up to 4,096.
     """
-    limits = [limit for limit in (policy.budget, wishes.budget) if limit is not None]
     window = window_of(facts, learned_window)
-    if window is not None:
-        limits.append(max(1, window - _reserve(policy, facts, wishes, window)))
-    return min(limits, default=None)
+    room = max(1, window - _reserve(policy, facts, wishes, window)) if window is not None else None
+    return least(policy.budget, wishes.budget, room)
+
+
+def least(*limits: int | None) -> int | None:
+    """The smallest of these limits; None where there is none."""
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
 
 
 def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: int) -> int:

@@ -152,8 +152,8 @@ def standings(
     db: sqlite3.Connection, claims: Sequence[Claim], now: Moment, known: ledger.Accounts = _NO_ACCOUNTS
 ) -> tuple[Standing, ...]:
     """See `Store.standings`. `known`: accounts that were just read."""
-    accounts = {**_accounts(db, (claim.key for claim in claims if claim.key not in known)), **known}
-    return tuple(ledger.standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims)
+    accounts = {**_accounts(db, [claim.key for claim in claims if claim.key not in known]), **known}
+    return tuple([ledger.standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims])
 
 
 def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, int | None] | None, now: Moment) -> None:

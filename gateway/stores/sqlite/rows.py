@@ -240,9 +240,9 @@ def opening(
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
     # A row that is missing is NULL in all columns, and the first of these is NULL in no row.
-    columns = row[_ACCOUNT_AT:_SUMS_AT]
-    account = accounts.account(connection, key.account, columns) if columns[0] is not None else EMPTY
-    stands = accounts.standings(connection, claims, now, {key.account: account})
+    columns, named = row[_ACCOUNT_AT:_SUMS_AT], key.account
+    account = accounts.account(connection, named, columns) if columns[0] is not None else EMPTY
+    stands = accounts.standings(connection, claims, now, {named: account})
     parents = tuple([remembered(connection, one).state.parent for one in above]) if above else ()
     totals = None
     if with_totals:
