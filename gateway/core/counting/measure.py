@@ -16,6 +16,8 @@ from gateway.core.tools import NAME_CHARACTERS
 
 #: Our words for the wire formats; a dialect's `name`.
 Wire = Literal["chat", "responses", "messages", "completions"]
+#: the fields of most chat messages
+_PLAIN: Final = frozenset({"role", "content"})
 
 
 class TokenCounter(Protocol):
@@ -120,10 +122,11 @@ def _chat(tally: Tally, message: Mapping[str, Any]) -> Measure:
         if end:
             tally.say("inline", thought)
         tally.parts(said if end else content)
-        tally.say("text", message.get("refusal"))
-        tally.say("text", message.get("name"))
-        _chat_calls(tally, message)
-        _chat_thoughts(tally, message)
+        if not message.keys() <= _PLAIN:
+            tally.say("text", message.get("refusal"))
+            tally.say("text", message.get("name"))
+            _chat_calls(tally, message)
+            _chat_thoughts(tally, message)
     return _measured(tally, role, asks=role == "user")
 
 

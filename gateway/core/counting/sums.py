@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from gateway.core.counting.context import ContextCounts, Seen, context_counts
@@ -44,13 +45,14 @@ class Sums:
         """The sums with these messages behind the others."""
         if not measures:
             return self
-        counts = Counts(*map(sum, zip(self.counts, *[item.counts for item in measures], strict=True)))
+        added, media, _, roles, *_ = zip(*measures, strict=True)
+        counts = Counts(*map(sum, zip(self.counts, *added, strict=True)))
         context, seen = context_counts(measures, self.context, self.seen)
         return Sums(
             counts,
             _thoughts(self.turn, measures) if counts.thinking or counts.sealed or counts.seals else _NO_COUNTS,
-            (*self.media, *[part for item in measures for part in item.media]),
-            self.system or not SYSTEM_ROLES.isdisjoint([item.role for item in measures]),
+            tuple(chain(self.media, *media)),
+            self.system or not SYSTEM_ROLES.isdisjoint(roles),
             context,
             seen,
         )
