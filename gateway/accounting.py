@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -239,10 +239,10 @@ class Accounts:
         progress.notes["left_out"] = f"{left_out}: its budget could not be held for them"
         return taken
 
-    async def _reserve(self, progress: Progress, call: Call) -> Taken:
+    def _reserve(self, progress: Progress, call: Call) -> Awaitable[Taken]:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
         call_id, is_stream = progress.incoming.call_id, call.stream
-        return await self._budgets.reserve(progress.book, call_id, need, lost, is_stream=is_stream)
+        return self._budgets.reserve(progress.book, call_id, need, lost, is_stream=is_stream)
 
     def _need(self, progress: Progress, call: Call) -> Need:
         """What the call may take at the most, wherever it goes in the end."""

@@ -94,24 +94,21 @@ class SqliteStore:
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
         with Refusing(record.call_id):
-            return await self._settle(record, ending)
+            encoded = msgspec.json.encode(record) if ending is None else None
 
-    async def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
-        encoded = msgspec.json.encode(record) if ending is None else None
+            def write(db: sqlite3.Connection) -> Totals:
+                key, ended, move = record.session, record, None
+                if ending is not None and key is not None:
+                    row = kept.read(db, key)
+                    steps, ended = ending(row.steps)
+                    move = kept.Move(row, steps)
+                totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
+                # A call that was written before changes nothing.
+                if is_written and key is not None:
+                    kept.add(db, key, move, ended.counted_tools, self._now())
+                return totals
 
-        def write(db: sqlite3.Connection) -> Totals:
-            key, ended, move = record.session, record, None
-            if ending is not None and key is not None:
-                row = kept.read(db, key)
-                steps, ended = ending(row.steps)
-                move = kept.Move(row, steps)
-            totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
-            # A call that was written before changes nothing.
-            if is_written and key is not None:
-                kept.add(db, key, move, ended.counted_tools, self._now())
-            return totals
-
-        return await self._writer.write(write)
+            return await self._writer.write(write)
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
         """See `Store.closing`."""
