@@ -232,5 +232,5 @@ def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, 
 def residuals_from(value: Any) -> tuple[Residual, ...]:
     """Residuals as they were stored: a list of pairs, or of residuals without estimates; all else in it is left out."""
     items = value if isinstance(value, list) else []
-    pairs = (item if isinstance(item, list) else [item, 0] for item in items)
-    return tuple(Residual(*pair) for pair in pairs if [type(part) for part in pair] == [int, int])[-KEPT:]
+    pairs = [item if isinstance(item, list) else [item, 0] for item in items]
+    return tuple([Residual(*pair) for pair in pairs if [*map(type, pair)] == [int, int]])[-KEPT:]

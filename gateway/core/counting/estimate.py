@@ -210,10 +210,10 @@ class Estimator:
             before: the sums of all that come before them; of one kind with the request's, see `Beside.kind`.
         """
         measures = self._of_messages(beside.request.wire, messages, beside.counter, keys)
-        start = max([place for place, item in enumerate(measures) if item.is_all], default=None)
-        if before is None or start is not None:
-            before = beside.start
-        return before.plus(measures[start:])
+        starts = [place for place, item in enumerate(measures) if item.is_all]
+        if starts:
+            measures, before = measures[starts[-1] :], None
+        return (beside.start if before is None else before).plus(measures)
 
     def _sums(self, beside: Beside, keys: Sequence[bytes] | None) -> Sums:
         """Sums of all messages; where their keys are known they go on from those of a shorter conversation."""

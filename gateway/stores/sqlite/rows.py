@@ -257,12 +257,11 @@ def _remembered(row: Sequence[Any]) -> Remembered:
     return Remembered(kept.state_of(value, steps), _last_turn(*last), elsewhere)
 
 
-def _last_turn(last_key: object, residual: object, *frames: object) -> LastTurn | None:
+def _last_turn(last_key: object, residual: object, *frames: Any) -> LastTurn | None:
     if not isinstance(last_key, str) or not isinstance(residual, int):
         return None
     # An older version kept no frames.
-    known = [number for number in frames if isinstance(number, int)]
-    return LastTurn(last_key, residual, *(known if len(known) == len(frames) else ()))
+    return LastTurn(last_key, residual, *(frames if {*map(type, frames)} == {int} else ()))
 
 
 def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:
