@@ -198,21 +198,19 @@ def ceiling(
     return budget - found.margin - found.offset + round(found.frame * estimate.frames)
 
 
-def _scaled(residuals: Sequence[Residual], tokens: int) -> list[float]:
+def _scaled(residuals: Sequence[Residual], tokens: int) -> Sequence[float]:
     """The residuals, as they would be for a request of so many estimated tokens.
 
     The one nearest to 0 is taken for what is added to every request. What another one has beyond that is taken to have
     grown with its request, so that a smaller request gets less of it.
     """
     if not residuals:
-        return []
+        return ()
     offs, estimates = zip(*residuals, strict=True)
     if max(estimates) <= tokens:
-        return list(map(float, offs))
+        return offs
     least = min(offs, key=abs)
-    return [
-        least + (off - least) * tokens / estimate if estimate > tokens else float(off) for off, estimate in residuals
-    ]
+    return [least + (off - least) * tokens / estimate if estimate > tokens else off for off, estimate in residuals]
 
 
 def _clamped(offset: int, tokens: int) -> int:
