@@ -64,11 +64,11 @@ _KEEP_HOLD: Final = (
     "INSERT INTO holds (key, id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, "
     "lease_s, value) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-#: what a call was written as if it is settled already, and what is held for it
+#: what a call was written as if it is settled already, and what is held for it: one row of each that there is
 _FOUND: Final = (
-    f"SELECT calls.record, calls.epochs, gone.call_id, gone.record, gone.epochs, key, accounts, {', '.join(_HELD)} "  # noqa: S608  # constants
-    "FROM (SELECT 1) LEFT JOIN calls ON calls.call_id = ?2 LEFT JOIN gone ON gone.call_id = ?2 "
-    "LEFT JOIN holds ON key = ?1 AND id = ?2"
+    "SELECT 'settled', record, epochs, NULL, NULL, NULL FROM calls WHERE call_id = ?2 UNION ALL "  # noqa: S608  # constants
+    "SELECT 'gone', record, epochs, NULL, NULL, NULL FROM gone WHERE call_id = ?2 UNION ALL "
+    f"SELECT 'held', key, accounts, {', '.join(_HELD)} FROM holds WHERE key = ?1 AND id = ?2"
 )
 _DROP_HOLD: Final = "DELETE FROM holds WHERE key = ?"
 _ADD_UNITS: Final = (
@@ -183,14 +183,22 @@ class Found(NamedTuple):
     gone: tuple[bytes | None, bytes | None] | None = None
 
 
+_NOTHING_FOUND: Final = Found()
+
+
 def found(db: sqlite3.Connection, call_id: str) -> Found:
     """Look whether a call is settled, and if not, what is held for it."""
-    record, epochs, gone, lost, lost_in, key, accounts, *amount = db.execute(_FOUND, _at(call_id)).fetchone()
-    if record is not None:
+    rows = {what: row for what, *row in db.execute(_FOUND, _at(call_id))}
+    if not rows:
+        return _NOTHING_FOUND
+    if "settled" in rows:
+        record, epochs, *_ = rows["settled"]
         return Found(settled=(record, epochs))
-    if gone is not None:
-        return Found(gone=(lost, lost_in))
-    return Found(held=Held(key, _read(accounts), Amount(*amount)) if key is not None else None)
+    if "gone" in rows:
+        record, epochs, *_ = rows["gone"]
+        return Found(gone=(record, epochs))
+    key, accounts, *amount = rows["held"]
+    return Found(held=Held(key, _read(accounts), Amount(*amount)))
 
 
 def settle(db: sqlite3.Connection, record: CallRecord, held: Held | None) -> None:
