@@ -16,14 +16,18 @@ from typing import Final
 from gateway.core.usage import MAX_TOKENS, Usage, UsageSource
 from gateway.core.values import dataclass
 
+#: objects of details: the counts in each, and how they are called beside those of the top level
 _DETAILS: Final = {
-    "prompt_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
-    "input_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
-    "input_token_details": ("audio_tokens",),  # of a transcription
-    "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
-    "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
-    "cache_creation": ("ephemeral_1h_input_tokens",),
-    "server_tool_use": ("web_search_requests",),
+    group: {name: f"{group}.{name}" for name in names}
+    for group, names in {
+        "prompt_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
+        "input_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
+        "input_token_details": ("audio_tokens",),  # of a transcription
+        "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
+        "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
+        "cache_creation": ("ephemeral_1h_input_tokens",),
+        "server_tool_use": ("web_search_requests",),
+    }.items()
 }
 # fmt: off
 _CACHE_READ: Final = (
@@ -140,7 +144,7 @@ class UsageReader:
         `input_side_only`: an Anthropic `message_start` states the input; its `output_tokens` is a placeholder, and so
         would be a cost. Hosts that do not know the input yet, as where an answer is translated, write zeros there.
         """
-        if not isinstance(usage, Mapping):
+        if not isinstance(usage, dict):
             return
         fields = _counts(usage)
         iterations = usage.get("iterations")
@@ -158,8 +162,7 @@ class UsageReader:
             return
         else:
             self._take_cost(usage)
-        inputs = [fields[name] for name in _INPUT & fields.keys()]
-        if inputs and not any(inputs):
+        if self._fields and not any(fields[name] for name in _INPUT & fields.keys()):
             # Some streams end with zeros for the input, which they reported when they began.
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
@@ -246,14 +249,15 @@ def _input_side(
 
 def _counts(usage: Mapping[str, object]) -> dict[str, int]:
     """The known counts of one usage object; other fields are the provider's to add, and not ours to keep."""
-    found = {name: number for name, said in usage.items() if name in _TOP_LEVEL and (number := count(said)) is not None}
-    for group in _DETAILS.keys() & usage:
-        details = usage[group]
-        if isinstance(details, Mapping):
-            for name in _DETAILS[group]:
-                number = count(details.get(name))
-                if number is not None:
-                    found[f"{group}.{name}"] = number
+    found: dict[str, int] = {}
+    for name, said in usage.items():
+        if name in _TOP_LEVEL:
+            if (number := count(said)) is not None:
+                found[name] = number
+        elif name in _DETAILS and isinstance(said, dict):
+            for part, full_name in _DETAILS[name].items():
+                if part in said and (number := count(said[part])) is not None:
+                    found[full_name] = number
     return found
 
 
@@ -329,4 +333,7 @@ def _first(fields: Mapping[str, int], names: tuple[str, ...]) -> int | None:
     # Most answers say none of them.
     if fields.keys().isdisjoint(names):
         return None
-    return next(fields[name] for name in names if name in fields)
+    for name in names:
+        if name in fields:
+            return fields[name]
+    return None
