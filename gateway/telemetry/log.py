@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Final, TextIO
 
 import msgspec
@@ -84,13 +84,13 @@ class _Writer:
     def _run(self) -> None:
         while True:
             items = [self._queue.get()]
-            with contextlib.suppress(Empty):
-                while len(items) < _BATCH:
-                    items.append(self._queue.get_nowait())
-            text = "".join(item for item in items if isinstance(item, str))
+            # Nobody else takes any.
+            while len(items) < _BATCH and not self._queue.empty():
+                items.append(self._queue.get())
+            text = "".join([item for item in items if isinstance(item, str)])
             with self._lock:
                 self._waiting -= len(text)
-            if self._queue.empty():
+            if self._dropped and self._queue.empty():
                 text += self._dropped_line()
             # A stream that is closed or whose reader has gone stops nothing.
             with contextlib.suppress(OSError, ValueError):
