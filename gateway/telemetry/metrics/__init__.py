@@ -110,7 +110,7 @@ class _Place:
             return
         if call.charge is not None:
             self._count_charge(call.charge)
-        if call.context is not None and call.saved_tokens:
+        if call.context is not None and call.context.saved_tokens:
             self._count_trimmed(call.context)
         if "fallback" in call.notes:
             values[self._fallbacks] += 1
@@ -139,16 +139,12 @@ class _Place:
 
     def _count_charge(self, charge: Charge) -> None:
         values, usage = self._slots.values, charge.usage
-        numbers = (
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cache_read_tokens,
-            usage.cache_write_tokens,
-            usage.reasoning_tokens,
-        )
-        for slot, number in zip(self._tokens, numbers, strict=True):
-            if number:
-                values[slot] += number
+        tokens_in, tokens_out, cache_read, cache_write, reasoning = self._tokens
+        values[tokens_in] += usage.input_tokens
+        values[tokens_out] += usage.output_tokens
+        values[cache_read] += usage.cache_read_tokens
+        values[cache_write] += usage.cache_write_tokens
+        values[reasoning] += usage.reasoning_tokens
         if charge.cost_usd is None:
             values[self._unpriced] += 1
         else:
