@@ -297,18 +297,19 @@ class Records:
 
     def _prices(self, progress: Progress, answer: Answer) -> list[Price]:
         """The price of the model that answered; those of all that may have, where that cannot be told."""
-        route, may = progress.route, [progress.route, *progress.instead(progress.route, besides=False)]
-        if len(may) == 1:
+        route = progress.route
+        instead = progress.instead(route, besides=False)
+        if not instead:
             # Whatever it calls itself: a version that has no price of its own is the model all the same.
             return self._known_prices([route])
+        may = [route, *instead]
         one = _who_answered(may, answer.model)
         if one is None and answer.model:
             one = Route(route.provider, answer.model)
         return (self._known_prices([one]) if one is not None else []) or self._known_prices(may)
 
     def _known_prices(self, routes: Sequence[Route]) -> list[Price]:
-        found = [self._facts(route).price for route in routes]
-        return [price for price in found if price is not None]
+        return [price for route in routes if (price := self._facts(route).price) is not None]
 
 
 def answer_of(progress: Progress) -> Answer:
