@@ -274,10 +274,8 @@ class ChoicesReader(AtOnceReader[_Payload]):
             gathered.weigh(choice.text)
             return
         gathered.weigh(part.content)
-        gathered.weigh(part.reasoning_content)
         # Some hosts send the same reasoning under two names.
-        if part.reasoning_content is None:
-            gathered.weigh(part.reasoning)
+        gathered.weigh(part.reasoning if part.reasoning_content is None else part.reasoning_content)
         gathered.weigh(part.refusal)
         if isinstance(part.audio, dict):
             gathered.weigh_sound(part.audio.get("data"), part.audio.get("transcript"))

@@ -65,9 +65,9 @@ def kept_elsewhere(fields: Fields, wire: Wire | None, contents: Contents | None 
 
     `contents`: of the request, where they are there: of what is known of their beginning this is known too.
     """
-    field = _MESSAGES.get(wire) if wire is not None else None
-    if wire is None or field is None:
+    if wire is None or wire not in _MESSAGES:
         return ()
+    field = _MESSAGES[wire]
     found = [name for name in _KEPT if is_given(fields, name)] if wire == "responses" else []
     if wire == "messages" and _THREAD in fields and _CONTINUED.search(fields[_THREAD]):
         found.append(_THREAD)
@@ -97,19 +97,19 @@ def named_in(wire: Wire, text: bytes, messages: Sequence[bytes] | None) -> froze
 
 def gone_on_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
     """The ids of what a request goes on from: of an earlier answer, of a conversation."""
-    return _ids(fields, wire, _GONE_ON_FROM)
+    return _ids(fields, _GONE_ON_FROM) if wire == "responses" else ()
 
 
 def left_behind(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
     """The ids under which others may go on from an answer to a request."""
-    named = _ids(fields, wire, _GONE_ON_FROM[1:])
-    is_stored = wire == "responses" and bytes(fields.get("store", b"")) != b"false"
+    if wire != "responses":
+        return ()
+    named = _ids(fields, _GONE_ON_FROM[1:])
+    is_stored = bytes(fields.get("store", b"")) != b"false"
     return (answer_id, *named) if is_stored and answer_id and len(answer_id) <= _MOST_ID else named
 
 
-def _ids(fields: AnyFields, wire: Wire | None, names: Sequence[str]) -> tuple[str, ...]:
-    if wire != "responses":
-        return ()
+def _ids(fields: AnyFields, names: Sequence[str]) -> tuple[str, ...]:
     raws = (fields[name] for name in names if name in fields)
     said = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MOST_ID)
     ids = (one.get("id") if isinstance(one, dict) else one for one in said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
@@ -68,10 +69,6 @@ class _Name:
         self.text = text
 
 
-def _name(_: type, text: str) -> _Name:
-    return _Name(text)
-
-
 def _counting_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
     """Reads one body and counts its keys, so that millions of them are refused before they are held."""
     count = itertools.count(1)
@@ -84,7 +81,7 @@ def _counting_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
     return msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=name)
 
 
-_FIELDS_DECODER: Final = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_name)
+_FIELDS_DECODER: Final = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=operator.call)
 
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:

@@ -50,6 +50,8 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
     bounds nothing. In a format that nobody knows (None) any of them may be its own.
     """
+    if fields.keys().isdisjoint(ALL_LIMITS):
+        return None
     known = {name: number for name in ALL_LIMITS if name in fields and (number := _number(fields, name)) is not None}
     own = _named(wire) if wire is not None else ALL_LIMITS
     return None if known.keys().isdisjoint(own) else max(known.values())

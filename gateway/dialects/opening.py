@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Final
 
@@ -49,15 +48,15 @@ def _elements(array: msgspec.Raw) -> Iterator[msgspec.Raw]:
         DecodeError: it is none.
         RecursionError: it is nested too deep to be read from here.
     """
-    near = msgspec.structs.astuple(_NEAR_DECODER.decode(array))
-    yield from itertools.takewhile(_is_there, near)
-    if _is_there(near[-1]):
-        far = msgspec.structs.astuple(_FAR_DECODER.decode(array))
-        yield from itertools.takewhile(_is_there, far[_NEAR:])
+    near = _present(_NEAR_DECODER.decode(array))
+    yield from near
+    if len(near) == _NEAR:
+        yield from _present(_FAR_DECODER.decode(array))[_NEAR:]
 
 
-def _is_there(raw: msgspec.Raw) -> bool:
-    return raw is not _ABSENT
+def _present(head: msgspec.Struct) -> tuple[msgspec.Raw, ...]:
+    elements = msgspec.structs.astuple(head)
+    return elements[: len(elements) - elements.count(_ABSENT)]
 
 
 def _first(raw: msgspec.Raw) -> bytes:
@@ -132,9 +131,9 @@ class _OpeningReader:
 
 def _text_of_parts(raw: msgspec.Raw) -> str:
     try:
-        parts = list(itertools.takewhile(_is_there, msgspec.structs.astuple(_FAR_DECODER.decode(raw))))
+        parts = _present(_FAR_DECODER.decode(raw))
     except (msgspec.DecodeError, RecursionError):
-        parts = []
+        parts = ()
     return "\n".join(map(_text_or_hash, parts)) if 0 < len(parts) < _FAR else hash_of(memoryview(raw))
 
 
