@@ -106,7 +106,7 @@ def data_of_events(region: bytes) -> list[bytes]:
         names, data, blank = lines[:-1:3], lines[1::3], lines[2::3]
         # Every event is a name and one data line, as the APIs write it that name their events.
         if not any(blank) and b"\n".join([b"", *names]).count(b"\nevent: ") == len(names):
-            return [line[6:] for line in data if line != b"data: "]
+            return list(filter(None, b"\n".join([b"", *data]).split(b"\ndata: ")))
     return [data for data in map(event_data, split_events(region)) if data]
 
 
