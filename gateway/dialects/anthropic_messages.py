@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
-from gateway.dialects.at_once import AtOnceReader
+from gateway.dialects.at_once import AtOnceReader, runs
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.gathered import Gathered
@@ -29,24 +31,23 @@ _LAST_MARKS: Final = (b"message_stop", b"[DONE]")
 _DELTA: Final = "content_block_delta"
 
 
-class _Part(msgspec.Struct, gc=False):
+class _Part(msgspec.Struct, gc=False, frozen=True):
     text: str | None = None
     partial_json: str | None = None
     content: str | None = None
     thinking: str | None = None
     signature: str | None = None
 
-    @property
-    def said(self) -> str:
-        """All texts of `_DELTA_TEXTS`."""
-        return (self.text or "") + (self.partial_json or "") + (self.content or "")
-
 
 class _Event(msgspec.Struct, gc=False):
     """An event of a stream, as far as it is read where it is a delta of texts."""
 
     type: str | None = None
-    delta: _Part | None = None
+    delta: _Part = _Part()
+
+
+#: what a signature weighs depends on the thinking before it
+_TYPE_AND_SIGNATURE: Final = attrgetter("type", "delta.signature")
 
 
 class AnthropicMessages:
@@ -142,24 +143,18 @@ class MessagesReader(AtOnceReader[_Event]):
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """See `AtOnceReader.read_decoded`. Nearly all are deltas."""
-        said, thought = list[str](), list[str]()
-        for data, event in zip(events, decoded, strict=True):
-            part = event.delta
-            # What a signature weighs depends on the thinking before it.
-            if event.type == _DELTA and part is not None and part.signature is None:
-                said.append(part.said)
-                thought.append(part.thinking or "")
+        for (kind, signature), some, run in runs(events, decoded, _TYPE_AND_SIGNATURE):
+            if kind == _DELTA and signature is None:
+                self._said([event.delta for event in run])
             else:
-                self._said(said, thought)
-                self.read(data)
-        self._said(said, thought)
+                for data in some:
+                    self.read(data)
 
-    def _said(self, said: list[str], thought: list[str]) -> None:
-        """Weigh what deltas said, and what they thought, and let both begin anew."""
-        self._gathered.weigh("".join(said))
-        self._thinking += self._gathered.weigh("".join(thought))
-        said.clear()
-        thought.clear()
+    def _said(self, parts: Sequence[_Part]) -> None:
+        """Weigh what deltas said, and what they thought."""
+        texts, partial_json, contents, thoughts, _ = zip(*map(msgspec.structs.astuple, parts), strict=True)
+        self._gathered.weigh("".join(filter(None, chain(texts, partial_json, contents))))
+        self._thinking += self._gathered.weigh("".join(filter(None, thoughts)))
 
     def whole(self, message: Any) -> None:
         """Take a whole message."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ from gateway.dialects.base import EventReader
 from gateway.dialects.fields import UNREADABLE
 
 E = TypeVar("E")
+K = TypeVar("K")
 #: events that are decoded in one go; what is made of them takes little memory
 _AT_ONCE: Final = 1024
 
@@ -26,6 +28,17 @@ def decode_events(decoder: msgspec.json.Decoder[list[E]], events: Sequence[bytes
     except UNREADABLE:
         return None
     return values if len(values) == len(events) else None
+
+
+def runs(
+    events: Sequence[bytes], decoded: Sequence[E], kind: Callable[[E], K]
+) -> Iterator[tuple[K, Sequence[bytes], Sequence[E]]]:
+    """Events of one kind that follow each other: the kind, their bytes, and what was decoded of them."""
+    start = 0
+    for of_all, some in groupby(decoded, kind):
+        run = list(some)
+        yield of_all, events[start : start + len(run)], run
+        start += len(run)
 
 
 class AtOnceReader(EventReader, Generic[E]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
-from gateway.dialects.at_once import AtOnceReader
+from gateway.dialects.at_once import AtOnceReader, runs
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
@@ -130,11 +131,8 @@ class _Event(msgspec.Struct, gc=False):
     content_index: int | None = 0
     summary_index: int | None = 0
 
-    def place(self) -> tuple[str, Sequence[object]] | None:
-        """Its type, and the values of `_PLACE`; None where it is no delta, or one of sound."""
-        if self.delta is None or self.type is None or self.type in _SOUND:
-            return None
-        return self.type, (self.item_id, self.output_index, self.content_index, self.summary_index)
+
+_TYPE_AND_PLACE: Final = attrgetter("type", *_PLACE)
 
 
 class ResponsesReader(AtOnceReader[_Event]):
@@ -182,24 +180,16 @@ class ResponsesReader(AtOnceReader[_Event]):
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """See `AtOnceReader.read_decoded`. Nearly all are deltas of one text, which is taken once."""
-        place, said = None, list[str]()
-        for data, event in zip(events, decoded, strict=True):
-            here = event.place()
-            if here != place:
-                self._said(place, said)
-                place, said = here, []
-            if here is None:
-                self.read(data)
-            else:
-                said.append(event.delta or "")
-                self._numbered(event.sequence_number)
-        self._said(place, said)
-
-    def _said(self, place: tuple[str, Sequence[object]] | None, said: Sequence[str]) -> None:
-        """Take deltas that went on with each other."""
-        if place is not None:
-            kind, values = place
-            self._delta(kind, dict(zip(_PLACE, values, strict=True)), "".join(said))
+        for (kind, *place), some, run in runs(events, decoded, _TYPE_AND_PLACE):
+            said = [event.delta for event in run if event.delta is not None]
+            if kind is None or kind in _SOUND or len(said) < len(run):
+                for data in some:
+                    self.read(data)
+                continue
+            self._delta(kind, dict(zip(_PLACE, place, strict=True)), "".join(said))
+            numbers = [event.sequence_number for event in run if event.sequence_number is not None]
+            if numbers:
+                self._number = numbers[-1]
 
     def _numbered(self, number: object) -> None:
         if type(number) is int:
