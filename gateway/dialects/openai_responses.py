@@ -181,15 +181,14 @@ class ResponsesReader(AtOnceReader[_Event]):
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """See `AtOnceReader.read_decoded`. Nearly all are deltas of one text, which is taken once."""
         for (kind, *place), some, run in runs(events, decoded, _TYPE_AND_PLACE):
-            said = [event.delta for event in run if event.delta is not None]
-            if kind is None or kind in _SOUND or len(said) < len(run):
+            said = [event.delta for event in run]
+            if kind is None or kind in _SOUND or None in said:
                 for data in some:
                     self.read(data)
                 continue
-            self._delta(kind, dict(zip(_PLACE, place, strict=True)), "".join(said))
-            numbers = [event.sequence_number for event in run if event.sequence_number is not None]
-            if numbers:
-                self._number = numbers[-1]
+            self._delta(kind, dict(zip(_PLACE, place, strict=True)), "".join(filter(None, said)))
+            numbers = (event.sequence_number for event in reversed(run))
+            self._number = next((number for number in numbers if number is not None), self._number)
 
     def _numbered(self, number: object) -> None:
         if type(number) is int:
