@@ -30,10 +30,10 @@ _REFERENCE_MARK: Final = b'"item_reference"'
 #: Where parts of each format stand, and the types of those that may stand for a file. An image is none of them: what it
 #: weighs is bounded, and is held.
 _MESSAGES: Final[Mapping[Wire, str]] = {"chat": "messages", "messages": "messages", "responses": "input"}
-_MARKS: Final[Mapping[Wire, tuple[bytes, ...]]] = {
-    "chat": (b'"file"', b'"document_url"', b'"video_url"', b'"audio_url"'),
-    "messages": (b'"document"',),
-    "responses": (b'"input_file"',),
+_MARKS: Final[Mapping[Wire, re.Pattern[bytes]]] = {
+    "chat": re.compile(rb'"(?:file|document_url|video_url|audio_url)"'),
+    "messages": re.compile(rb'"document"'),
+    "responses": re.compile(rb'"input_file"'),
 }
 _PARTS: Final = frozenset({"file", "input_file", "document", "document_url", "video_url", "audio_url"})
 #: what a part calls a file that it does not hold
@@ -90,7 +90,8 @@ def named_in(wire: Wire, text: bytes, messages: Sequence[bytes] | None) -> froze
     found = set[str]()
     if wire == "responses" and _REFERENCE_MARK in text:
         found.update([_REFERENCE] if messages is None or any(_REFERENCE_MARK in raw for raw in messages) else ())
-    if any(mark in text for mark in _MARKS.get(wire, ())):
+    marks = _MARKS.get(wire)
+    if marks is not None and marks.search(text):
         found |= _names(_elements(text) if messages is None else messages)
     return frozenset(found)
 
@@ -110,6 +111,8 @@ def left_behind(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> 
 
 
 def _ids(fields: AnyFields, names: Sequence[str]) -> tuple[str, ...]:
+    if fields.keys().isdisjoint(names):
+        return ()
     raws = (fields[name] for name in names if name in fields)
     said = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MOST_ID)
     ids = (one.get("id") if isinstance(one, dict) else one for one in said)
