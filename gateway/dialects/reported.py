@@ -169,11 +169,11 @@ class UsageReader:
 
     def add_tools(self, said: object) -> None:
         """Take what OpenAI's Responses say beside the usage of the tools that OpenAI ran."""
-        if not isinstance(said, Mapping):
+        if not isinstance(said, dict):
             return
         for tool, name in _OF_TOOLS:
             details = said.get(tool)
-            number = count(details.get(name)) if isinstance(details, Mapping) else None
+            number = count(details.get(name)) if isinstance(details, dict) else None
             if number is not None:
                 self._fields[f"{tool}.{name}"] = number
 
@@ -265,7 +265,7 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
     """Anthropic lists the billed passes of a call (compaction, advisor) apart; its top level holds the last one."""
     total: dict[str, int] = {}
     for entry in iterations:
-        if isinstance(entry, Mapping):
+        if isinstance(entry, dict):
             for name, value in _counts(entry).items():
                 total[name] = min(total.get(name, 0) + value, MAX_TOKENS)
     return total
@@ -276,7 +276,7 @@ def _first_pass(iterations: list[object]) -> int:
 
     0 where the conversation was compacted: a pass that reads all of it says nothing of what is left.
     """
-    passes = [entry for entry in iterations if isinstance(entry, Mapping) and entry.get("type") != _ADVICE]
+    passes = [entry for entry in iterations if isinstance(entry, dict) and entry.get("type") != _ADVICE]
     if not passes or any(entry.get("type") == _COMPACTION for entry in passes):
         return 0
     first = _reported(_counts(passes[0]))
@@ -287,7 +287,7 @@ def _by_model(iterations: list[object]) -> dict[str, dict[str, int]]:
     """The same sums of each model that passes name."""
     passes: dict[str, list[object]] = {}
     for entry in iterations:
-        if isinstance(entry, Mapping) and isinstance(name := entry.get("model"), str):
+        if isinstance(entry, dict) and isinstance(name := entry.get("model"), str):
             passes.setdefault(name, []).append(entry)
     return {name: _sum_of_passes(mine) for name, mine in passes.items()}
 
@@ -304,9 +304,9 @@ def _cost(usage: Mapping[str, object]) -> Decimal | None:
     said = usage.get("cost")
     if said is None:
         return _usd(usage.get(_TICKS), _TICKS_OF_USD)
-    own = _usd(said.get("total_cost") if isinstance(said, Mapping) else said)
+    own = _usd(said.get("total_cost") if isinstance(said, dict) else said)
     details = usage.get("cost_details")
-    theirs = _usd(details.get("upstream_inference_cost")) if isinstance(details, Mapping) else None
+    theirs = _usd(details.get("upstream_inference_cost")) if isinstance(details, dict) else None
     if own is None or theirs is None:
         return own
     is_byok = usage.get("is_byok")
