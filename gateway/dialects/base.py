@@ -225,9 +225,12 @@ def _if_complete(answer: Answer) -> Answer | None:
 
 def plain_before(region: bytes, marks: Iterable[bytes]) -> int:
     """Length of the events that come before the first of these marks; 0 where lines may end in another way."""
-    found = [place for mark in marks if (place := region.find(mark)) >= 0]
-    last = region.rfind(b"\n\n", 0, min(found, default=len(region)))
-    return last + 2 if last >= 0 and b"\r" not in region else 0
+    if b"\r" in region:
+        return 0
+    for mark in marks:
+        region, _, _ = region.partition(mark)
+    last = region.rfind(b"\n\n")
+    return last + 2 if last >= 0 else 0
 
 
 def named_event(event: Mapping[str, object]) -> bytes:

@@ -150,11 +150,8 @@ class ChoicesReader(AtOnceReader[_Payload]):
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
-        mark = _MARK
+        mark = _MARK if _MARK in region else _SPACED_MARK
         last = region.rfind(mark)
-        if last < 0:
-            mark = _SPACED_MARK
-            last = region.rfind(mark)
         end = region.find(b"\n\n", last) + 2
         if last < 0 or end < last or b"\r" in region or b"[DONE]" in region[:end]:
             return 0
