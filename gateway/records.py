@@ -137,8 +137,13 @@ class Records:
                 spent = taken.hold.amount(taken.units if progress.is_fetched_later else delivered)
         return self._record(progress, Answer(), charge, spent)
 
-    def _record(self, progress: Progress, answer: Answer, charge: Charge | None, spent: Amount) -> CallRecord:
+    def _record(
+        self, progress: Progress, answer: Answer, charge: Charge | None, spent: Amount, *, is_lost: bool = False
+    ) -> CallRecord:
         incoming, call, now = progress.incoming, progress.call, self._clock()
+        context = _context(progress, answer, charge)
+        if is_lost and context is not None and context.message_fates:
+            context = replace(context, message_fates=Fates())
         return CallRecord(
             call_id=incoming.call_id,
             request_id=incoming.request_id,
@@ -152,7 +157,7 @@ class Records:
             response_model=as_name(answer.model) if answer.model else None,
             stream=call.stream if call else False,
             status=progress.status if progress.outcome not in _LEFT else CLIENT_CLOSED,
-            outcome=progress.outcome,
+            outcome=progress.outcome if not is_lost else LOST,
             error_code=progress.fault.code if progress.fault else None,
             finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
             tools=tuple(map(as_name, answer.tools)),
@@ -163,7 +168,7 @@ class Records:
             request_bytes=len(incoming.body),
             response_bytes=progress.response_bytes,
             notes=progress.notes,
-            context=_context(progress, answer, charge),
+            context=context,
             accounts=accounts_of(progress.book.claims),
             spent=spent,
             mode=progress.mode,
@@ -176,9 +181,7 @@ class Records:
         usage = Usage.of(need.input_tokens, 0)
         charge = Charge(usage, "estimated", need.rate.input * need.input_tokens if need.rate is not None else None)
         # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
-        record = self._record(progress, Answer(), charge, spent_by(charge, self._cached_weight))
-        context = replace(record.context, message_fates=Fates()) if record.context is not None else None
-        return replace(record, outcome=LOST, context=context)
+        return self._record(progress, Answer(), charge, spent_by(charge, self._cached_weight), is_lost=True)
 
     def _charge(self, progress: Progress, answer: Answer) -> Charge | None:
         """What the provider bills for a call; None where it bills nothing."""

@@ -9,9 +9,11 @@ from decimal import Decimal
 import pytest
 
 from gateway.budgeting import Book, Taken
+from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.ledger import NOTHING, Amount, Hold
+from gateway.core.plan import Plan
 from gateway.core.pricing import Price, Rates, price_per_million
-from gateway.core.record import LOST, PENDING, CallRecord, Outcome
+from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step
@@ -182,6 +184,16 @@ def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) 
     assert record.charge is not None
     assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
     assert record.spent.tokens == 40
+
+
+def test_the_record_for_a_worker_that_is_gone_tells_the_fate_of_no_message(world: World) -> None:
+    fates = Fates.of([Fate("user", 40, 0, "drop")])
+    context = ContextRecord(30, 70, "exact", None, 30, 0, "key", 30, trimmed={"drop": 1}, message_fates=fates)
+    progress = answered(world, Answer())
+    progress.plan = Plan(context, 30)
+    lost = records().lost(progress, Need(30)).context
+    assert lost == replace(context, message_fates=Fates())
+    assert records().of(progress).context == context
 
 
 def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_call(world: World) -> None:
