@@ -105,11 +105,12 @@ class Reported:
 
     def complete(self, estimated_input: int, estimated_output: int) -> tuple[Usage, UsageSource]:
         """The usage to charge: what was reported, and the estimate for a side of which nothing was."""
-        source: UsageSource = (
-            "provider" if self.input_tokens is not None and self.output_tokens is not None else "mixed"
-        )
-        tokens_in = estimated_input if self.input_tokens is None else self.input_tokens
-        tokens_out = estimated_output if self.output_tokens is None else self.output_tokens
+        source: UsageSource = "provider"
+        tokens_in, tokens_out = self.input_tokens, self.output_tokens
+        if tokens_in is None:
+            source, tokens_in = "mixed", estimated_input
+        if tokens_out is None:
+            source, tokens_out = "mixed", estimated_output
         # Some reckon it again with another tokenizer and find a little more than the output; this is no part of it.
         outside = self.reasoning_tokens if self.reasoning_tokens > _NO_PART * tokens_out else 0
         usage = Usage(
