@@ -15,7 +15,7 @@ from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core import identity
 from gateway.core.asked import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
-from gateway.core.forwarding import Provider, header
+from gateway.core.forwarding import Provider, by_name, header
 from gateway.core.namespaces import SessionKey
 from gateway.core.routing import Route, Routes
 from gateway.dialects import WITHOUT_BODY
@@ -62,20 +62,12 @@ _MODEL_PART: Final = re.compile(
 )
 
 
-def named_session(incoming: Incoming, id_headers: Sequence[str]) -> SessionKey | None:
+def named_session(incoming: Incoming, id_headers: Sequence[bytes]) -> SessionKey | None:
     """The session that the path or a header names; the body is not needed for it."""
     name = incoming.path_session
     if name is None:
-        name = named_by_headers(incoming.headers, id_headers)
+        name = identity.from_headers(by_name(incoming.headers), id_headers)
     return SessionKey(incoming.caller.namespace, name) if name is not None else None
-
-
-def named_by_headers(headers: Sequence[tuple[bytes, bytes]], id_headers: Sequence[str]) -> str | None:
-    """The session's id, where a header gives one."""
-    found: dict[str, str] = {}
-    for key, value in headers:
-        found.setdefault(key.decode("latin-1"), value.decode("latin-1"))
-    return identity.from_headers(found, id_headers)
 
 
 def named_by_body(call: Call) -> str | None:
@@ -109,8 +101,8 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
 
 
 def _how(policy: SessionPolicy) -> str:
-    first = policy.id_headers[0] if policy.id_headers else SESSION.decode()
-    return f"Send the header {first}, or use the base URL /s/SESSION/v1."
+    first = policy.id_headers[0] if policy.id_headers else SESSION
+    return f"Send the header {first.decode()}, or use the base URL /s/SESSION/v1."
 
 
 def _asked_of_session(incoming: Incoming) -> str | None:

@@ -27,7 +27,7 @@ from gateway.dialects.tools import Offer
 class SessionPolicy:
     """The `sessions:` settings that concern a call."""
 
-    id_headers: tuple[str, ...] = (SESSION.decode(),)
+    id_headers: tuple[bytes, ...] = (SESSION,)
     on_missing: Literal["derive", "require", "none"] = "derive"
     stream_totals: bool = True
     estimate_missing: bool = True

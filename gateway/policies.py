@@ -92,6 +92,11 @@ def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFact
     return SummaryModel(row.model, route, facts(route), row.max_tokens)
 
 
+def id_headers_of(settings: config.Settings) -> tuple[bytes, ...]:
+    """The headers that name a session, as they come, before the known ones."""
+    return tuple([name.encode() for name in settings.sessions.id_headers])
+
+
 def routes_of(settings: config.Settings) -> Routes:
     """The routing table: the configured routes, then the built-in ones whose provider exists."""
     rules = [

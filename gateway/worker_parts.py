@@ -27,7 +27,7 @@ from gateway.memory import Memory
 from gateway.opening import Tls, logs_json, planner_of, upstreams_of
 from gateway.pipeline import Gateway
 from gateway.planning import Planner, Threads
-from gateway.policies import agents_of, budget_policy, limits_of, provider_of, result_model, routes_of
+from gateway.policies import agents_of, budget_policy, id_headers_of, limits_of, provider_of, result_model, routes_of
 from gateway.results import Results
 from gateway.server import headers
 from gateway.server.auth import Authenticator, KeyRule, digest
@@ -102,7 +102,7 @@ class Lasting:
             learner=self.learner,
             observers=self.observers,
             policy=SessionPolicy(
-                sessions.id_headers,
+                id_headers_of(settings),
                 sessions.on_missing,
                 stream_totals=sessions.stream_totals == "comment",
                 estimate_missing=sessions.usage_missing == "estimate",
@@ -160,7 +160,7 @@ class Parts:
             bounds.max_body,
             bounds.body_timeout_s,
             agents=agents_of(settings),
-            id_headers=settings.sessions.id_headers,
+            id_headers=id_headers_of(settings),
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker is gone

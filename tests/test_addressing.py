@@ -37,20 +37,20 @@ def derived(world: World, incoming: Incoming) -> str:
 
 
 def test_the_path_names_a_session_before_a_header_does(world: World) -> None:
-    assert named_session(world.incoming(), ["x-session-id"]) == KEY
-    assert named_session(world.incoming(path_session="t"), ["x-session-id"]) == SessionKey("alice", "t")
-    assert named_session(world.incoming(headers=[]), ["x-session-id"]) is None
+    assert named_session(world.incoming(), [b"x-session-id"]) == KEY
+    assert named_session(world.incoming(path_session="t"), [b"x-session-id"]) == SessionKey("alice", "t")
+    assert named_session(world.incoming(headers=[]), [b"x-session-id"]) is None
 
 
 def test_a_header_of_the_settings_names_a_session_too(world: World) -> None:
     headers = [(b"x-mine", b"t")]
-    assert named_session(world.incoming(headers=headers), ["x-mine"]) == SessionKey("alice", "t")
-    assert named_session(world.incoming(headers=headers), ["x-session-id"]) is None
+    assert named_session(world.incoming(headers=headers), [b"x-mine"]) == SessionKey("alice", "t")
+    assert named_session(world.incoming(headers=headers), [b"x-session-id"]) is None
 
 
 def test_of_a_header_that_stands_twice_the_first_counts(world: World) -> None:
     headers = [(b"x-session-id", b"first"), (b"x-session-id", b"second")]
-    assert named_session(world.incoming(headers=headers), ["x-session-id"]) == SessionKey("alice", "first")
+    assert named_session(world.incoming(headers=headers), [b"x-session-id"]) == SessionKey("alice", "first")
 
 
 @pytest.mark.parametrize("on_missing", ["derive", "require", "none"])
@@ -65,7 +65,7 @@ def test_a_call_that_names_no_session_has_none_or_is_refused_as_the_settings_say
     call = incoming.endpoint.dialect.read(incoming.body)
     assert session_of(incoming, call, SessionPolicy(on_missing="none")) == (None, False)
     with pytest.raises(SessionRequired, match="x-mine"):
-        session_of(incoming, call, SessionPolicy(("x-mine",), "require"))
+        session_of(incoming, call, SessionPolicy((b"x-mine",), "require"))
 
 
 def test_a_derived_session_is_that_of_a_conversation(world: World) -> None:

@@ -131,7 +131,7 @@ def holds_credential(provider: Provider) -> bool:
 
 def has_key(provider: Provider) -> bool:
     """Whether it is called with a credential of the gateway's: where that is refused, no caller can mend it."""
-    return bool(provider.key) or any(name in CREDENTIALS for name, _ in provider.headers)
+    return bool(provider.key) or not CREDENTIALS.isdisjoint(dict(provider.headers))
 
 
 def secrets_of(provider: Provider) -> tuple[bytes, ...]:
@@ -172,17 +172,18 @@ def request_headers(
         client_key_headers: those that held one of the gateway's own keys; never forwarded.
         unpacked: the body was packed and is sent unpacked.
     """
-    dropped = _named_by_connection(headers)
-    held, not_theirs = holds_credential(provider), _ACCOUNTS if has_key(provider) else frozenset[bytes]()
-    sent: Headers = []
-    present: set[bytes] = set()
-    for name, value in headers:
-        if name in _NOT_SENT or name in dropped or (unpacked and name == b"content-encoding"):
-            continue
-        if name in not_theirs or ((held or name in client_key_headers) and is_credential(name)):
-            continue
-        sent.append((name, value))
-        present.add(name)
+    held, dropped = holds_credential(provider), _named_by_connection(headers)
+    if has_key(provider):
+        dropped |= _ACCOUNTS
+    if unpacked:
+        dropped |= {b"content-encoding"}
+    sent = [
+        (name, value)
+        for name, value in headers
+        if not (name in _NOT_SENT or name in dropped)
+        and not ((held or name in client_key_headers) and is_credential(name))
+    ]
+    present = dict(sent) if provider.headers else {}
     if provider.key:
         sent.append(_own_credential(provider))
     sent += [pair for pair in provider.headers if pair[0] not in present]
@@ -205,7 +206,7 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     Raises:
         Unauthenticated: it belongs to another provider.
     """
-    if holds_credential(provider) or not (provider.guarded or provider.key_prefixes):
+    if not (provider.guarded or provider.key_prefixes) or holds_credential(provider):
         return
     for name, value in headers:
         if not is_credential(name):
@@ -242,15 +243,13 @@ def _owners(key: str, providers: Iterable[Provider]) -> list[str]:
 
 def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) -> Headers:
     """The provider's headers that its client may see. `unpacked`: content-encoding no longer holds."""
-    dropped = _named_by_connection(headers)
+    dropped = _NOT_RETURNED | _named_by_connection(headers)
+    if unpacked:
+        dropped |= {b"content-encoding"}
     returned: Headers = []
     is_page = True
     for name, value in headers:
-        if name in _NOT_RETURNED or name in dropped or name.startswith(_OUR_PREFIXES):
-            continue
-        if unpacked and name == b"content-encoding":
-            continue
-        if _UNSENDABLE.search(value):
+        if name in dropped or name.startswith(_OUR_PREFIXES) or _UNSENDABLE.search(value):
             continue
         if name == b"content-type" and value.lower().startswith(_NO_PAGE):
             is_page = False
@@ -276,10 +275,16 @@ def header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes:
     return dict(reversed(headers)).get(name, b"")
 
 
+def by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The first value of each header, in the order in which their names came."""
+    named = dict(headers)
+    return named if len(named) == len(headers) else named | dict(reversed(headers))
+
+
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """A header that `Connection` names is hop-by-hop too (RFC 9110, section 7.6.1)."""
-    named = [value for name, value in headers if name == b"connection"]
-    if not named:
+    if b"connection" not in dict(headers):
         return frozenset()
+    named = [value for name, value in headers if name == b"connection"]
     tokens = frozenset(token.strip().lower() for value in named for token in value.split(b","))
     return tokens - {b"keep-alive", b"close"}

@@ -25,21 +25,20 @@ ID_FORM: Final = '1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")
 
 #: Headers of other gateways and of clients that name their session by themselves, in order.
 KNOWN_HEADERS: Final = (
-    "x-litellm-session-id",
-    "helicone-session-id",
-    "x-portkey-trace-id",
-    "x-bf-session-id",
-    "agent-session-id",
-    "x-claude-code-session-id",
-    "session-id",
-    "session_id",
-    "x-opencode-session",
-    "x-session-affinity",
-    "x-openwebui-chat-id",
+    b"x-litellm-session-id",
+    b"helicone-session-id",
+    b"x-portkey-trace-id",
+    b"x-bf-session-id",
+    b"agent-session-id",
+    b"x-claude-code-session-id",
+    b"session-id",
+    b"session_id",
+    b"x-opencode-session",
+    b"x-session-affinity",
+    b"x-openwebui-chat-id",
 )
 #: what may stand around a header's value and is no part of it (RFC 9110, section 5.5)
-_AROUND: Final = " \t"
-_NOT_SESSIONS: Final = frozenset({PARENT.decode()})
+_AROUND: Final = b" \t"
 _LONGEST_MODEL_NAME: Final = 256
 #: made once: making an encoder costs more than its use on a small part
 _canonical: Final = json.JSONEncoder(sort_keys=True).encode
@@ -52,15 +51,13 @@ def is_valid(session_id: str) -> bool:
     return _VALID.match(session_id) is not None
 
 
-def from_headers(headers: Mapping[str, str], id_headers: Sequence[str]) -> str | None:
+def from_headers(headers: Mapping[bytes, bytes], id_headers: Sequence[bytes]) -> str | None:
     """The first valid id among the headers (names in lower case)."""
-    for name in (*id_headers, *KNOWN_HEADERS):
-        value = headers.get(name)
-        if value is not None and is_valid(named := value.strip(_AROUND)):
-            return named
-    for name, value in headers.items():
-        is_one = name.endswith("-session-id") and name.startswith("x-") and name not in _NOT_SESSIONS
-        if is_one and is_valid(named := value.strip(_AROUND)):
+    names = [*filter(headers.__contains__, (*id_headers, *KNOWN_HEADERS))]
+    names += [name for name in headers if name.endswith(b"-session-id") and name.startswith(b"x-") and name != PARENT]
+    for name in names:
+        named = headers[name].strip(_AROUND).decode("latin-1")
+        if is_valid(named):
             return named
     return None
 

@@ -97,7 +97,7 @@ class Authenticator:
             Forbidden: a web page of another origin sends it, and nothing else would stop it.
         """
         presented = _credentials(headers)
-        own = frozenset(name for name, value in presented if self._rule(value) or value == self._admin)
+        own = frozenset([name for name, value in presented if self._rule(value) or value == self._admin])
         if self._needs_key:
             rule = next((rule for _, value in presented if (rule := self._rule(value))), None)
             if rule is None:
@@ -106,8 +106,10 @@ class Authenticator:
                     "or in x-api-key; keys are listed under auth.keys, or made by: gateway keys add NAME."
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
-        self._refuse_other_origins(headers)
-        self._refuse_pointed_names(headers, peer, reads=reads)
+        origin = _origin(headers)
+        if origin or reads:
+            self._refuse_other_origins(origin, headers)
+            self._refuse_pointed_names(origin, headers, peer)
         return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), own)
 
     def api(self, headers: Headers, peer: str | None) -> Access:
@@ -117,7 +119,7 @@ class Authenticator:
             Unauthenticated: it may see nothing.
             Forbidden: a web page of another origin sends it.
         """
-        self._refuse_other_origins(headers)
+        self._refuse_other_origins(_origin(headers), headers)
         presented = [value for _, value in _credentials(headers)]
         if self._admin in presented:
             return Access(None, admin=True)
@@ -148,18 +150,16 @@ class Authenticator:
             return None
         return KeyRule(stored.name, stored.digest, stored.models, KeyBudget(stored.limits, stored.rpm))
 
-    def _refuse_other_origins(self, headers: Headers) -> None:
-        origin = header(headers, b"origin").decode("latin-1").lower()
+    def _refuse_other_origins(self, origin: str, headers: Headers) -> None:
         if not origin or origin in self._origins:
             return
         host = header(headers, b"host").decode("latin-1").lower()
         if origin.partition("://")[2] != host:
             raise foreign_page(origin)
 
-    def _refuse_pointed_names(self, headers: Headers, peer: str | None, *, reads: bool) -> None:
+    def _refuse_pointed_names(self, origin: str, headers: Headers, peer: str | None) -> None:
         """Refuse a page whose own name was pointed at this machine: its origin would look like ours."""
-        origin = header(headers, b"origin").decode("latin-1").lower()
-        if origin in self._origins or not (origin or reads) or not _is_pointed_name(headers, peer):
+        if origin in self._origins or not _is_pointed_name(headers, peer):
             return
         if origin:
             raise Forbidden(
@@ -183,6 +183,11 @@ def foreign_page(origin: str) -> Forbidden:
 def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:
     """(header, digest of what it holds) for each header that may hold a key."""
     return [(name, digest(credential(value))) for name, value in headers if name in CREDENTIALS]
+
+
+def _origin(headers: Headers) -> str:
+    """The origin of the web page that sends it; empty where none does, or none that says so."""
+    return header(headers, b"origin").decode("latin-1").lower()
 
 
 def _namespace_of(headers: Headers) -> str:
@@ -219,7 +224,7 @@ def _is_pointed_name(headers: Headers, peer: str | None) -> bool:
 
 def _is_foreign_page(headers: Headers) -> bool:
     """Whether a web page sends it that is not from this machine, also one that may call (server.cors_origins)."""
-    origin = header(headers, b"origin").decode("latin-1").lower()
+    origin = _origin(headers)
     return bool(origin) and _without_port(origin.partition("://")[2]) not in _LOCAL_NAMES
 
 

@@ -10,11 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route as Path
 
-from gateway.addressing import named_by_body, named_by_headers
+from gateway.addressing import named_by_body
 from gateway.budgeting import sessions_above
 from gateway.core import errors
 from gateway.core.context_budget import Wishes
-from gateway.core.identity import ID_FORM
+from gateway.core.forwarding import by_name
+from gateway.core.identity import ID_FORM, from_headers
 from gateway.core.ledger import Claim, Standing
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
@@ -132,7 +133,8 @@ class ContextApi:
                     f'"session" is a session id: {ID_FORM}; not "{asked[:100]}".', param="session"
                 )
             return key
-        name = named_by_headers(request.scope["headers"], self._rules().id_headers) or named_by_body(call)
+        headers = by_name(request.scope["headers"])
+        name = from_headers(headers, self._rules().id_headers) or named_by_body(call)
         return SessionKey(access.namespace or OPEN_NAMESPACE, name) if name is not None else None
 
     @staticmethod

@@ -157,11 +157,12 @@ class Forwarder:
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
         request_id = ours.request_id(headers) or call_id
+        anthropic = b"anthropic-version" in dict(headers)
         target: Endpoint | None = None
         try:
             asked = split_path(scope["raw_path"], scope["method"])
             session, path = asked.session, asked.path
-            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers))
+            target = endpoint(scope["method"], path, anthropic=anthropic)
             if scope["method"] == "GET" and header(headers, _WEBSOCKET):
                 raise _no_socket(path)
             caller = await self._caller(scope, session, reads=scope["method"] in _READING)
@@ -177,7 +178,7 @@ class Forwarder:
             body, unpacked = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
             body = asked.named_in(body)
             directives = ours.directives(headers)
-            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers), body=body)
+            target = endpoint(scope["method"], path, anthropic=anthropic, body=body)
         except Disconnected:
             memory.release()
             return None
@@ -377,10 +378,6 @@ def _no_socket(path: str) -> NoWebSocket:
             "send requests by POST, with stream: true for events."
         )
     return NoWebSocket("There is a WebSocket under /v1/responses only. Send requests by POST.")
-
-
-def _speaks_anthropic(headers: Headers) -> bool:
-    return b"anthropic-version" in dict(headers)
 
 
 def as_fault(error: Exception, request_id: str) -> GatewayError:

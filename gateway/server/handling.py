@@ -41,7 +41,7 @@ class Rules:
     max_body: int
     body_timeout_s: float
     agents: Mapping[str, Agent] = field(default_factory=dict)
-    id_headers: Sequence[str] = ()
+    id_headers: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)

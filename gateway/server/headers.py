@@ -25,7 +25,7 @@ from gateway.core.asked import (
 )
 from gateway.core.context_budget import Trim, Wishes
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.forwarding import Headers
+from gateway.core.forwarding import Headers, header
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.modes import MODES, ResponseMode, stricter
@@ -103,10 +103,8 @@ _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 def request_id(headers: Headers) -> str | None:
     """The caller's own request id, if it can be echoed and kept: 1-128 visible ASCII characters."""
-    for name, value in headers:
-        if name == REQUEST_ID:
-            return value.decode() if _REQUEST_ID_FORM.fullmatch(value) else None
-    return None
+    value = header(headers, REQUEST_ID)
+    return value.decode() if _REQUEST_ID_FORM.fullmatch(value) else None
 
 
 def directives(headers: Headers) -> Directives:
@@ -115,7 +113,7 @@ def directives(headers: Headers) -> Directives:
     Raises:
         InvalidRequest: one of them says nothing that is known.
     """
-    if not any(name in DIRECTIVES for name, _ in headers):
+    if DIRECTIVES.keys().isdisjoint(dict(headers)):
         return NO_DIRECTIVES
     return Directives(
         _wishes(headers),

@@ -10,6 +10,7 @@ from gateway.core.forwarding import (
     AuthStyle,
     Headers,
     Provider,
+    by_name,
     check_credential,
     credential,
     header,
@@ -331,6 +332,11 @@ def test_the_first_value_of_a_header_is_found() -> None:
     pairs = [(b"x-a", b"1"), (b"x-a", b"2")]
     assert header(pairs, b"x-a") == b"1"
     assert header(pairs, b"x-b") == b""
+
+
+def test_headers_by_name_keep_their_order_and_their_first_values() -> None:
+    pairs = [(b"x-b", b"1"), (b"x-a", b"2"), (b"x-b", b"3"), (b"x-c", b"4"), (b"x-a", b"5")]
+    assert [*by_name(pairs).items()] == [(b"x-b", b"1"), (b"x-a", b"2"), (b"x-c", b"4")]
 
 
 def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_known_beginning() -> None:

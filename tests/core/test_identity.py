@@ -19,22 +19,22 @@ from gateway.core.identity import (
 )
 from tests.support.timing import in_time
 
-ID_HEADERS = ("x-session-id",)
+ID_HEADERS = (b"x-session-id",)
 #: section 4 of the interface: gateways first, then clients
 HEADER_ORDER = (
-    "x-session-id",
-    "x-litellm-session-id",
-    "helicone-session-id",
-    "x-portkey-trace-id",
-    "x-bf-session-id",
-    "agent-session-id",
-    "x-claude-code-session-id",
-    "session-id",
-    "session_id",
-    "x-opencode-session",
-    "x-session-affinity",
-    "x-openwebui-chat-id",
-    "x-someones-session-id",
+    b"x-session-id",
+    b"x-litellm-session-id",
+    b"helicone-session-id",
+    b"x-portkey-trace-id",
+    b"x-bf-session-id",
+    b"agent-session-id",
+    b"x-claude-code-session-id",
+    b"session-id",
+    b"session_id",
+    b"x-opencode-session",
+    b"x-session-affinity",
+    b"x-openwebui-chat-id",
+    b"x-someones-session-id",
 )
 UUID = "0f5d7c9e-1111-4222-8333-444455556666"
 
@@ -58,38 +58,38 @@ def test_no_documented_header_is_missing_from_the_built_in_list() -> None:
 
 @pytest.mark.parametrize("first", range(len(HEADER_ORDER)))
 def test_headers_are_asked_in_the_documented_order(first: int) -> None:
-    present = {name: f"id-{index}" for index, name in enumerate(HEADER_ORDER) if index >= first}
+    present = {name: b"id-%d" % index for index, name in enumerate(HEADER_ORDER) if index >= first}
     backwards = dict(reversed(present.items()))
     assert from_headers(backwards, ID_HEADERS) == f"id-{first}"
 
 
 def test_configured_headers_come_first_in_their_own_order() -> None:
-    headers = {"x-litellm-session-id": "c", "x-two": "b", "x-one": "a"}
-    assert from_headers(headers, ("x-one", "x-two")) == "a"
+    headers = {b"x-litellm-session-id": b"c", b"x-two": b"b", b"x-one": b"a"}
+    assert from_headers(headers, (b"x-one", b"x-two")) == "a"
 
 
-@pytest.mark.parametrize("name", ["x-session-id", "session-id", "x-my-session-id"])
-def test_blanks_around_an_id_are_no_part_of_it(name: str) -> None:
-    assert from_headers({name: "\t named  "}, ID_HEADERS) == "named"
+@pytest.mark.parametrize("name", [b"x-session-id", b"session-id", b"x-my-session-id"])
+def test_blanks_around_an_id_are_no_part_of_it(name: bytes) -> None:
+    assert from_headers({name: b"\t named  "}, ID_HEADERS) == "named"
 
 
 def test_an_invalid_id_is_skipped_for_the_next_header() -> None:
-    assert from_headers({"x-session-id": "not valid", "session-id": "good"}, ID_HEADERS) == "good"
+    assert from_headers({b"x-session-id": b"not valid", b"session-id": b"good"}, ID_HEADERS) == "good"
 
 
 @pytest.mark.parametrize(
     "headers",
     [
         {},
-        {"x-parent-session-id": "parent"},
-        {"x-request-id": "r"},
-        {"my-session-id": "a"},
-        {"x-session-ids": "a"},
-        {"x-some-session-id": "not valid"},
-        {"x-session-id": ""},
+        {b"x-parent-session-id": b"parent"},
+        {b"x-request-id": b"r"},
+        {b"my-session-id": b"a"},
+        {b"x-session-ids": b"a"},
+        {b"x-some-session-id": b"not valid"},
+        {b"x-session-id": b""},
     ],
 )
-def test_headers_that_name_no_session_give_none(headers: dict[str, str]) -> None:
+def test_headers_that_name_no_session_give_none(headers: dict[bytes, bytes]) -> None:
     assert from_headers(headers, ID_HEADERS) is None
 
 
