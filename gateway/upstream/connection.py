@@ -215,13 +215,18 @@ class Answer:
         if not self.has_begun and self._error is not None:
             raise self._error
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `next` need not wait."""
+        return bool(self._pieces) or self.is_complete or self._error is not None
+
     async def next(self) -> bytes:
         """The bytes that have come since the last call; empty at the end.
 
         Raises:
             HttpFault: it breaks off here, or whatever `fail` was told.
         """
-        while not self._pieces and not self.is_complete and self._error is None:
+        while not self.has_news:
             await self._wait()
         if self._pieces:
             pieces, self._pieces, self._kept = self._pieces, [], 0
@@ -264,6 +269,8 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._is_full = False
         self._is_paused = False
+        #: asks the system whether something has come
+        self._incoming = select.poll()
         #: what of the request's body is not sent yet
         self._rest = _NOTHING
         #: a request went out whose answer has not begun
@@ -277,11 +284,9 @@ class Connection(asyncio.Protocol):
     @property
     def is_quiet(self) -> bool:
         """Whether it is open and nothing has come. Asks the system, which knows of an end a turn before we are told."""
-        if self._transport is None or not self.is_open:
+        if not self.is_open:
             return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not poll.poll(0)
+        return not self._incoming.poll(0)
 
     @property
     def kept_s(self) -> float:
@@ -406,6 +411,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
         self._transport = cast(asyncio.Transport, transport)
+        self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -76,7 +76,7 @@ class HttpUpstream:
         proxy: str | None = None,
     ) -> None:
         self._name = name
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._host = urlsplit(base_url).netloc.rpartition("@")[2]
         self._origin = Origin(
             base_url,
@@ -97,13 +97,13 @@ class HttpUpstream:
         try:
             return await self._asked(request, head)
         except _FOREIGN as error:
-            raise self._translated(error) from error
+            raise self.translated(error) from error
 
     async def _asked(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
         silence = Silence(
-            self._timeouts.first_byte_s,
+            self.timeouts.first_byte_s,
             lambda: connection.fail(TimeoutError() if connection.is_sent else NotTaken()),
         )
         silence.begin()
@@ -153,43 +153,27 @@ class HttpUpstream:
             )
         return head
 
-    async def pieces(self, answer: Answer) -> AsyncIterator[bytes]:
-        """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
-        silence = Silence(self._timeouts.between_bytes_s, lambda: answer.fail(TimeoutError()))
-        try:
-            while True:
-                silence.begin()
-                piece = await answer.next()
-                silence.end()
-                if not piece:
-                    return
-                yield piece
-        except _FOREIGN as error:
-            raise self._translated(error) from error
-        finally:
-            silence.stop()
-
-    def _translated(self, error: Exception) -> UpstreamFault:
+    def translated(self, error: Exception) -> UpstreamFault:
         """The error of ours for what was raised."""
         if isinstance(error, NoneFree):
             return UpstreamBusy(
-                f"{self._provider} has no connection free: all were in use for {self._timeouts.first_byte_s:g} s "
+                f"{self._provider} has no connection free: all were in use for {self.timeouts.first_byte_s:g} s "
                 "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
             )
         if isinstance(error, NotAccepted):
             what = "has a name that was not resolved" if isinstance(error, NotFound) else "did not accept a connection"
             return UpstreamNotAccepted(
-                f"{self._provider} {what} within {self._timeouts.connect_s:g} s (timeout_s.connect)."
+                f"{self._provider} {what} within {self.timeouts.connect_s:g} s (timeout_s.connect)."
             )
         if isinstance(error, NotTaken):
             return UpstreamNotTaken(
-                f"{self._provider} did not take all of the request within {self._timeouts.first_byte_s:g} s "
+                f"{self._provider} did not take all of the request within {self.timeouts.first_byte_s:g} s "
                 "(timeout_s.first_byte). Try again shortly."
             )
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(
                 f"{self._provider} was silent for longer than timeout_s allows "
-                f"(first_byte {self._timeouts.first_byte_s:g} s, between_bytes {self._timeouts.between_bytes_s:g} s)."
+                f"(first_byte {self.timeouts.first_byte_s:g} s, between_bytes {self.timeouts.between_bytes_s:g} s)."
             )
         if isinstance(error, NotConnected | NoAnswer | OSError):
             return _kind(error)(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")
@@ -208,35 +192,60 @@ class HttpUpstream:
 class _Sending:
     """One request on its way: entered when the head of its answer is there, left when nobody reads on."""
 
-    __slots__ = ("_connection", "_request", "_upstream")
+    __slots__ = ("_reply", "_request", "_upstream")
 
     def __init__(self, upstream: HttpUpstream, request: Outgoing) -> None:
         self._upstream = upstream
         self._request = request
-        self._connection: Connection | None = None
+        self._reply: _Reply | None = None
 
     async def __aenter__(self) -> UpstreamReply:
-        self._connection, answer = await self._upstream.request(self._request)
-        return _Reply(self._upstream, answer)
+        self._reply = _Reply(self._upstream, *await self._upstream.request(self._request))
+        return self._reply
 
     async def __aexit__(self, *_: object) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._upstream.leave(connection)
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.leave()
 
 
-class _Reply:
-    """An answer of which the head is there."""
+class _Reply(AsyncIterator[bytes]):
+    """An answer of which the head is there.
 
-    def __init__(self, upstream: HttpUpstream, answer: Answer) -> None:
+    It gives the body as that arrives; reading stops while the consumer is busy, so the socket pushes back.
+    """
+
+    def __init__(self, upstream: HttpUpstream, connection: Connection, answer: Answer) -> None:
         self.status = answer.status
         self.headers: Sequence[tuple[bytes, bytes]] = answer.headers
-        self._upstream = upstream
         self.answer = answer
+        self._upstream = upstream
+        self._connection = connection
+        self._silence = Silence(upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError()))
 
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
-        return self._upstream.pieces(self.answer)
+        return self
+
+    async def __anext__(self) -> bytes:
+        answer, silence = self.answer, self._silence
+        try:
+            if answer.has_news:
+                piece = await answer.next()
+            else:
+                silence.begin()
+                piece = await answer.next()
+                silence.end()
+        except _FOREIGN as error:
+            raise self._upstream.translated(error) from error
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    def leave(self) -> None:
+        """Nobody reads on."""
+        self._silence.stop()
+        self._upstream.leave(self._connection)
 
 
 def _behind_host(url: str) -> bytes:

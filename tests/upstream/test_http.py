@@ -319,6 +319,25 @@ async def test_an_answer_that_stops(byte_server: StartUpstream) -> None:
             await anext(pieces)
 
 
+async def test_an_answer_that_is_left_in_its_middle_leaves_no_timer_behind(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+        connection.wait_until_left()
+
+    def timers() -> list[str]:
+        scheduled = cast(Any, asyncio.get_running_loop())._scheduled
+        return [repr(timer) for timer in scheduled if not timer.cancelled() and "Silence" in repr(timer)]
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        async with upstream.send(outgoing(server.url)) as reply:
+            assert await anext(reply.chunks()) == b"abc"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(reply.chunks()), 0.05)
+            assert len(timers()) == 1
+        assert timers() == []
+
+
 async def test_an_answer_that_keeps_coming_may_take_longer_than_any_limit(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n")
