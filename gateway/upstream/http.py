@@ -133,21 +133,19 @@ class HttpUpstream:
         """
         place, proxy = self._origin.place, self._origin.proxy
         path = _behind_host(request.url)
-        fields = b"".join([b"%b: %b\r\n" % pair for pair in request.headers])
-        named = b"\r\n" + fields.lower()
-        count = len(request.headers) + 2
-        if b"\r\nhost:" not in named:
-            fields, count = b"host: %b\r\n%b" % (place.netloc, fields), count + 1
-        if place.credential and b"\r\nauthorization:" not in named:
-            fields, count = b"%bauthorization: %b\r\n" % (fields, place.credential), count + 1
+        named = dict(request.headers)
+        fields = [*request.headers] if b"host" in named else [(b"host", place.netloc), *request.headers]
+        if place.credential and b"authorization" not in named:
+            fields.append((b"authorization", place.credential))
         if proxy is not None and not place.is_tls:
             path = b"http://%b%b" % (place.netloc, path)
             if proxy.credential:
-                fields, count = b"%bproxy-authorization: %b\r\n" % (fields, proxy.credential), count + 1
+                fields.append((b"proxy-authorization", proxy.credential))
         if request.body or request.method in _WITH_LENGTH:
-            fields, count = b"%bcontent-length: %d\r\n" % (fields, len(request.body)), count + 1
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), path, fields)
-        if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head:
+            fields.append((b"content-length", b"%d" % len(request.body)))
+        lines = [b"%b %b HTTP/1.1" % (request.method.encode(), path), *map(b": ".join, fields), b"", b""]
+        head, ends = b"\r\n".join(lines), len(lines) - 1
+        if head.count(b"\r") != ends or head.count(b"\n") != ends or b"\0" in head:
             raise InvalidRequest(
                 "A header or the address of this call holds a line break or a zero byte. Leave it out."
             )

@@ -405,7 +405,7 @@ async def test_a_user_in_an_address_is_sent_as_such_unless_the_caller_names_anot
         url = server.url.replace("://", "://me:p%40ss@")
         async with upstream_of(url) as upstream:
             await ask(upstream, url)
-            await ask(upstream, url, "POST", (b"Authorization", b"Bearer k"))
+            await ask(upstream, url, "POST", (b"authorization", b"Bearer k"))
         basic = base64.b64encode(b"me:p@ss")
         assert b"\r\nauthorization: Basic " + basic + b"\r\n" in server.requests[0]
         assert b"Basic" not in server.requests[1]
@@ -414,9 +414,9 @@ async def test_a_user_in_an_address_is_sent_as_such_unless_the_caller_names_anot
 
 async def test_a_host_that_the_configuration_names_stands_alone() -> None:
     async with answering(ok()) as server, upstream_of(server.url) as upstream:
-        await ask(upstream, server.url, "POST", (b"Host", b"inner.example"))
+        await ask(upstream, server.url, "POST", (b"host", b"inner.example"))
         assert server.requests[0].lower().count(b"\r\nhost:") == 1
-        assert b"\r\nHost: inner.example\r\n" in server.requests[0]
+        assert b"\r\nhost: inner.example\r\n" in server.requests[0]
         assert b"\r\ncontent-length: 0\r\n" in server.requests[0]
 
 
