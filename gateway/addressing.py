@@ -138,12 +138,16 @@ def others_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route
 
     One that cannot be read has no name, and nobody knows its price.
     """
+    if call.fields.keys().isdisjoint(_OTHER_MODELS):
+        return ()
     return _at_each(list(dict.fromkeys([name or "" for _, name in _others(call)])), found, routes)
 
 
 def advisors_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
     """The models that a call lets its own one ask, at each of its providers."""
-    return _at_each(list(dict.fromkeys(_advisors(call))), found, routes)
+    if "tools" not in call.fields:
+        return ()
+    return _at_each(list(dict.fromkeys(_advisors(call.fields["tools"]))), found, routes)
 
 
 def _at_each(named: list[str], found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
@@ -264,8 +268,7 @@ _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TOOLS: Final = msgspec.json.Decoder(list[_Tool])
 
 
-def _advisors(call: Call) -> Iterator[str]:
-    tools = call.fields.get("tools", b"")
+def _advisors(tools: msgspec.Raw) -> Iterator[str]:
     if not _MAY_ADVISE.search(tools):
         return
     if is_far_too_much(bytes(tools)):

@@ -96,11 +96,8 @@ def _anthropic_user_id(user_id: object) -> str | None:
 
 def derive(namespace: str, model: str | None, opening: Sequence[str]) -> str:
     """An id for a call that names no session; `opening` holds the system texts and the first user item."""
-    digest = hashlib.sha256()
-    for part in (namespace, model_family(model or ""), *opening):
-        raw = part.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % len(raw))
-        digest.update(raw)
+    parts = [part.encode("utf-8", "surrogatepass") for part in (namespace, model_family(model or ""), *opening)]
+    digest = hashlib.sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts]))
     return f"auto-{digest.hexdigest()[:24]}"
 
 

@@ -133,6 +133,8 @@ class Routes:
         rule = found[0].rule
         for name in rule.fallback if rule is not None else ():
             found += self._routes(name, seed)
+        if len(found) == 1:
+            return (found[0],)
         unique: dict[tuple[str, str], Route] = {}
         for route in found:
             unique.setdefault((route.provider, route.model), route)

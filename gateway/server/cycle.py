@@ -59,7 +59,7 @@ class Cycle(RequestResponseCycle):
         ends = fields.translate(None, _IN_VALUES)
         if b"".join(named).translate(None, _IN_NAMES) or ends != _LINE_END * len(headers):
             raise RuntimeError("a header of the answer holds what cannot be sent in one")
-        if _is_close(named.get(b"connection", b"")):
+        if b"connection" in named and _is_close(named[b"connection"]):
             self.keep_alive = False
         elif not self.keep_alive:
             fields += b"connection: close\r\n"

@@ -37,7 +37,8 @@ def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 def is_packed(answer: UpstreamReply) -> bool:
     """Whether it came packed, although it was asked for plain."""
-    return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
+    said = header(answer.headers, b"content-encoding")
+    return bool(said) and said.strip().lower().decode("latin-1") in SUPPORTED
 
 
 def check_packing(answer: UpstreamReply) -> None:
