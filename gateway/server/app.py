@@ -126,12 +126,12 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(scope.get("state", {}), receive, send)
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._sockets(scope, receive, send)
         else:
-            await self._serve(scope, receive, send)
+            await self._lifespan(scope.get("state", {}), receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._runtime is None or self._router is None:

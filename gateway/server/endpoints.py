@@ -157,18 +157,18 @@ class Forwarder:
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
         request_id = ours.request_id(headers) or call_id
-        anthropic = b"anthropic-version" in dict(headers)
+        method, anthropic = scope["method"], b"anthropic-version" in dict(headers)
         target: Endpoint | None = None
         try:
-            asked = split_path(scope["raw_path"], scope["method"])
+            asked = split_path(scope["raw_path"], method)
             session, path = asked.session, asked.path
-            target = endpoint(scope["method"], path, anthropic=anthropic)
-            if scope["method"] == "GET" and header(headers, _WEBSOCKET):
+            target = endpoint(method, path, anthropic=anthropic)
+            if method == "GET" and header(headers, _WEBSOCKET):
                 raise _no_socket(path)
-            caller = await self._caller(scope, session, reads=scope["method"] in _READING)
+            caller = await self._caller(scope, session, reads=method in _READING)
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             await discard(receive, headers)
-            await send_fault(send, target or endpoint(scope["method"], ""), as_fault(error, request_id), request_id)
+            await send_fault(send, target or endpoint(method, ""), as_fault(error, request_id), request_id)
             return None
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
         memory = BodyMemory(self._pool)
@@ -178,7 +178,7 @@ class Forwarder:
             body, unpacked = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
             body = asked.named_in(body)
             directives = ours.directives(headers)
-            target = endpoint(scope["method"], path, anthropic=anthropic, body=body)
+            target = endpoint(method, path, anthropic=anthropic, body=body)
         except Disconnected:
             memory.release()
             return None
@@ -188,7 +188,7 @@ class Forwarder:
             memory.release()
             raise
         incoming = Incoming(
-            call_id, request_id, scope["method"], path, asked.query(scope["query_string"]), headers, body,
+            call_id, request_id, method, path, asked.query(scope["query_string"]), headers, body,
             unpacked, target, caller, session, self._gateway.clock(), refused, directives,
         )  # fmt: skip
         return incoming, memory

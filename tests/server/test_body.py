@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -144,3 +145,35 @@ async def test_all_bodies_together_are_bounded_and_what_ends_makes_room() -> Non
     assert pool.used == 0
     await read_body(receiving(b"x" * 60), [], LIMIT, 1, second)
     assert pool.used == 60
+
+
+async def test_a_request_that_is_cancelled_is_not_taken_for_a_late_one() -> None:
+    reading = asyncio.ensure_future(read(b"x", then="silence", silence=0.05))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_a_cancel_at_the_moment_at_which_a_body_is_late_is_one() -> None:
+    entered = asyncio.Event()
+
+    async def receive() -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    reading = asyncio.ensure_future(read_body(receive, [], LIMIT, 0.01, BodyMemory(MemoryPool(1 << 30))))
+    await entered.wait()
+    asyncio.get_running_loop().call_later(0, time.sleep, 0.05)  # the time is up before anybody has a turn
+    asyncio.get_running_loop().call_later(0.01, reading.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_who_catches_a_late_body_can_still_wait() -> None:
+    with pytest.raises(RequestTimeout):
+        await read(b"x", then="silence", silence=0.01)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0.001)
