@@ -72,8 +72,10 @@ def named_session(incoming: Incoming, id_headers: Sequence[bytes]) -> SessionKey
 
 def named_by_body(call: Call) -> str | None:
     """The session's id, where a field of the body gives one."""
-    hints = {name: decode(call.fields[name]) for name in identity.BODY_FIELDS if name in call.fields}
-    return identity.from_body(hints) if hints else None
+    fields = call.fields
+    if fields.keys().isdisjoint(identity.BODY_FIELDS):
+        return None
+    return identity.from_body({name: decode(fields[name]) for name in identity.BODY_FIELDS if name in fields})
 
 
 def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[SessionKey | None, bool]:
@@ -123,11 +125,12 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
     Raises:
         UnknownModel: nobody has it, or it is not for this client key.
     """
-    model = call.model
-    if not is_listing(incoming):
-        check_model(model, incoming.caller)
+    model, caller = call.model, incoming.caller
+    # A key without limits may use all.
+    if caller.models and not is_listing(incoming):
+        check_model(model, caller)
         _check_path(incoming)
-        _check_others(call, incoming.caller)
+        _check_others(call, caller)
     if model is not None:
         return routes.chain(model, seed_of(session, incoming.call_id))
     return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
@@ -193,29 +196,24 @@ def is_listing(incoming: Incoming) -> bool:
 
 
 def _check_path(incoming: Incoming) -> None:
-    """Refuse a path that may name another model than the body, or takes none; a key without limits may use all.
+    """Refuse a path that may name another model than the body, or takes none.
 
     Raises:
-        UnknownModel: it may, and the client key is limited.
+        UnknownModel: it may.
     """
-    caller = incoming.caller
-    if not caller.models:
-        return
     path = unquote(incoming.path)
     if _MAY_BE_OF_A_MODEL.search(path):
-        raise _not_for(caller, "a path that may name a model itself", "model")
+        raise _not_for(incoming.caller, "a path that may name a model itself", "model")
     if incoming.method in WITHOUT_BODY or _NAMES_NO_MODEL.match(path):
-        raise _not_for(caller, _NO_MODEL, "model")
+        raise _not_for(incoming.caller, _NO_MODEL, "model")
 
 
 def _check_others(call: Call, caller: Caller) -> None:
-    """Refuse a call that names a further model which the client key may not use; a key without limits may use all.
+    """Refuse a call that names a further model which the client key may not use.
 
     Raises:
         UnknownModel: one of them is not for this key, or its name cannot be read.
     """
-    if not caller.models:
-        return
     for field, name in (*_others(call), *_besides(call)):
         check_model(name, caller, field)
 

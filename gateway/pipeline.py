@@ -260,7 +260,7 @@ class Exchange:
         progress, incoming, providers = self._p, self._p.incoming, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, progress.session)
         first = found[0].provider
-        found = tuple(one for one in found if one.provider == first or holds_credential(providers[one.provider]))
+        found = tuple([one for one in found if one.provider == first or holds_credential(providers[one.provider])])
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
         progress.others = others_of(call, progress.routes, self._gateway.routes)

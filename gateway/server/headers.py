@@ -273,7 +273,7 @@ def _of_totals(totals: Totals) -> Headers:
 
 
 def _of_context(context: ContextRecord) -> Headers:
-    trimmed = ",".join(f"{rule}={number}" for rule, number in context.trimmed.items()).encode() or b"none"
+    trimmed = ",".join([f"{rule}={number}" for rule, number in context.trimmed.items()]).encode() or b"none"
     headers: Headers = [
         (b"x-context-tokens", b"%d" % context.tokens),
         (b"x-context-tokens-original", b"%d" % context.original_tokens),

@@ -148,7 +148,10 @@ class Origin:
         Raises:
             NoneFree, NotAccepted, NotConnected: there is none.
         """
-        await self._slot_free()
+        if self._slots.locked():
+            await self._slot_free()
+        else:
+            await self._slots.acquire()
         try:
             while self._idle and not fresh:
                 connection = self._idle.pop()
@@ -161,9 +164,6 @@ class Origin:
             raise
 
     async def _slot_free(self) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._slots.acquire()
