@@ -75,8 +75,8 @@ class Answers:
         is_read = endpoint.metered or endpoint.fetches
         if endpoint.format is not None:
             check_packing(answer)
-        kind = content_type(answer.headers)
-        pieces = _pieces(answer)
+        kind, was_packed = content_type(answer.headers), is_packed(answer)
+        pieces = unpacked(answer) if was_packed else answer.chunks()
         if is_read and kind == EVENTS:
             return await self._event_stream(progress, call, answer, pieces)
         is_json = kind.endswith((b"/json", b"+json")) or not kind
@@ -88,7 +88,7 @@ class Answers:
         if _EVENTS.match(begun) and endpoint.wire:
             return await self._event_stream(progress, call, answer, chain([begun], pieces))
         if is_json or _JSON.match(begun):
-            return await self._whole(progress, answer, begun, pieces)
+            return await self._whole(progress, answer, begun, pieces, was_packed=was_packed)
         return await self._unread(progress, answer, chain([begun], pieces))
 
     @staticmethod
@@ -139,9 +139,15 @@ class Answers:
     # --- read whole --------------------------------------------------------------------------------------------
 
     async def _whole(
-        self, progress: Progress, answer: UpstreamReply, begun: bytes, pieces: AsyncIterator[bytes]
+        self,
+        progress: Progress,
+        answer: UpstreamReply,
+        begun: bytes,
+        pieces: AsyncIterator[bytes],
+        *,
+        was_packed: bool,
     ) -> Reply:
-        was_packed, has_texts = is_packed(answer), not _is_embeddings(progress)
+        has_texts = not _is_embeddings(progress)
         read, size = [begun], len(begun)
         # For an answer that breaks off: reads what had arrived. It must not refer to `progress`, which holds it: that
         # cycle would keep everything of the call until the garbage collector runs.
@@ -251,7 +257,7 @@ class Answers:
         self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply
     ) -> AsyncIterator[bytes]:
         """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
-        whole = await self._whole(progress, answer, b"", pieces)
+        whole = await self._whole(progress, answer, b"", pieces, was_packed=is_packed(answer))
         if isinstance(whole.body, bytes):
             yield whole.body
             return
@@ -359,7 +365,7 @@ async def read_error(answer: UpstreamReply) -> bytes:
         UpstreamProtocolError: it is far longer than a refusal is.
     """
     body = bytearray()
-    async for piece in _pieces(answer):
+    async for piece in unpacked(answer) if is_packed(answer) else answer.chunks():
         body += piece
         if len(body) > _MAX_ERROR_BODY:
             raise UpstreamProtocolError(
@@ -380,8 +386,3 @@ def _is_embeddings(progress: Progress) -> bool:
 
 def _not_seen() -> Answer:
     return Answer(is_seen=False)
-
-
-def _pieces(answer: UpstreamReply) -> AsyncIterator[bytes]:
-    """The body, unpacked where it came packed although we asked for it plain."""
-    return unpacked(answer) if is_packed(answer) else answer.chunks()

@@ -39,7 +39,7 @@ from gateway.core.errors import (
     UpstreamFault,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, is_success, secrets_of
+from gateway.core.forwarding import Provider, check_credential, is_success, secrets_of
 from gateway.core.outgoing import AtWork, told_nobody
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
 from gateway.core.record import CUTS
@@ -245,7 +245,7 @@ class Exchange:
         caller, provider = self._p.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:
             self._p.incoming = replace(self._p.incoming, caller=replace(caller, models=()))
-        if provider is not None and holds_credential(provider):
+        if provider is not None and provider.holds_credential:
             self._p.incoming = replace(self._p.incoming, provider=name)
         return None
 
@@ -260,7 +260,7 @@ class Exchange:
         progress, incoming, providers = self._p, self._p.incoming, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, progress.session)
         first = found[0].provider
-        found = tuple([one for one in found if one.provider == first or holds_credential(providers[one.provider])])
+        found = tuple([one for one in found if one.provider == first or providers[one.provider].holds_credential])
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
         progress.others = others_of(call, progress.routes, self._gateway.routes)
@@ -280,7 +280,7 @@ class Exchange:
         except UnknownModel as fault:
             raise UnknownModel(f'{fault.message} The step "{step.name}" calls it.', param=fault.param) from None
         provider = self._gateway.providers[progress.route.provider]
-        if provider.name != asked_for and not holds_credential(provider):
+        if provider.name != asked_for and not provider.holds_credential:
             raise Unauthenticated(
                 f'The step "{step.name}" calls {step.model} at the provider {provider.name}, for which this gateway '
                 "has no key; the one of this request is for another provider."
@@ -327,7 +327,7 @@ class Exchange:
 
     def _refuses_our_key(self, answer: UpstreamReply) -> bool:
         """Whether the provider refuses the key that the gateway holds for it; another provider has its own."""
-        return answer.status in KEY_REFUSED and has_key(self._gateway.providers[self._p.route.provider])
+        return answer.status in KEY_REFUSED and self._gateway.providers[self._p.route.provider].has_key
 
     async def _tried(self, call: Call) -> UpstreamReply:
         """The answer of the provider of the current route."""

@@ -17,7 +17,7 @@ from gateway.calls import Caller, Directives, Incoming, Purpose, Reply
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import NeedsSummary
-from gateway.core.forwarding import CREDENTIALS, Headers, Provider, holds_credential
+from gateway.core.forwarding import CREDENTIALS, Headers, Provider
 from gateway.core.message import Message
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
@@ -150,7 +150,7 @@ class Summaries:
         """The headers of a call for a summary: with the gateway's own credential, or the caller's where it belongs."""
         provider, incoming = self._providers[route.provider], progress.incoming
         headers: Headers = [(b"content-type", b"application/json")]
-        if holds_credential(provider):
+        if provider.holds_credential:
             return headers
         key_headers = incoming.caller.key_headers
         own = [pair for pair in incoming.headers if pair[0] in CREDENTIALS and pair[0] not in key_headers]

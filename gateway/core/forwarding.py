@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import Final, Literal
 from urllib.parse import unquote_plus
 
@@ -84,7 +85,7 @@ AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Provider:
     """What is needed to address one provider.
 
@@ -115,23 +116,23 @@ class Provider:
 
         As with headers, no credential of the caller's goes to a provider that needs none.
         """
-        if query and holds_credential(self):
+        if query and self.holds_credential:
             query = "&".join([one for one in query.split("&") if not _is_credential_parameter(one)])
         return f"{self.base_url}/{path}?{query}" if query else f"{self.base_url}/{path}"
+
+    @cached_property
+    def has_key(self) -> bool:
+        """Whether it is called with a credential of the gateway's: where that is refused, no caller can mend it."""
+        return bool(self.key) or any(name in CREDENTIALS for name, _ in self.headers)
+
+    @cached_property
+    def holds_credential(self) -> bool:
+        """Whether a call to it needs no credential of the caller's."""
+        return self.auth == "none" or self.has_key
 
 
 def _is_credential_parameter(parameter: str) -> bool:
     return unquote_plus(parameter.partition("=")[0]).lower() in _CREDENTIAL_PARAMETERS
-
-
-def holds_credential(provider: Provider) -> bool:
-    """Whether a call to it needs no credential of the caller's."""
-    return provider.auth == "none" or has_key(provider)
-
-
-def has_key(provider: Provider) -> bool:
-    """Whether it is called with a credential of the gateway's: where that is refused, no caller can mend it."""
-    return bool(provider.key) or not CREDENTIALS.isdisjoint(dict(provider.headers))
 
 
 def secrets_of(provider: Provider) -> tuple[bytes, ...]:
@@ -172,8 +173,8 @@ def request_headers(
         client_key_headers: those that held one of the gateway's own keys; never forwarded.
         unpacked: the body was packed and is sent unpacked.
     """
-    held, dropped = holds_credential(provider), _named_by_connection(headers)
-    if has_key(provider):
+    held, dropped = provider.holds_credential, _named_by_connection(headers)
+    if provider.has_key:
         dropped |= _ACCOUNTS
     if unpacked:
         dropped |= {b"content-encoding"}
@@ -206,7 +207,7 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     Raises:
         Unauthenticated: it belongs to another provider.
     """
-    if not (provider.guarded or provider.key_prefixes) or holds_credential(provider):
+    if not (provider.guarded or provider.key_prefixes) or provider.holds_credential:
         return
     for name, value in headers:
         if not is_credential(name):

@@ -217,17 +217,20 @@ class Answer:
 
     @property
     def has_news(self) -> bool:
-        """Whether `next` need not wait."""
+        """Whether there is something to take, or it has ended."""
         return bool(self._pieces) or self.is_complete or self._error is not None
 
-    async def next(self) -> bytes:
+    async def news(self) -> None:
+        """Wait until there is something to take, or it has ended."""
+        while not self.has_news:
+            await self._wait()
+
+    def take(self) -> bytes:
         """The bytes that have come since the last call; empty at the end.
 
         Raises:
             HttpFault: it breaks off here, or whatever `fail` was told.
         """
-        while not self.has_news:
-            await self._wait()
         if self._pieces:
             pieces, self._pieces, self._kept = self._pieces, [], 0
             self._connection.resume()

@@ -226,14 +226,13 @@ class _Reply(AsyncIterator[bytes]):
         return self
 
     async def __anext__(self) -> bytes:
-        answer, silence = self.answer, self._silence
+        answer = self.answer
+        if not answer.has_news:
+            self._silence.begin()
+            await answer.news()
+            self._silence.end()
         try:
-            if answer.has_news:
-                piece = await answer.next()
-            else:
-                silence.begin()
-                piece = await answer.next()
-                silence.end()
+            piece = answer.take()
         except _FOREIGN as error:
             raise self._upstream.translated(error) from error
         if not piece:

@@ -14,7 +14,6 @@ from gateway.core.forwarding import (
     check_credential,
     credential,
     header,
-    holds_credential,
     is_success,
     masked,
     masked_values,
@@ -364,4 +363,4 @@ def test_a_call_was_done_where_its_status_says_so(status: int, is_one: bool) -> 
     ],
 )
 def test_a_provider_needs_a_credential_of_the_caller_only_where_none_is_held(provider: Provider, held: bool) -> None:
-    assert holds_credential(provider) is held
+    assert provider.holds_credential is held

@@ -34,9 +34,14 @@ async def connected(server: Answering | asyncio.Server) -> AsyncIterator[Connect
         await lost.wait()
 
 
+async def next_of(answer: Answer) -> bytes:
+    await answer.news()
+    return answer.take()
+
+
 async def whole(answer: Answer) -> bytes:
     pieces = []
-    while piece := await answer.next():
+    while piece := await next_of(answer):
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -102,15 +107,15 @@ async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_
     for is_reset, came in itertools.product((False, True), open_ended):
         async with answering(came) as server, connected(server) as connection:
             answer = await connection.ask(GET)
-            assert await answer.next() == b"body"
+            assert await next_of(answer) == b"body"
             if is_reset:
                 server.writers[0].transport.abort()
                 connection.connection_lost(ConnectionResetError())
                 with pytest.raises(BrokenOff):
-                    await answer.next()
+                    await next_of(answer)
             else:
                 server.writers[0].close()
-                assert await answer.next() == b""
+                assert await next_of(answer) == b""
             assert not connection.leave()
 
 
@@ -208,9 +213,9 @@ async def test_an_answer_that_we_end_ourselves_is_no_whole_one() -> None:
         answer = await connection.ask(GET)
         connection.abort()
         await eventually(lambda: connection.is_lost, "it has ended")
-        assert await answer.next() == b"body"
+        assert await next_of(answer) == b"body"
         with pytest.raises(BrokenOff):
-            await answer.next()
+            await next_of(answer)
         assert not connection.leave()
 
 
@@ -245,9 +250,9 @@ async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
         answer = await connection.ask(GET)
         await eventually(lambda: answer._kept, "a part has come")
         answer.fail(TimeoutError())
-        assert await answer.next() == b"abc"
+        assert await next_of(answer) == b"abc"
         with pytest.raises(TimeoutError):
-            await answer.next()
+            await next_of(answer)
         assert not connection.leave()
 
 
@@ -255,12 +260,12 @@ async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
 async def test_an_answer_that_says_nothing_at_length_is_hung_up_on(endless: bytes) -> None:
     async with answering(CHUNKED + b"3\r\nabc\r\n" + endless) as server, connected(server) as connection:
         answer = await connection.ask(GET)
-        assert await answer.next() == b"abc"
+        assert await next_of(answer) == b"abc"
         while not connection.is_lost:
             server.writers[0].write(b"x" * 10_000)
             await asyncio.sleep(0)
         with pytest.raises(BrokenOff):
-            await answer.next()
+            await next_of(answer)
 
 
 async def test_an_answer_is_gone_once_it_is_left() -> None:

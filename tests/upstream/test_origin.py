@@ -54,8 +54,9 @@ async def ask(upstream: HttpUpstream, url: str, method: str = "POST", *headers: 
 
 async def used(connection: Connection) -> None:
     answer = await connection.ask(GET)
-    while await answer.next():
-        pass
+    while not answer.is_complete:
+        await answer.news()
+        answer.take()
 
 
 @pytest.mark.parametrize(
