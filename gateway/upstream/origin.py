@@ -23,6 +23,7 @@ from gateway.core.addresses import is_address
 from gateway.core.forwarding import is_success
 from gateway.upstream.connection import Answer, Connection, HttpFault
 from gateway.upstream.heard import Asking
+from gateway.upstream.slots import Slots
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
 _KEEPALIVE_S: Final = 45.0
@@ -129,7 +130,7 @@ class Origin:
         # Here and not with the first call: to read the authorities takes 30 ms, and all calls would wait.
         is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
         self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
-        self._slots = asyncio.Semaphore(most)
+        self._slots = Slots(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
         #: until when (loop time) the addresses are not looked up again, and they: old ones are better than none
@@ -148,10 +149,8 @@ class Origin:
         Raises:
             NoneFree, NotAccepted, NotConnected: there is none.
         """
-        if self._slots.locked():
-            await self._slot_free()
-        else:
-            await self._slots.acquire()
+        if not self._slots.take():
+            await self._turn()
         try:
             while self._idle and not fresh:
                 connection = self._idle.pop()
@@ -160,19 +159,19 @@ class Origin:
                 connection.abort()
             return await self._opened()
         except BaseException:
-            self._slots.release()
+            self._slots.give()
             raise
 
-    async def _slot_free(self) -> None:
+    async def _turn(self) -> None:
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._slots.acquire()
+                await self._slots.turn()
         except TimeoutError:
             raise NoneFree from None
 
     def give(self, connection: Connection) -> None:
         """Give a connection back, whatever became of its request."""
-        self._slots.release()
+        self._slots.give()
         kept_s = min(connection.kept_s, _KEEPALIVE_S)
         if not connection.leave() or self._is_closed or kept_s <= 0:
             connection.abort()
