@@ -91,15 +91,8 @@ class HttpUpstream:
         """See `Upstream.send`."""
         return _Sending(self, request)
 
-    async def request(self, request: Outgoing) -> tuple[Connection, Answer]:
+    async def ask(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
         """Send, and wait for the head of the answer. The connection is to be handed to `leave`."""
-        head = self._head(request)
-        try:
-            return await self._asked(request, head)
-        except _FOREIGN as error:
-            raise self.translated(error) from error
-
-    async def _asked(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
         silence = Silence(
@@ -118,13 +111,13 @@ class HttpUpstream:
                 raise HungUp from error
         finally:
             silence.stop()
-        return await self._asked(request, head, fresh=True)
+        return await self.ask(request, head, fresh=True)
 
     def leave(self, connection: Connection) -> None:
         """Give the connection back, as nobody reads on."""
         self._origin.give(connection)
 
-    def _head(self, request: Outgoing) -> bytes:
+    def head(self, request: Outgoing) -> bytes:
         """The head of a request.
 
         Raises:
@@ -198,7 +191,12 @@ class _Sending:
         self._reply: _Reply | None = None
 
     async def __aenter__(self) -> UpstreamReply:
-        self._reply = _Reply(self._upstream, *await self._upstream.request(self._request))
+        upstream, head = self._upstream, self._upstream.head(self._request)
+        try:
+            connection, answer = await upstream.ask(self._request, head)
+        except _FOREIGN as error:
+            raise upstream.translated(error) from error
+        self._reply = _Reply(upstream, connection, answer)
         return self._reply
 
     async def __aexit__(self, *_: object) -> None:
@@ -219,7 +217,8 @@ class _Reply(AsyncIterator[bytes]):
         self.answer = answer
         self._upstream = upstream
         self._connection = connection
-        self._silence = Silence(upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError()))
+        #: only where something has to be waited for
+        self._silence: Silence | None = None
 
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
@@ -228,6 +227,8 @@ class _Reply(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         answer = self.answer
         if not answer.has_news:
+            if self._silence is None:
+                self._silence = Silence(self._upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError()))
             self._silence.begin()
             await answer.news()
             self._silence.end()
@@ -241,7 +242,8 @@ class _Reply(AsyncIterator[bytes]):
 
     def leave(self) -> None:
         """Nobody reads on."""
-        self._silence.stop()
+        if self._silence is not None:
+            self._silence.stop()
         self._upstream.leave(self._connection)
 
 

@@ -16,7 +16,7 @@ _LOOK_S: Final = 0.05
 class Silence:
     """Calls `expired` once a single wait between `begin` and `end` has lasted `limit` seconds.
 
-    The timer begins with the first wait and looks when it is due; time outside such a wait does not count.
+    The timer looks when it is due; time outside such a wait does not count.
     """
 
     __slots__ = ("_expired", "_limit", "_looks", "_loop", "_since", "_timer")
@@ -27,13 +27,11 @@ class Silence:
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
         self._looks = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = self._loop.call_later(limit, self._look)
 
     def begin(self) -> None:
         """A wait begins."""
         self._since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._limit, self._look)
 
     def end(self) -> None:
         """The wait is over."""
@@ -41,8 +39,7 @@ class Silence:
 
     def stop(self) -> None:
         """End the timer: nobody waits any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _look(self) -> None:
         waited = 0.0 if self._since is None else self._loop.time() - self._since
