@@ -15,6 +15,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -170,12 +171,14 @@ class Answer:
         if not self.has_begun:
             # Blanks before the colon are no part of a name, and not to be passed on (RFC 9112, section 5.1).
             self.headers.append((name.rstrip(b" \t").lower(), value))
-            self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
         """The head is there."""
         status = self._parser.get_status_code() if self._parser is not None else 0
-        if self.has_begun or status == _SWITCHING or self._head_bytes > _MAX_HEAD:
+        if self.has_begun or status == _SWITCHING:
+            return
+        self._head_bytes += sum(map(len, chain.from_iterable(self.headers)))
+        if self._head_bytes > _MAX_HEAD:
             return
         self._is_interim = status in _INTERIM
         if self._is_interim:
