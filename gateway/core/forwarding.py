@@ -159,7 +159,11 @@ def masked_values(headers: Headers, secrets: Sequence[bytes]) -> Headers:
 
 def is_credential(name: bytes) -> bool:
     """Whether a header of this name holds a credential, of whatever provider."""
-    return name in CREDENTIALS or name.endswith(_CREDENTIAL_ENDINGS)
+    return bool(_credentials_among((name,)))
+
+
+def _credentials_among(names: Iterable[bytes]) -> set[bytes]:
+    return {name for name in names if name in CREDENTIALS or name.endswith(_CREDENTIAL_ENDINGS)}
 
 
 def request_headers(
@@ -173,17 +177,14 @@ def request_headers(
         client_key_headers: those that held one of the gateway's own keys; never forwarded.
         unpacked: the body was packed and is sent unpacked.
     """
-    held, dropped = provider.holds_credential, _named_by_connection(headers)
+    names = dict(headers)
+    dropped = _NOT_SENT.intersection(names) | _named_by_connection(headers)
     if provider.has_key:
         dropped |= _ACCOUNTS
     if unpacked:
         dropped |= {b"content-encoding"}
-    sent = [
-        (name, value)
-        for name, value in headers
-        if not (name in _NOT_SENT or name in dropped)
-        and not ((held or name in client_key_headers) and is_credential(name))
-    ]
+    dropped |= _credentials_among(names if provider.holds_credential else client_key_headers)
+    sent = [pair for pair in headers if pair[0] not in dropped]
     present = dict(sent) if provider.headers else {}
     if provider.key:
         sent.append(_own_credential(provider))
@@ -209,8 +210,9 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     """
     if not (provider.guarded or provider.key_prefixes) or provider.holds_credential:
         return
+    found = _credentials_among(dict(headers))
     for name, value in headers:
-        if not is_credential(name):
+        if name not in found:
             continue
         owners = _owners(credential(value), others)
         if owners and provider.name not in owners:
