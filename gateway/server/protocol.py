@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.core.forwarding import Headers
 from gateway.server.body import MemoryPool
 from gateway.server.cycle import Cycle
 from gateway.server.headers import SHOULD_RETRY
@@ -191,12 +192,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. What comes behind the body says nothing: who calls, and what for, is decided by then."""
-        if not self._in_head:
-            return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._in_head:
+            self.headers.append((name.lower(), value))
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -227,7 +224,7 @@ class GatewayProtocol(HttpToolsProtocol):
             access_log=False,
             default_headers=[],
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue and not is_old,  # RFC 9110, section 10.1.1
+            expect_100_continue=not is_old and _is_continue_expected(self.headers),
             keep_alive=not is_old and parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
@@ -303,3 +300,10 @@ class GatewayProtocol(HttpToolsProtocol):
             % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), SHOULD_RETRY, body)
         )
         self.transport.close()
+
+
+def _is_continue_expected(headers: Headers) -> bool:
+    """Whether the client waits for a word before it sends the body (RFC 9110, section 10.1.1)."""
+    return b"expect" in dict(headers) and b"100-continue" in [
+        value.lower() for name, value in headers if name == b"expect"
+    ]
