@@ -96,9 +96,11 @@ class Authenticator:
             Unauthenticated: client keys are configured and none was sent.
             Forbidden: a web page of another origin sends it, and nothing else would stop it.
         """
-        presented = _credentials(headers)
+        needs_key = self._needs_key
+        # Where there is no key of ours, none can have been sent.
+        presented = _credentials(headers) if needs_key or self._admin is not None else []
         own = frozenset([name for name, value in presented if self._rule(value) or value == self._admin])
-        if self._needs_key:
+        if needs_key:
             rule = next((rule for _, value in presented if (rule := self._rule(value))), None)
             if rule is None:
                 raise Unauthenticated(
