@@ -189,6 +189,16 @@ def least_output(fields: AnyFields, wire: Wire) -> int:
     return max((one.least + USEFUL for one in _thinking(fields, output_limit(fields, wire))), default=0)
 
 
+def thinking_within(asked: int, limit: int) -> int | None:
+    """The budget of thinking for an effort, where the answer has a limit; None where there is no room to think.
+
+    `asked`: what stands for the effort, which has no limit to be a share of: at most half is thinking, so that as much
+    is left to answer with, as long as no provider takes less.
+    """
+    budget = min(asked, max(_LEAST_THINKING, limit // 2))
+    return budget if budget + USEFUL <= limit else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Thinking:
     """Thinking that a call asks for: the field that does, what stands there, and under which name it has its budget.

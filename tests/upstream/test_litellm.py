@@ -283,6 +283,49 @@ async def test_what_litellm_leaves_out_of_messages_without_a_word_is_noted(
     assert is_sent == (provider == "openai" and (SHOWN in blocks))
 
 
+#: by format: what asks for an effort, and where the limit of the answer stands
+EFFORTS: dict[str, tuple[dict[str, Any], str]] = {
+    "chat/completions": ({"reasoning_effort": "high"}, "max_completion_tokens"),
+    "responses": ({"reasoning": {"effort": "high"}}, "max_output_tokens"),
+}
+
+
+@pytest.mark.parametrize("path", list(EFFORTS))
+@pytest.mark.parametrize(
+    ("model", "limit", "thinking"),
+    [
+        ("claude-sonnet-4-5", 9000, {"type": "enabled", "budget_tokens": 4096}),
+        ("claude-sonnet-4-5", 4096, {"type": "enabled", "budget_tokens": 2048}),
+        ("claude-sonnet-4-5", 1100, {"type": "enabled", "budget_tokens": 1024}),
+        ("claude-sonnet-4-5", 1000, None),
+        ("claude-opus-4-6", 1000, {"type": "adaptive", "display": "summarized"}),
+    ],
+)
+async def test_thinking_for_an_effort_fits_the_limit_of_the_answer_as_anthropic_wants_it(
+    byte_server: StartUpstream, path: str, model: str, limit: int, thinking: dict[str, Any] | None
+) -> None:
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    notes: dict[str, str] = {}
+    effort, name = EFFORTS[path]
+    sent = outgoing(server.url, path, {"model": model, **effort, name: limit})
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        request = Outgoing("POST", f"{server.url}/{path}", KEY, sent.body, notes.__setitem__)
+        status, _ = await answer_of(upstream, request)
+    arrived = server.requests[0].json
+    assert (status, arrived["max_tokens"], arrived.get("thinking")) == (200, limit, thinking)
+    assert notes == ({} if thinking else {"untranslated": "reasoning_effort"})
+
+
+async def test_a_budget_of_thinking_that_the_caller_chose_is_left_to_the_provider(byte_server: StartUpstream) -> None:
+    """Between calls of tools it may go beyond the limit of the answer."""
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    thinking = {"type": "enabled", "budget_tokens": 9000}
+    request = outgoing(server.url, "messages", {"model": "claude-sonnet-4-5", "max_tokens": 5000, "thinking": thinking})
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        await answer_of(upstream, Outgoing("POST", f"{server.url}/messages", KEY, request.body))
+    assert server.requests[0].json["thinking"] == thinking
+
+
 @pytest.mark.parametrize(("signature", "thinks"), [("SIG", True), ("", False)])
 async def test_a_thought_that_another_model_left_unsigned_is_none_that_claude_thinks_on_from(
     byte_server: StartUpstream, signature: str, *, thinks: bool

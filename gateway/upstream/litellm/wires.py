@@ -18,6 +18,7 @@ import msgspec
 from gateway.core.errors import InvalidRequest
 from gateway.core.values import dataclass
 from gateway.dialects.base import named_event
+from gateway.dialects.limits import thinking_within
 from gateway.upstream.litellm import blocks
 from gateway.upstream.litellm.library import Library
 
@@ -102,6 +103,8 @@ _DONE: Final = b"data: [DONE]\n\n"
 _THOUGHTS: Final = {"cerebras": "reasoning"}
 #: what asks a chat model to think
 _THINKING: Final = ("reasoning_effort", "thinking")
+#: what bounds its answer
+_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 #: what a usage object may say of where and how fast an answer was made
 _PRICED: Final = ("inference_geo", "speed")
 
@@ -202,25 +205,37 @@ def _unseen(library: Library, arguments: Fields, target: Target) -> list[str]:
     return ["image_url"] if is_there else []
 
 
-def _without_late_thinking(library: Library, arguments: Fields, target: Target) -> list[str]:
-    """Ask for no thinking where Anthropic would refuse it; the names of what was left out.
+def _with_fitting_thinking(library: Library, arguments: Fields, target: Target) -> list[str]:
+    """Have a budget of thinking be one that Anthropic takes; the names of what was left out where it takes none.
 
-    With a budget of thinking a turn has to begin with a thought that Anthropic signed, and clients of OpenAI's formats
-    seldom send these back. Models that choose by themselves how long to think do not ask for that.
+    With one a turn has to begin with a thought that Anthropic signed, and clients of OpenAI's formats seldom send these
+    back. It must be below the limit of the answer as well, which litellm does not look at where it makes one of an
+    effort. Models that choose by themselves how long to think ask for neither.
     """
     asked = {name: arguments[name] for name in _THINKING if name in arguments}
-    if not asked or not blocks.begins_without_thinking(arguments.get("messages")):
+    if not asked:
         return []
     sent: Fields = {}
     # What litellm cannot say is refused by the call itself.
     with contextlib.suppress(Exception):
         sent = library.options(model=target.model, custom_llm_provider=target.provider, **asked)
     match sent.get("thinking"):
-        case {"type": "enabled", "budget_tokens": _}:
+        case {"budget_tokens": int(budget)} if (fitting := _fitting_budget(arguments, budget)) != budget:
             for name in asked:
                 del arguments[name]
-            return list(asked)
+            if fitting is None:
+                return list(asked)
+            arguments["thinking"] = {**sent["thinking"], "budget_tokens": fitting}
     return []
+
+
+def _fitting_budget(arguments: Fields, budget: int) -> int | None:
+    """The budget of thinking in place of one that may not fit; None: there can be no thinking."""
+    if blocks.begins_without_thinking(arguments.get("messages")):
+        return None
+    limits = [limit for name in _LIMITS if isinstance(limit := arguments.get(name), int)]
+    # A caller's own budget is its own to choose, and keeps its share of a lowered limit already.
+    return thinking_within(budget, min(limits)) if limits and "thinking" not in arguments else budget
 
 
 #: litellm's chat function would hand tools to a part of its proxy, and some models to its Responses API
@@ -236,7 +251,7 @@ def _chat_arguments(library: Library, arguments: Fields, left_out: list[str], ta
         arguments["messages"] = blocks.with_answers(arguments.get("messages"))
     left_out += _unseen(library, arguments, target)
     fitting = _fitting(arguments, left_out, target, known)
-    left_out += _without_late_thinking(library, fitting, target)
+    left_out += _with_fitting_thinking(library, fitting, target)
     return fitting | _ONLY_CHAT
 
 
