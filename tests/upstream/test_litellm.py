@@ -326,6 +326,40 @@ async def test_a_budget_of_thinking_that_the_caller_chose_is_left_to_the_provide
     assert server.requests[0].json["thinking"] == thinking
 
 
+#: by format: what asks for an object of JSON, behind what the system says
+JSON_MODES: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "response_format": {"type": "json_object"}, "messages": [{"role": "system", "content": "Be brief."}, *HI],
+    },
+    "responses": {"text": {"format": {"type": "json_object"}}, "instructions": "Be brief."},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", list(JSON_MODES))
+async def test_claude_which_has_no_mode_for_json_is_asked_for_it_in_words(
+    byte_server: StartUpstream, path: str
+) -> None:
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    notes: dict[str, str] = {}
+    sent = outgoing(server.url, path, {"model": "claude-sonnet-4-5", **JSON_MODES[path]})
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        await answer_of(upstream, Outgoing("POST", f"{server.url}/{path}", KEY, sent.body, notes.__setitem__))
+    first, second = server.requests[0].json["system"]
+    assert (first["text"], "one JSON object and nothing else" in second["text"]) == ("Be brief.", True)
+    assert notes == {"untranslated": "response_format"}
+
+
+@pytest.mark.parametrize("path", list(JSON_MODES))
+async def test_a_provider_with_a_mode_for_json_is_asked_for_that_alone(byte_server: StartUpstream, path: str) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    notes: dict[str, str] = {}
+    sent = outgoing(server.url, path, {"model": "gpt-4o", **JSON_MODES[path]})
+    async with upstream_of(server.url) as upstream:
+        await answer_of(upstream, Outgoing("POST", sent.url, KEY, sent.body, notes.__setitem__))
+    arrived = server.requests[0].json
+    assert (arrived["response_format"], len(arrived["messages"]), notes) == ({"type": "json_object"}, 2, {})
+
+
 @pytest.mark.parametrize(("signature", "thinks"), [("SIG", True), ("", False)])
 async def test_a_thought_that_another_model_left_unsigned_is_none_that_claude_thinks_on_from(
     byte_server: StartUpstream, signature: str, *, thinks: bool

@@ -103,6 +103,8 @@ _DONE: Final = b"data: [DONE]\n\n"
 _THOUGHTS: Final = {"cerebras": "reasoning"}
 #: what asks a chat model to think
 _THINKING: Final = ("reasoning_effort", "thinking")
+#: litellm's own mark of a call that asks for JSON, which no provider sees
+_JSON_MODE: Final = "json_mode"
 #: what bounds its answer
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 #: what a usage object may say of where and how fast an answer was made
@@ -205,6 +207,25 @@ def _unseen(library: Library, arguments: Fields, target: Target) -> list[str]:
     return ["image_url"] if is_there else []
 
 
+def _with_json_in_words(library: Library, arguments: Fields, target: Target) -> list[str]:
+    """Ask in words for an object of JSON where litellm would not ask at all; the name of what these stand for.
+
+    Claude has no mode for it, and takes a schema only where that is given: of an empty one it makes an empty object.
+    """
+    asked = arguments.get("response_format")
+    if not isinstance(asked, dict) or asked.get("type") != "json_object":
+        return []
+    who = {"model": target.model, "custom_llm_provider": target.provider}
+    # What litellm cannot say is refused by the call itself.
+    with contextlib.suppress(Exception):
+        sent = {**library.options(**who, response_format=asked), _JSON_MODE: None}
+        if sent == {**library.options(**who), _JSON_MODE: None}:
+            del arguments["response_format"]
+            arguments["messages"] = blocks.asking_for_json(arguments.get("messages"))
+            return ["response_format"]
+    return []
+
+
 def _with_fitting_thinking(library: Library, arguments: Fields, target: Target) -> list[str]:
     """Have a budget of thinking be one that Anthropic takes; the names of what was left out where it takes none.
 
@@ -252,6 +273,7 @@ def _chat_arguments(library: Library, arguments: Fields, left_out: list[str], ta
     left_out += _unseen(library, arguments, target)
     fitting = _fitting(arguments, left_out, target, known)
     left_out += _with_fitting_thinking(library, fitting, target)
+    left_out += _with_json_in_words(library, fitting, target)
     return fitting | _ONLY_CHAT
 
 
