@@ -637,6 +637,28 @@ def test_a_response_has_its_thoughts_as_openai_writes_them_and_with_what_they_ar
     assert len(items) == stream
 
 
+def test_a_custom_tool_is_streamed_as_such_and_items_end_in_their_order(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    """Codex keeps items as they end, and sends them back so; its patches are what is put into a custom tool."""
+    text = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": "Look:"}])
+    said = claude_stream(text, use("patch", '{"content": "*** Be', 'gin\\n+x"}'), use("one", '{"a":1}'))
+    far_end = byte_server(lambda connection: connection.send(SSE_HEAD + said))
+    gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
+    tools: Any = [{"type": "custom", "name": "patch"}, {"type": "function", "name": "one", "parameters": {}}]
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as client:
+        with client.responses.stream(model=MODELS[0], input="hi", tools=tools) as stream:
+            events = [event.model_dump(warnings=False) for event in stream]
+            output = [one.model_dump(warnings=False) for one in stream.get_final_response().output]
+    ended = [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"]
+    assert ended == [one["type"] for one in output] == ["message", "custom_tool_call", "function_call"]
+    put_in = [event for event in events if event["type"].startswith("response.custom_tool_call_input.")]
+    assert "".join(event["delta"] for event in put_in[:-1]) == put_in[-1]["input"] == "*** Begin\n+x"
+    assert {event["item_id"] for event in put_in} == {output[1]["id"]}
+    arguments = [event["item_id"] for event in events if event["type"].startswith("response.function_call_arguments.")]
+    assert set(arguments) == {output[2]["id"]}
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_a_stream_whose_first_event_is_a_refusal_costs_nothing_and_goes_to_the_next(
     gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, path: str

@@ -20,6 +20,7 @@ from gateway.core.values import dataclass
 from gateway.dialects.base import named_event
 from gateway.dialects.limits import thinking_within
 from gateway.upstream.litellm import blocks
+from gateway.upstream.litellm.items import Items
 from gateway.upstream.litellm.library import Library
 
 Fields = dict[str, Any]
@@ -436,7 +437,7 @@ class Responses:
             responses_api_request=self._request,
             custom_llm_provider=self._target.provider,
         )
-        number = 0
+        items, number = Items(), 0
         async for event in events:
             value = event.model_dump(mode="json", exclude_none=True)
             if "response" in value:
@@ -444,8 +445,9 @@ class Responses:
             if "item" in value:
                 is_whole = value["type"] == "response.output_item.done"
                 blocks.as_reasoning(value["item"], stream.thoughts.signed if is_whole else ())
-            yield named_event({**value, "sequence_number": number})
-            number += 1
+            for one in items.ordered(value):
+                yield named_event({**one, "sequence_number": number})
+                number += 1
 
 
 #: path below /v1/ -> its format
