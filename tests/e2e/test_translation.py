@@ -18,7 +18,7 @@ from websockets.sync.client import connect as connect_socket
 from gateway.mock import Behaviour, MockServer, Provider
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
-from tests.support.scripted import SSE_HEAD, ByteServer, Connection, chunk
+from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk, usage_chunk
 from tests.support.timing import LIMIT_S, in_time
 from tests.support.web import connect, read_until
 
@@ -657,6 +657,50 @@ def test_a_custom_tool_is_streamed_as_such_and_items_end_in_their_order(
     assert {event["item_id"] for event in put_in} == {output[1]["id"]}
     arguments = [event["item_id"] for event in events if event["type"].startswith("response.function_call_arguments.")]
     assert set(arguments) == {output[2]["id"]}
+
+
+def openai_stream(*calls: tuple[int, str | None, str]) -> bytes:
+    """What a provider of OpenAI's format streams: (number, id, arguments) of pieces of calls."""
+    pieces = [
+        {"index": index, "function": {"arguments": arguments, **({"name": "get"} if call_id else {})}}
+        | ({"id": call_id, "type": "function"} if call_id else {})
+        for index, call_id, arguments in calls
+    ]
+    deltas = [[{"index": 0, "delta": {"tool_calls": [one]}, "finish_reason": None}] for one in pieces]
+    last = [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]
+    return b"".join([*(chunk(choices=choices) for choices in [*deltas, last]), usage_chunk(), DONE])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        openai_stream((0, "a", ""), (1, "b", ""), (0, None, '{"n":1}'), (1, None, '{"n":2}')),
+        openai_stream((0, "a", '{"n":1}'), (0, "b", '{"n":'), (0, None, "2}")),
+    ],
+    ids=["which take turns", "which are given one number"],
+)
+def test_calls_side_by_side_keep_their_arguments_in_every_format(
+    gateway_server: StartGateway, byte_server: StartUpstream, said: bytes
+) -> None:
+    far_end = byte_server(lambda connection: connection.send(SSE_HEAD + said))
+    gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
+    shape: dict[str, Any] = {"type": "object", "properties": {}}
+    with anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0) as claude:
+        tools: Any = [{"name": "get", "input_schema": shape}]
+        with claude.messages.stream(model=MODELS[1], messages=HI, max_tokens=99, tools=tools) as messages:
+            blocks = messages.get_final_message().content
+    assert [(one.id, one.input) for one in blocks if one.type == "tool_use"] == [("a", {"n": 1}), ("b", {"n": 2})]
+    function: dict[str, Any] = {"name": "get", "parameters": shape}
+    flat: Any = [{"type": "function", **function}]
+    nested: Any = [{"type": "function", "function": function}]
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as client:
+        with client.responses.stream(model=MODELS[1], input="hi", tools=flat) as responses:
+            output = responses.get_final_response().output
+        items = [(one.call_id, json.loads(one.arguments)) for one in output if one.type == "function_call"]
+        assert items == [("a", {"n": 1}), ("b", {"n": 2})]
+        with client.chat.completions.stream(model=MODELS[1], messages=HI, tools=nested) as chat:
+            calls = chat.get_final_completion().choices[0].message.tool_calls or []
+        assert [(one.id, json.loads(one.function.arguments)) for one in calls] == items
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])

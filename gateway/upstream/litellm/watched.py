@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from gateway.core.errors import UpstreamProtocolError
 from gateway.upstream.litellm.blocks import Thoughts
+from gateway.upstream.litellm.toolcalls import Calls
 
 
 class Watched:
@@ -22,6 +23,8 @@ class Watched:
         self.usage: Any = None
         #: what was thought so far
         self.thoughts = Thoughts()
+        #: the calls of tools so far
+        self.calls = Calls()
         #: the piece that was waited for at the beginning
         self._first: Any = None
         self._stream = stream
@@ -59,8 +62,15 @@ class Watched:
             raise
         self.usage = getattr(chunk, "usage", None) or self.usage
         for choice in chunk.choices:
+            self.calls.see(choice)
             self.thoughts.see(getattr(getattr(choice, "delta", None), "thinking_blocks", None) or ())
         return chunk
+
+    def failed(self, message: str) -> UpstreamProtocolError:
+        """The error to raise where what reads the stream finds it wrong."""
+        error = UpstreamProtocolError(message)
+        self.failure = error
+        return error
 
     def _is_made_up(self, chunk: Any) -> bool:
         """Whether it says that the answer is finished although the provider did not."""

@@ -22,6 +22,7 @@ from gateway.dialects.limits import thinking_within
 from gateway.upstream.litellm import blocks
 from gateway.upstream.litellm.items import Items
 from gateway.upstream.litellm.library import Library
+from gateway.upstream.litellm.toolcalls import InTurn
 
 Fields = dict[str, Any]
 
@@ -389,7 +390,7 @@ class Messages:
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """See `Translation.events`."""
         translate = self._library.messages.translate_completion_output_params_streaming
-        async for event in translate(stream, model=self._model, tool_name_mapping=self._tool_names):
+        async for event in translate(InTurn(stream), model=self._model, tool_name_mapping=self._tool_names):
             is_end = blocks.MESSAGE_END in event and stream.usage is not None
             yield blocks.with_usage(event, _said_apart(stream.usage)) if is_end else blocks.with_empty_start(event)
 

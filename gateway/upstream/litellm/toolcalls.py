@@ -1,0 +1,140 @@
+"""The calls of tools in litellm's chat stream: which piece belongs to which call, and one call behind the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+if TYPE_CHECKING:
+    from gateway.upstream.litellm.watched import Watched
+
+#: what a delta may say besides calls of tools
+_SAID: Final = ("content", "reasoning_content", "thinking_blocks")
+
+
+class Calls:
+    """The calls of one stream by choice and number, with their arguments so far.
+
+    A number stands for one call, and only the first piece of one says its id and name. Some hosts give every call of an
+    answer the same number, and their ids tell them apart; others say id and name with each piece, even a new id.
+    """
+
+    def __init__(self) -> None:
+        #: what a provider's number stands for now: ours, and the id of that call
+        self._now: dict[tuple[int, int], tuple[int, str | None]] = {}
+        self._arguments: dict[tuple[int, int], list[str]] = {}
+
+    def see(self, choice: Any) -> None:
+        """The calls in one chunk of a choice, put so."""
+        for call in getattr(getattr(choice, "delta", None), "tool_calls", None) or ():
+            place = choice.index, call.index
+            number, known = self._now.get(place, (None, None))
+            if number is None or self._is_new(call, known, choice.index, number):
+                self._begin(place, call)
+            else:
+                call.index = number
+                if known and call.id:
+                    call.id = call.function.name = None
+            if call.function.arguments:
+                self._arguments[choice.index, call.index].append(call.function.arguments)
+
+    def _is_new(self, call: Any, known: str | None, choice: int, number: int) -> bool:
+        # A new id says so only where the call before it is whole.
+        return bool(call.id and call.function.name) and call.id != known and self.is_whole(choice, number)
+
+    def _begin(self, place: tuple[int, int], call: Any) -> None:
+        choice, wanted = place
+        taken = [number for of, number in self._arguments if of == choice]
+        call.index = wanted if wanted not in taken else max(taken) + 1
+        self._now[place] = call.index, call.id
+        self._arguments[choice, call.index] = []
+
+    def arguments(self, choice: int, number: int) -> str:
+        """The arguments of a call, as far as they have come."""
+        return "".join(self._arguments[choice, number])
+
+    def is_whole(self, choice: int, number: int) -> bool:
+        """Whether the arguments of a call are complete, so that no piece of them can follow."""
+        pieces = self._arguments[choice, number]
+        if not pieces or not pieces[-1].rstrip().endswith("}"):
+            return False
+        try:
+            msgspec.json.decode("".join(pieces))
+        except msgspec.DecodeError:
+            return False
+        return True
+
+
+class InTurn:
+    """A chat stream in which one call ends before the next begins, as the blocks of a Messages stream do.
+
+    Where pieces of several calls take turns, those of the first come as they come, and each of the others whole behind
+    it. litellm would put every piece into the block that was begun last.
+    """
+
+    def __init__(self, stream: Watched) -> None:
+        self._stream = stream
+        self._choice = 0
+        self._live: int | None = None
+        self._ended: set[int] = set()
+        #: the first piece of each call that waits
+        self._held: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            chunk = await anext(self._stream)
+            if not chunk.choices or self._has_rest(chunk.choices[0]):
+                return chunk
+
+    def _has_rest(self, choice: Any) -> bool:
+        """Have a chunk hold what is due; whether that is anything."""
+        delta, self._choice = choice.delta, choice.index
+        calls = getattr(delta, "tool_calls", None) or []
+        says = any(getattr(delta, name, None) for name in _SAID)
+        goes_on = any(call.index == self._live for call in calls)
+        due = self._rest() if says and not goes_on else []
+        due += [call for call in calls if self._is_due(call)]
+        due += self._rest() if choice.finish_reason else []
+        if due != calls:
+            delta.tool_calls = due or None
+        return bool(due or says or choice.finish_reason or not calls)
+
+    def _is_due(self, call: Any) -> bool:
+        """Whether a piece is of the call that is streamed now; else its call waits.
+
+        Raises:
+            UpstreamProtocolError: its call has ended, and nothing can be added to it.
+        """
+        number = call.index
+        if number in self._ended:
+            if (call.function.arguments or "").strip():
+                raise self._stream.failed("The provider's stream went back to a call of a tool that had ended.")
+            return False
+        if (
+            self._live not in (None, number)
+            and not self._held
+            and self._stream.calls.is_whole(self._choice, self._live)
+        ):
+            self._ended.add(self._live)
+            self._live = None
+        if self._live is None:
+            self._live = number
+        if number != self._live:
+            self._held.setdefault(number, call)
+        return bool(number == self._live)
+
+    def _rest(self) -> list[Any]:
+        """The calls that waited, each whole, where the one before them is over."""
+        calls, self._held = self._held, {}
+        for number, call in calls.items():
+            call.function.arguments = self._stream.calls.arguments(self._choice, number)
+        self._ended.update(calls, () if self._live is None else (self._live,))
+        self._live = None
+        return list(calls.values())

@@ -1,0 +1,112 @@
+"""Calls of tools in a chat stream: told apart, and for a Messages stream one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import UpstreamProtocolError
+from gateway.upstream.litellm.toolcalls import Calls, InTurn
+
+
+def piece(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> Any:
+    return SimpleNamespace(index=index, id=call_id, function=SimpleNamespace(name=name, arguments=arguments))
+
+
+def begun(index: int, call_id: str, arguments: str = "") -> Any:
+    return piece(index, arguments, call_id, "get")
+
+
+def chunk(*calls: Any, text: str | None = None, end: str | None = None) -> Any:
+    delta = SimpleNamespace(content=text, tool_calls=list(calls) or None)
+    return SimpleNamespace(choices=[SimpleNamespace(index=0, delta=delta, finish_reason=end)])
+
+
+class Stream:
+    """What `Watched` is for those behind it."""
+
+    def __init__(self, *chunks: Any) -> None:
+        self.calls = Calls()
+        self.failure: Exception | None = None
+        self._chunks = self._each(chunks)
+
+    async def _each(self, chunks: tuple[Any, ...]) -> AsyncIterator[Any]:
+        for one in chunks:
+            for choice in one.choices:
+                self.calls.see(choice)
+            yield one
+
+    async def __anext__(self) -> Any:
+        return await anext(self._chunks)
+
+    def failed(self, message: str) -> UpstreamProtocolError:
+        return UpstreamProtocolError(message)
+
+
+async def told(*chunks: Any) -> list[Any]:
+    """What each chunk says that is left: (id, number, arguments) of calls, a text, an end."""
+    said: list[Any] = []
+    stream: Any = Stream(*chunks)
+    async for one in InTurn(stream):
+        for choice in one.choices:
+            calls = choice.delta.tool_calls or ()
+            said += [choice.delta.content] if choice.delta.content else []
+            said += [(call.id, call.index, call.function.arguments) for call in calls]
+            said += [choice.finish_reason] if choice.finish_reason else []
+    return said
+
+
+def end() -> Any:
+    return chunk(end="tool_calls")
+
+
+async def test_calls_that_come_one_behind_the_other_are_streamed_as_they_come() -> None:
+    first, second = chunk(begun(0, "a")), chunk(begun(1, "b", '{"b":'))
+    said = await told(first, chunk(piece(0, '{"a":1} ')), second, chunk(piece(1, "2}")), end())
+    assert said == [("a", 0, ""), (None, 0, '{"a":1} '), ("b", 1, '{"b":'), (None, 1, "2}"), "tool_calls"]
+
+
+async def test_of_calls_that_take_turns_the_first_is_streamed_and_the_others_come_whole() -> None:
+    turns = [chunk(piece(0, '{"a":')), chunk(piece(1, '{"b":')), chunk(piece(0, "1}")), chunk(piece(1, "2}"))]
+    said = await told(chunk(begun(0, "a")), chunk(begun(1, "b")), *turns, chunk(begun(2, "c", "{}")), end())
+    assert said == [
+        ("a", 0, ""),
+        (None, 0, '{"a":'),
+        (None, 0, "1}"),
+        ("b", 1, '{"b":2}'),
+        ("c", 2, "{}"),
+        "tool_calls",
+    ]
+
+
+async def test_a_chunk_with_pieces_of_several_calls_and_the_end_loses_none() -> None:
+    said = await told(chunk(begun(0, "a"), begun(1, "b")), chunk(piece(0, "{}"), piece(1, "[2]"), end="tool_calls"))
+    assert said == [("a", 0, ""), (None, 0, "{}"), ("b", 1, "[2]"), "tool_calls"]
+
+
+async def test_text_ends_the_calls_before_it() -> None:
+    said = await told(chunk(begun(0, "a")), chunk(begun(1, "b", "{}")), chunk(text="so"), chunk(begun(2, "c")), end())
+    assert said == [("a", 0, ""), "so", ("b", 1, "{}"), ("c", 2, ""), "tool_calls"]
+
+
+async def test_arguments_of_a_call_that_has_ended_are_not_put_into_another() -> None:
+    with pytest.raises(UpstreamProtocolError, match="had ended"):
+        await told(chunk(begun(0, "a", '{"a":')), chunk(text="so"), chunk(piece(0, "1}")), end())
+    said = await told(chunk(begun(0, "a", "{}")), chunk(begun(1, "b", "{}")), chunk(piece(0, " ")), end())
+    assert said == [("a", 0, "{}"), ("b", 1, "{}"), "tool_calls"]
+
+
+async def test_calls_that_are_all_given_one_number_are_told_apart_by_their_ids() -> None:
+    said = await told(chunk(begun(0, "a", "{}")), chunk(begun(0, "b", '{"b":')), chunk(piece(0, "2}")), end())
+    assert said == [("a", 0, "{}"), ("b", 1, '{"b":'), (None, 1, "2}"), "tool_calls"]
+    said = await told(chunk(begun(0, "a", "{}"), begun(0, "b", "{}")), chunk(begun(1, "c", "{}")), end())
+    assert said == [("a", 0, "{}"), ("b", 1, "{}"), ("c", 2, "{}"), "tool_calls"]
+
+
+@pytest.mark.parametrize("repeated", ["a", "another"])
+async def test_a_piece_that_says_an_id_again_begins_no_call(repeated: str) -> None:
+    said = await told(chunk(begun(0, "a", '{"a"')), chunk(begun(0, repeated, ":{}")), chunk(begun(0, repeated, "}")))
+    assert said == [("a", 0, '{"a"'), (None, 0, ":{}"), (None, 0, "}")]
