@@ -35,7 +35,7 @@ pytestmark = [
 models = pytest.mark.parametrize("model", MODELS)
 
 
-def providers(url: str, **changes: object) -> dict[str, object]:
+def providers(url: str, **changes: object) -> dict[str, dict[str, object]]:
     row = {"adapter": "litellm", "key": "sk-held-by-the-gateway", "retries": 0, **changes}
     return {
         "claude": {**row, "litellm": "anthropic", "base_url": url},
@@ -396,6 +396,32 @@ def test_sound_that_the_provider_does_not_take_is_refused(bench: Bench) -> None:
     with pytest.raises(openai.BadRequestError, match="input_audio"):
         bench.chat.chat.completions.create(model=MODELS[0], messages=said)
     assert bench.mock.calls == []
+
+
+def test_a_model_shared_by_format_is_translated_for_those_clients_alone_that_need_it(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    """The pair that docs/providers.md shows."""
+    far_end = byte_server(lambda connection: connection.whole(claude_message({"type": "text", "text": "ok"})))
+    pair: dict[str, Any] = {
+        "anthropic": {"base_url": f"{far_end.url}/v1", "key": "sk-a", "dialects": ["messages"]},
+        "claude-chat": {
+            **providers(far_end.url)["claude"], "dialects": ["chat", "responses", "completions"],
+        },
+    }  # fmt: skip
+    shared = [{"match": "claude-*", "provider": {"anthropic": 1, "claude-chat": 1}}]
+    gateway = gateway_server(
+        far_end.url, built_in_providers=True, providers=pair, models=shared, default_provider="anthropic"
+    )
+    for number in range(4):
+        native = {"model": "claude-sonnet-4-5", "messages": HI, "max_tokens": 9, "mcp_servers": [{"name": "m"}]}
+        session = {"x-session-id": f"s{number}"}
+        assert gateway.web.post("/v1/messages", native, session).status == 200
+        assert far_end.requests[-1].json["mcp_servers"] == native["mcp_servers"]
+        assert gateway.web.post("/v1/responses", {"model": "claude-sonnet-4-5", "input": "hi"}, session).status == 200
+        chat = {"model": "claude-sonnet-4-5", "messages": HI}
+        assert gateway.web.post("/v1/chat/completions", chat, session).status == 200
+    assert {request.path for request in far_end.requests} == {"/v1/messages"}
 
 
 # --- responses clients ---------------------------------------------------------------------------------------------

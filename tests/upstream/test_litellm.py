@@ -259,6 +259,39 @@ SHOWN = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text",
 FAILED = {"type": "tool_result", "tool_use_id": "t", "content": "no", "is_error": True}
 
 
+CITED: dict[str, Any] = {
+    "type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "one"},
+    "citations": {"enabled": True},
+}  # fmt: skip
+FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "one"}]}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{**FOUND, "citations": {"enabled": True}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [
+        ({"messages": [{"role": "user", "content": [CITED]}]}, {"untranslated": "citations"}),
+        ({"messages": [{"role": "user", "content": [{**CITED, "citations": {"enabled": False}}]}]}, {}),
+        (
+            {"messages": [*THOUGHTFUL["messages"]["messages"][:-1], {"role": "user", "content": [RESULT]}]},
+            {"untranslated": "citations"},
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, {"untranslated": "citations"}),
+        ({"context_management": {"edits": []}}, {"untranslated": "context_management"}),
+    ],
+)
+async def test_what_a_messages_client_loses_even_where_claude_answers_is_noted(
+    byte_server: StartUpstream, fields: dict[str, Any], noted: dict[str, str]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    notes: dict[str, str] = {}
+    sent = outgoing(server.url, "messages", {"model": "claude-sonnet-4-5", **fields})
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        request = Outgoing("POST", f"{server.url}/messages", KEY, sent.body, notes.__setitem__)
+        status, _ = await answer_of(upstream, request)
+    assert (status, notes) == (200, noted)
+
+
 @pytest.mark.parametrize(
     ("provider", "model", "blocks", "noted"),
     [

@@ -30,6 +30,8 @@ _JSON_ONLY: Final = (
     "Whatever you write as text must be one JSON object and nothing else: no Markdown around it, and no words before "
     "or behind it."
 )
+#: how the types of Anthropic's tool begin that cites what it found, whether asked to or not
+_SEARCH: Final = "web_search_"
 #: who speaks before the conversation
 _LEADING: Final = ("system", "developer")
 #: characters of a user's name that OpenAI takes
@@ -84,9 +86,27 @@ def _headed(block: Mapping[str, Any], names: tuple[str, ...], content: list[Any]
 
 def has_failed_results(messages: object) -> bool:
     """Whether a Messages request says of a tool's result that it is an error, which no other format says."""
-    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
-    blocks = [block for content in contents if isinstance(content, list) for block in content]
-    return any(isinstance(block, dict) and block.get("is_error") is True for block in blocks)
+    return any(block.get("is_error") is True for block in _blocks(messages))
+
+
+def asks_for_citations(messages: object, tools: object) -> bool:
+    """Whether a Messages request has its answer cite what it is taken from, which comes through no other format."""
+    searches = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if any(str(tool.get("type")).startswith(_SEARCH) for tool in searches):
+        return True
+    said = [one.get("citations") for one in (*_blocks(messages), *searches)]
+    return any(isinstance(one, dict) and one.get("enabled") is True for one in said)
+
+
+def _blocks(messages: object) -> Iterator[Mapping[str, Any]]:
+    """The blocks of a Messages request, and those in results of tools."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict):
+                yield block
+                inner = block.get("content")
+                yield from (part for part in inner if isinstance(part, dict)) if isinstance(inner, list) else ()
 
 
 def has_pictures(messages: object, roles: Container[str]) -> bool:

@@ -352,6 +352,8 @@ class Messages:
         kept, self.left_out, extra = _sorted(body, _MESSAGES, _MESSAGES_HINTS, target)
         user = (kept.pop("metadata", None) or {}).get("user_id")
         stream = kept.pop("stream", False) is True
+        if blocks.asks_for_citations(kept.get("messages"), kept.get("tools")):
+            self.left_out.append("citations")
         kept["messages"] = blocks.with_texts(kept.get("messages"))
         if blocks.has_failed_results(kept["messages"]):
             self.left_out.append("is_error")
