@@ -6,8 +6,11 @@ follow: a client that keeps items as they end would send them back in that order
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
+
+import msgspec
 
 Event = dict[str, Any]
 
@@ -17,6 +20,46 @@ _ARGUMENTS: Final = "response.function_call_arguments."
 _INPUT: Final = "response.custom_tool_call_input."
 _CUSTOM: Final = "custom_tool_call"
 _END: Final = ".done"
+#: how litellm has the model write what is put into a custom tool, and characters of it that are whole: half of an
+#: escape, or of a pair of them, waits for the rest
+_BEGINNING: Final = re.compile(r'\s*+\{\s*+"content"\s*+:\s*+"')
+_WHOLE: Final = re.compile(
+    r"""(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[\da-fA-F]{4}"""
+    r"""|u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}))*+"""
+)
+#: characters that wait: no beginning and no escape is longer
+_MOST_WAITING: Final = 64
+
+
+class _Input:
+    """What is put into a custom tool, read out of the JSON around it as that comes."""
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+        self._waiting = ""
+        self._has_begun = False
+
+    def more(self, piece: str) -> str:
+        """The text in a piece of the JSON; all of it comes with the `rest` where it is not as it was asked for."""
+        if len(self._waiting) > _MOST_WAITING:
+            return ""
+        self._waiting += piece
+        if not self._has_begun:
+            start = _BEGINNING.match(self._waiting)
+            if start is None:
+                return ""
+            self._has_begun, self._waiting = True, self._waiting[start.end() :]
+        found = _WHOLE.match(self._waiting)
+        end = found.end() if found is not None else 0
+        text = msgspec.json.decode(f'"{self._waiting[:end]}"', type=str)
+        self._waiting = self._waiting[end:]
+        self._said.append(text)
+        return text
+
+    def rest(self, text: str) -> str:
+        """What is still to be said of the whole text."""
+        said = "".join(self._said)
+        return text.removeprefix(said) if text.startswith(said) else ""
 
 
 class Items:
@@ -25,8 +68,8 @@ class Items:
     def __init__(self) -> None:
         self._open: set[int] = set()
         self._held: dict[int, list[Event]] = {}
-        #: the ids of calls of custom tools
-        self._custom: set[str] = set()
+        #: by the ids of calls of custom tools
+        self._inputs: dict[str, _Input] = {}
 
     def ordered(self, event: Event) -> Iterator[Event]:
         """The events to send in the place of one."""
@@ -48,16 +91,24 @@ class Items:
 
     def _of_custom_tools(self, event: Event) -> Iterator[Event]:
         kind, item = event["type"], event.get("item") or {}
+        item_id: str = item.get("id") or event.get("item_id", "")
         if kind == _ADDED and item.get("type") == _CUSTOM:
-            self._custom.add(item["id"])
-        elif kind.startswith(_ARGUMENTS) and event.get("item_id") in self._custom:
+            self._inputs[item_id] = _Input()
+        read = self._inputs.get(item_id)
+        if read is None or kind == _ADDED:
+            yield event
             return
-        elif kind == _DONE and item.get("type") == _CUSTOM:
-            where = {"item_id": item["id"], "output_index": event["output_index"]}
-            if item["input"]:
-                yield {"type": f"{_INPUT}delta", **where, "delta": item["input"]}
+        text = ""
+        if kind == f"{_ARGUMENTS}delta":
+            text = read.more(event["delta"])
+        elif kind == _DONE:
+            text = read.rest(item["input"])
+        where = {"item_id": item_id, "output_index": event["output_index"]}
+        if text:
+            yield {"type": f"{_INPUT}delta", **where, "delta": text}
+        if kind == _DONE:
             yield {"type": f"{_INPUT}done", **where, "input": item["input"]}
-        yield event
+            yield event
 
     def _in_turn(self, index: int, event: Event) -> Iterator[Event]:
         """An event of an item, and what was held for its end; nothing where it has to wait for the end of another."""

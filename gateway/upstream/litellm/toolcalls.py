@@ -24,6 +24,8 @@ class Calls:
         #: what a provider's number stands for now: ours, and the id of that call
         self._now: dict[tuple[int, int], tuple[int, str | None]] = {}
         self._arguments: dict[tuple[int, int], list[str]] = {}
+        #: by choice: the number behind all others
+        self._next: dict[int, int] = {}
 
     def see(self, choice: Any) -> None:
         """The calls in one chunk of a choice, put so."""
@@ -45,8 +47,9 @@ class Calls:
 
     def _begin(self, place: tuple[int, int], call: Any) -> None:
         choice, wanted = place
-        taken = [number for of, number in self._arguments if of == choice]
-        call.index = wanted if wanted not in taken else max(taken) + 1
+        following = self._next.get(choice, 0)
+        call.index = following if place in self._arguments else wanted
+        self._next[choice] = max(following, call.index + 1)
         self._now[place] = call.index, call.id
         self._arguments[choice, call.index] = []
 

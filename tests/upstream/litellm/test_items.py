@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
 
 from gateway.upstream.litellm.items import Items
 
@@ -41,3 +44,38 @@ def test_what_waits_for_an_item_without_an_end_comes_before_the_end_of_the_respo
     events = [item("added", 0), item("added", 1), part(ARGUMENTS, 1), part("late", 1), item("done", 1)]
     assert sent(*events) == events[:2]
     assert sent(*events, COMPLETED) == [*events, COMPLETED]
+
+
+def put_in(pieces: list[str], whole: str) -> list[str]:
+    """What is streamed of the JSON around what is put into a custom tool."""
+    begun = item("added", 0, "custom_tool_call")
+    deltas = [{**part("function_call_arguments.delta", 0), "delta": piece} for piece in pieces]
+    ended = item("done", 0, "custom_tool_call")
+    ended["item"]["input"] = whole
+    first, *said, end, last = sent(begun, *deltas, part(ARGUMENTS, 0), ended)
+    assert (first, last) == (begun, ended)
+    assert end == {**part("custom_tool_call_input.done", 0), "input": whole}
+    assert all(one == {**part("custom_tool_call_input.delta", 0), "delta": one["delta"]} for one in said)
+    return [one["delta"] for one in said]
+
+
+@pytest.mark.parametrize("text", ["*** Begin\n+x", 'a "quoted\\path" \t end\\', "é 😀 \u2028", "", "x" * 200])
+@pytest.mark.parametrize("is_ascii", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_what_is_put_into_a_custom_tool_is_streamed_as_it_comes(text: str, size: int, *, is_ascii: bool) -> None:
+    written = json.dumps({"content": text}, ensure_ascii=is_ascii)
+    pieces = [written[start : start + size] for start in range(0, len(written), size)]
+    said = put_in(pieces, text)
+    assert "".join(said) == text
+    assert len(said) > 1 or size > 1 or len(text) < 2
+
+
+@pytest.mark.parametrize(
+    "written", ['{"other": "' + "x" * 100 + '"}', "no JSON", '{"content": 5}', r'{"content": "\ud83d"}']
+)
+def test_what_is_not_written_as_it_was_asked_for_comes_at_its_end(written: str) -> None:
+    assert put_in(list(written), written) == [written]
+
+
+def test_text_that_was_misread_is_not_said_twice() -> None:
+    assert put_in(['{"content": "a'], "b") == ["a"]
