@@ -134,6 +134,16 @@ class Stepped:
         return self.agent.step(self.state)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known of a call once its stream has ended. `totals` are the session's after it."""
+
+    totals: Totals
+    charge: Charge | None = None
+    allowance: Allowance | None = None
+    stepped: Stepped | None = None
+
+
 @dataclass(slots=True)
 class Reply:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
@@ -141,7 +151,8 @@ class Reply:
     `unseen`: what in the request stands for content that only the provider has; `is_unmetered`: it is billed after its
     answer. `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body
     is being passed on: it must not be ended as if it were complete. `is_events`: the body is a stream of events, which
-    its headers may not say; `next_number`: gives the number that the next event has in the stream.
+    its headers may not say; `next_number`: gives the number that the next event has in the stream; `ending` is there
+    with its last part, where it was settled.
     """
 
     status: int
@@ -163,3 +174,4 @@ class Reply:
     broken: bool = False
     is_events: bool = False
     next_number: Callable[[], int] = int
+    ending: Ending | None = None

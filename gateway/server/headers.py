@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from gateway.calls import NO_DIRECTIVES, Directives, Reply, Stepped
+from gateway.calls import NO_DIRECTIVES, Directives, Ending, Reply, Stepped
 from gateway.core.allowance import Allowance
 from gateway.core.asked import (
     AGENT,
@@ -90,6 +90,13 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on as it came",
     "x-should-retry": "on an error of the gateway: whether sending the call again can help",
 }
+#: how the names begin of those headers that may say something else after a call than before it
+_CHANGING: Final = (
+    *("x-session-cumulative-", "x-session-usage-", "x-session-budget-", "x-token-usage"),
+    *("x-session-step", "x-session-sequence-index"),
+)
+#: announces the trailers of a stream, some of which may have nothing to say
+TRAILER: Final = (b"trailer", ", ".join(name for name in EXPOSED if name.startswith(_CHANGING)).encode())
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
 #: bounded, as `int` refuses thousands of digits
 _BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
@@ -219,6 +226,24 @@ def usage_json(usage: Usage | Totals) -> bytes:
     )  # fmt: skip
 
 
+def of_ending(ending: Ending) -> Headers:
+    """The trailers of a stream, under the names of the headers."""
+    told = _of_call(ending.charge, ending.allowance, ending.stepped)
+    return [*_of_totals(ending.totals), (USAGE_FINAL, b"true"), *told]
+
+
+def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None) -> Headers:
+    """What is known of a call once it has ended, beside its session's totals."""
+    headers: Headers = []
+    if charge is not None:
+        headers.append((b"x-token-usage", usage_json(charge.usage)))
+    if allowance is not None:
+        headers += _of_allowance(allowance)
+    if stepped is not None:
+        headers += _of_steps(stepped)
+    return headers
+
+
 def of_reply(reply: Reply, request: str) -> Headers:
     """Our headers on a reply, after the provider's."""
     headers: Headers = [
@@ -333,12 +358,5 @@ def totals_comment(
     The totals as JSON are its last line, where who reads a stream by eye looks first.
     """
     usage, *numbers = _of_totals(totals)
-    found: Headers = [*numbers]
-    if charge is not None:
-        found.append((b"x-token-usage", usage_json(charge.usage)))
-    if allowance is not None:
-        found += _of_allowance(allowance)
-    if stepped is not None:
-        found += _of_steps(stepped)
-    found.append(usage)
+    found = [*numbers, *_of_call(charge, allowance, stepped), usage]
     return b"\n".join([b": %b: %b" % pair for pair in found]) + b"\n\n"
