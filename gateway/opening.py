@@ -225,6 +225,7 @@ def problems_of(settings: config.Settings) -> list[str]:
         config.model_facts,
         config.families,
         partial(config.refuse_open_door, settings),
+        partial(config.refuse_missing_package, settings),
         partial(add_counters, Counters(), settings),
         partial(callbacks.made, settings.callbacks.observers),
         partial(tls_contexts, settings.providers),

@@ -97,10 +97,12 @@ HOMES = {
         "gateway.server.protocol",
         "gateway.server.cycle",
         "gateway.server.socket_protocol",
+        "gateway.server.http2",
         "gateway.server.serving",
         "gateway.mock",
     ),
     "zstandard": ("gateway.server.zstd",),
+    "zttp": ("gateway.server.http2",),
     "httptools": ("gateway.server.protocol", "gateway.upstream.connection"),
     "typer": ("gateway.cli",),
     "rich": ("gateway.cli",),
@@ -335,7 +337,7 @@ def named_in(document: str, known: set[str]) -> Iterator[str]:
     """The files of the package that a document names: by their path, or bare behind their folder or a file of it."""
     for line in document.splitlines():
         folder = ""
-        for name in re.findall(r"`([a-z_/]+/|[a-z_/]+\.py)`", line):
+        for name in re.findall(r"`([a-z0-9_/]+/|[a-z0-9_/]+\.py)`", line):
             beside = folder + name
             path = beside if beside in known else name
             folder = f"{path.rpartition('/')[0]}/" if "/" in path else folder

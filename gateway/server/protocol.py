@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.core.asked import REQUEST_ID
 from gateway.core.forwarding import Headers
 from gateway.server.body import MemoryPool
 from gateway.server.cycle import Cycle
@@ -292,12 +293,10 @@ class GatewayProtocol(HttpToolsProtocol):
             # The answer to the request before is due or on its way: this one would be taken for it, or for a part.
             self.transport.close()
             return
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        body = msgspec.json.encode({"error": error})
+        headers, body = refused(code, message)
+        fields = b"".join(b"%b: %b\r\n" % pair for pair in headers)
         self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
-            b"%b: false\r\nconnection: close\r\n\r\n%b"
-            % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), SHOULD_RETRY, body)
+            b"HTTP/1.1 %d %b\r\n%bconnection: close\r\n\r\n%b" % (status, _REASONS[status], fields, body)
         )
         self.transport.close()
 
@@ -307,3 +306,16 @@ def _is_continue_expected(headers: Headers) -> bool:
     return b"expect" in dict(headers) and b"100-continue" in [
         value.lower() for name, value in headers if name == b"expect"
     ]
+
+
+def refused(code: str, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """What answers a request that the application is not to see: headers and body."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = msgspec.json.encode({"error": error})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (REQUEST_ID, uuid.uuid4().hex.encode()),
+        (SHOULD_RETRY, b"false"),
+    ]
+    return headers, body

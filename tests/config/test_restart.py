@@ -21,7 +21,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "server": {
         "host": "::1", "port": 1, "workers": 2, "max_body_mb": 1, "max_concurrency": 1, "max_header_kb": 1,
         "header_timeout_s": 1, "body_timeout_s": 1, "write_timeout_s": 1, "cors_origins": ("https://a.example",),
-        "shutdown_grace_s": 1, "dashboard": False,
+        "http2": True, "shutdown_grace_s": 1, "dashboard": False,
     },
     "context": {
         "trim": "off", "budget": 9, "reserve_tokens": 9, "low_water": 0.5, "strategies": ("drop",),
@@ -97,7 +97,7 @@ def named_in(file: str) -> set[str]:
         )[0]
         return {*sections.split(", "), *(f"server.{key}" for key in keys.split(", ")), last}
     [table] = re.findall(r"These keys need a restart:\n\n(.*?)\n\n", text, re.DOTALL)
-    return {name for row in table.splitlines() for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])}
+    return {name for row in table.splitlines() for name in re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])}
 
 
 @pytest.mark.parametrize("file", ["gateway.yaml", "docs/operations.md"])
