@@ -36,6 +36,9 @@ _TOO_MANY: Final = 3
 _MOST_UNREAD: Final = 256 * 1024
 #: bytes of an answer that go out before others have their turn: a frame that every client takes
 _SLICE: Final = 16 * 1024
+#: how long one connection is read before others have their turn, in seconds; and how much between looks at the clock
+_TURN_S: Final = 0.005
+_LOOK: Final = 4096
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -79,6 +82,9 @@ class Http2Protocol(ZttpH2Protocol):
         self._resets = 0
         #: the client was told to send no more requests here
         self._takes_no_more = False
+        #: what has come and was not read yet
+        self._unread = bytearray()
+        self._next_turn: asyncio.Handle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,23 +94,48 @@ class Http2Protocol(ZttpH2Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        if self._end_timer is not None:
-            self._end_timer.cancel()
+        for timer in (self._end_timer, self._next_turn):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
         self._wake()
 
     def data_received(self, data: bytes) -> None:
         """Take frames. Only a request keeps a connection open that rests: pings and settings do not."""
+        self._unread += data
+        if self._next_turn is None:
+            self._read()
+
+    def _read(self) -> None:
+        """Read for a turn: what comes at once may be many thousand frames, and all others would wait for them."""
+        self._next_turn = None
+        unread, at = self._unread, 0
+        end = self.loop.time() + _TURN_S
         try:
-            self.conn.receive_data(data)
-            self.handle_events()
+            while at < len(unread) and not self.transport.is_closing() and self.loop.time() < end:
+                self.conn.receive_data(bytes(unread[at : at + _LOOK]))
+                self.handle_events()
+                at += _LOOK
         except zttp.RemoteProtocolError:
             # The last frame that is left to send says why.
             self.flush()
             self._hang_up()
             return
+        del unread[:at]
         self.flush()
         self._wake()
+        if self.transport.is_closing():
+            return
+        if unread:
+            self.flow.pause_reading()
+            self._next_turn = self.loop.call_soon(self._read)
+        else:
+            self.resume_reading_if_idle()
+
+    def resume_reading_if_idle(self) -> None:
+        """Take more, once what has come was read and no body waits for the application."""
+        if not self._unread:
+            super().resume_reading_if_idle()
 
     def _wake(self) -> None:
         """Have answers look whether they can go on."""

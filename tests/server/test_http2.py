@@ -249,6 +249,29 @@ def test_a_head_that_is_far_too_large_ends_the_connection(talk: Talk) -> None:
     assert talk.goaway == CALM
 
 
+#: GET http://localhost/, as HPACK has it, and a header of 3,900 bytes that both sides keep under the number 62 then
+HEAD = b"\x82\x86\x84\x41\x09localhost"
+LONG = b"\x40\x01a\x7f\xbd\x1d" + b"b" * 3_900
+
+
+def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
+    return len(data).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + data
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(1, 1, 1, HEAD) + frame(9, 0, 1, b"") * 1_000,
+        frame(1, 5, 1, HEAD + LONG) + frame(1, 5, 3, HEAD + b"\xbe" * 8_000),
+    ],
+    ids=["in a thousand frames", "of 8 KB that unpack to 31 MB"],
+)
+def test_neither_is_one_taken_that_costs_far_more_than_was_sent(sent: bytes, talk: Talk) -> None:
+    talk.sock.sendall(sent)
+    talk.until_closed()
+    assert talk.goaway == CALM
+
+
 @pytest.mark.parametrize(
     ("method", "path"), [("OPTIONS", "*"), ("GET", "v1/models"), ("GET", "http://localhost/v1/models"), ("GET", "/é")]
 )
@@ -409,11 +432,34 @@ def send_without_reading(client: Talk, data: bytes, times: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("frame", [b"\0\0\x08\x06\0\0\0\0\0" + b"12345678", b"\0\0\0\x04\0\0\0\0\0"])
-def test_who_asks_without_reading_the_answers_is_hung_up_on(frame: bytes, server: GatewayThread) -> None:
+PING, SETTINGS = frame(6, 0, 0, b"12345678"), frame(4, 0, 0, b"")
+
+
+@pytest.mark.parametrize("asks", [PING, SETTINGS], ids=["pings", "settings"])
+def test_who_asks_without_reading_the_answers_is_hung_up_on(asks: bytes, server: GatewayThread) -> None:
     with Talk(server.url) as client:
-        assert send_without_reading(client, frame * 10_000, 200)
+        assert send_without_reading(client, asks * 10_000, 200)
     assert server.web.get("/healthz").status == 200
+
+
+def test_thousands_of_frames_at_once_are_all_read(talk: Talk) -> None:
+    sender = threading.Thread(target=talk.sock.sendall, args=(PING * 50_000,))
+    sender.start()
+    while talk.pongs < 50_000:
+        talk.read()
+    sender.join()
+    assert talk.end(talk.chat(chat())).statuses == [200]
+
+
+def test_a_stream_that_its_client_takes_nothing_of_is_given_up(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.http2": True, "server.write_timeout_s": 0.5})
+    with Talk(gateway.url, window=100) as client:
+        mock_says = ("x-mock", "chunks=50")
+        answer = client.end(client.chat(chat(stream=True), ("x-session-id", "s"), mock_says))
+        assert (len(answer.body), answer.ended, answer.reset is None) == (100, False, False)
+        assert call_of(gateway, "s")["outcome"] == "client_stalled"
 
 
 def test_a_preface_may_come_in_parts_but_not_for_ever(mock_server: MockServer, gateway_server: StartGateway) -> None:

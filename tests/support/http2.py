@@ -45,6 +45,7 @@ class Talk:
         self.answers: dict[int, Answer] = {}
         self.goaway: int | None = None
         self.closed = False
+        self.pongs = 0
         self._unread = b""
         self._gives = window == 65_535
         self.h2.initiate_connection()
@@ -102,6 +103,7 @@ class Talk:
         if isinstance(event, h2.events.ConnectionTerminated):
             self.goaway = int(event.error_code or 0)
             self.h2.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
+        self.pongs += isinstance(event, h2.events.PingAckReceived)
         stream = getattr(event, "stream_id", None)
         answer = self.answers.get(stream or 0)
         if answer is None:
