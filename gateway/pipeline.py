@@ -265,7 +265,7 @@ class Exchange:
         progress.route = progress.routes[0]
         progress.others = others_of(call, progress.routes, self._gateway.routes)
         progress.advisors = advisors_of(call, progress.routes, self._gateway.routes)
-        check_credential(incoming.headers, providers[progress.route.provider], providers.values())
+        check_credential(incoming.headers, incoming.query, providers[progress.route.provider], providers.values())
 
     def _go_by(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.

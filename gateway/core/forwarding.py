@@ -199,8 +199,10 @@ def _own_credential(provider: Provider) -> tuple[bytes, bytes]:
     return AUTH_HEADER[provider.auth], b"Bearer " + value if provider.auth == "bearer" else value
 
 
-def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider, others: Iterable[Provider]) -> None:
-    """Refuse to hand a caller's credential to a provider that it plainly does not belong to.
+def check_credential(
+    headers: Sequence[tuple[bytes, bytes]], query: str, provider: Provider, others: Iterable[Provider]
+) -> None:
+    """Refuse to hand a caller's credential, in a header or in the URL, to a provider that it plainly is not for.
 
     Providers mark their keys by how they begin; the longest known beginning decides. A credential that no provider
     claims is forwarded, and so is any to a provider of your own whose keys have no known beginning.
@@ -210,11 +212,13 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     """
     if not (provider.guarded or provider.key_prefixes) or provider.holds_credential:
         return
-    found = _credentials_among(dict(headers))
-    for name, value in headers:
-        if name not in found:
-            continue
-        owners = _owners(credential(value), others)
+    names = _credentials_among(dict(headers))
+    sent = [credential(value) for name, value in headers if name in names]
+    if query:
+        sent += [unquote_plus(one.partition("=")[2]) for one in query.split("&") if _is_credential_parameter(one)]
+    for found in sent:
+        # Whatever the scheme before it is called.
+        owners = _owners(found.rpartition(" ")[2], others)
         if owners and provider.name not in owners:
             raise Unauthenticated(
                 f"The credential sent looks like one of {' or '.join(owners)}, but this model is served by "

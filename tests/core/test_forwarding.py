@@ -148,7 +148,7 @@ def test_a_credential_under_any_other_name_is_forwarded_only_where_none_is_held(
     assert name not in sent([(name, b"own")], HELD)
     assert name not in sent([(name, b"own")], Provider("p", BASE, "none"))
     with pytest.raises(Unauthenticated, match="openai"):
-        check_credential([(name, b"sk-proj-secret")], ANTHROPIC, ALL)
+        check_credential([(name, b"sk-proj-secret")], "", ANTHROPIC, ALL)
 
 
 @pytest.mark.parametrize("name", [b"openai-organization", b"openai-project", b"x-goog-user-project"])
@@ -205,35 +205,48 @@ def test_fixed_headers_are_sent_unless_the_caller_sends_them() -> None:
 @pytest.mark.parametrize("name", sorted(CREDENTIALS))
 def test_a_credential_of_another_provider_is_refused_by_name(name: bytes) -> None:
     with pytest.raises(Unauthenticated, match=r"openai.*anthropic.*providers\.anthropic\.key") as caught:
-        check_credential([(b"x-a", b"1"), (name, b"Bearer sk-proj-secret")], ANTHROPIC, ALL)
+        check_credential([(b"x-a", b"1"), (name, b"Bearer sk-proj-secret")], "", ANTHROPIC, ALL)
     assert "secret" not in caught.value.message
 
 
 def test_the_longest_known_beginning_decides_whose_a_credential_is() -> None:
-    check_credential([(b"x-api-key", b"sk-ant-abc")], ANTHROPIC, ALL)
+    check_credential([(b"x-api-key", b"sk-ant-abc")], "", ANTHROPIC, ALL)
     with pytest.raises(Unauthenticated, match="like one of anthropic,"):
-        check_credential([(b"authorization", b"Bearer sk-ant-abc")], OPENAI, ALL)
+        check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", OPENAI, ALL)
 
 
-@pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER"])
+@pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER", b"Token", b"Bearer Bearer"])
 def test_a_credential_of_another_provider_is_refused_however_its_scheme_is_written(scheme: bytes) -> None:
     with pytest.raises(Unauthenticated):
-        check_credential([(b"authorization", scheme + b" sk-proj-abc")], ANTHROPIC, ALL)
+        check_credential([(b"authorization", scheme + b" sk-proj-abc")], "", ANTHROPIC, ALL)
+
+
+@pytest.mark.parametrize("query", ["key=sk-proj-abc", "alt=sse&API_KEY=sk-proj-abc", "%6bey=sk%2dproj-abc"])
+def test_a_credential_of_another_provider_is_refused_in_the_query_as_well(query: str) -> None:
+    with pytest.raises(Unauthenticated, match="openai") as caught:
+        check_credential([], query, ANTHROPIC, ALL)
+    assert "abc" not in caught.value.message
+    check_credential([], query, OPENAI, ALL)
+
+
+@pytest.mark.parametrize("query", ["", "key", "key=whatever", "page=sk-proj-abc"])
+def test_what_no_provider_claims_may_stand_in_a_query(query: str) -> None:
+    check_credential([], query, ANTHROPIC, ALL)
 
 
 def test_a_credential_that_nobody_claims_is_forwarded() -> None:
-    check_credential([(b"authorization", b"Bearer whatever"), (b"x-a", b"sk-1")], ANTHROPIC, ALL)
+    check_credential([(b"authorization", b"Bearer whatever"), (b"x-a", b"sk-1")], "", ANTHROPIC, ALL)
 
 
 def test_two_providers_with_one_beginning_both_take_the_credential() -> None:
     proxy = Provider("proxy", BASE, key_prefixes=("sk-",))
     for provider in (OPENAI, proxy):
-        check_credential([(b"authorization", b"Bearer sk-abc")], provider, (*ALL, proxy))
+        check_credential([(b"authorization", b"Bearer sk-abc")], "", provider, (*ALL, proxy))
 
 
 @pytest.mark.parametrize("provider", [HELD, Provider("p", BASE, "none")])
 def test_a_credential_that_is_not_forwarded_needs_no_check(provider: Provider) -> None:
-    check_credential([(b"authorization", b"Bearer sk-ant-abc")], provider, ALL)
+    check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", provider, ALL)
 
 
 JSON = (b"content-type", b"application/json")
@@ -341,10 +354,10 @@ def test_headers_by_name_keep_their_order_and_their_first_values() -> None:
 def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_known_beginning() -> None:
     mistral = Provider("mistral", BASE, guarded=True)
     with pytest.raises(Unauthenticated, match="anthropic"):
-        check_credential([(b"authorization", b"Bearer sk-ant-abc")], mistral, (*ALL, mistral))
-    check_credential([(b"authorization", b"Bearer whatever")], mistral, (*ALL, mistral))
+        check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", mistral, (*ALL, mistral))
+    check_credential([(b"authorization", b"Bearer whatever")], "", mistral, (*ALL, mistral))
     own = Provider("own", BASE)
-    check_credential([(b"authorization", b"Bearer sk-ant-abc")], own, (*ALL, own))
+    check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", own, (*ALL, own))
 
 
 @pytest.mark.parametrize(("status", "is_one"), [(199, False), (200, True), (299, True), (300, False), (0, False)])
