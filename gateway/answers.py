@@ -73,7 +73,7 @@ class Answers:
         """An answer of the model, or a file."""
         endpoint = progress.incoming.endpoint
         is_read = endpoint.metered or endpoint.fetches
-        if endpoint.format is not None:
+        if endpoint.metered and endpoint.format is not None:
             check_packing(answer)
         kind, was_packed = content_type(answer.headers), is_packed(answer)
         pieces = unpacked(answer) if was_packed else answer.chunks()

@@ -60,7 +60,11 @@ _FETCHED: Final[Mapping[str, Sequence[tuple[re.Pattern[str], Dialect]]]] = {
     ),
     "POST": ((re.compile(r"responses/([^/]+)/cancel/?$", re.IGNORECASE), _RESPONSES),),
 }
-_COUNTING_MODELS: Final = frozenset({"messages/count_tokens", "responses/input_tokens"})
+#: the same for requests in formats that are known, with these
+_COUNTING_MODELS: Final[Mapping[str, Wire]] = {
+    "messages/count_tokens": "messages",
+    "responses/input_tokens": "responses",
+}
 #: the only fields of a request that asks for no answer: about a stored one, and to a conversation that is added to
 _ABOUT_STORED: Final = frozenset({"metadata"})
 _ABOUT_CONVERSATION: Final = frozenset({"metadata", "items"})
@@ -73,7 +77,8 @@ class Endpoint:
     `metered`: the usage in an answer is added to a session. `estimated`: so is an estimate where there is none.
     `anthropic`: the client speaks Anthropic's API. `wire`: the format of its requests, where they can be weighed.
     `deferred`: it begins something that is billed later and elsewhere. `fetches`: the id of an earlier
-    answer, which is what comes, in the state that it is in.
+    answer, which is what comes, in the state that it is in. `counts`: the format of the request that its provider is
+    asked to count.
     """
 
     dialect: Dialect
@@ -84,11 +89,12 @@ class Endpoint:
     wire: Wire | None = None
     deferred: bool = False
     fetches: str | None = None
+    counts: Wire | None = None
 
     @property
     def format(self) -> str | None:
         """What `providers.NAME.dialects` calls it; None where it has no name there."""
-        return self.wire or ("embeddings" if self.operation == "embeddings" and self.metered else None)
+        return self.wire or self.counts or ("embeddings" if self.operation == "embeddings" and self.metered else None)
 
 
 #: characters of an operation that is called as its path begins: it stands in each record, and callers choose it
@@ -134,6 +140,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
         estimated=metered and not _KEPT.match(path),
         anthropic=anthropic,
         deferred=metered and _LATER.search(path) is not None,
+        counts=_COUNTING_MODELS.get(path) if has_body else None,
     )
 
 

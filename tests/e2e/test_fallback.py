@@ -565,6 +565,22 @@ def test_a_call_in_a_format_that_its_provider_does_not_take_goes_to_the_next(
     assert len(mock.calls) == len(REQUESTS) - 1
 
 
+COUNTED = {"messages": "/v1/messages/count_tokens", "responses": "/v1/responses/input_tokens"}
+
+
+@pytest.mark.parametrize("format_", COUNTED)
+def test_a_request_is_counted_by_a_provider_that_takes_its_format(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, format_: str
+) -> None:
+    gateway = gateway_server(
+        mock_server.url, models=MODELS, **{"providers.second": {"base_url": second.url, **SECOND}}, **takes("chat")
+    )
+    _, body = REQUESTS[format_]
+    answer = gateway.web.post(COUNTED[format_], {"model": "main", **body}, {"x-session-id": "s"})
+    assert (answer.status, mock.calls) == (200, [])
+    assert answer.json["input_tokens"] > 0
+
+
 def test_the_callers_credential_does_not_go_to_the_next_provider_for_the_sake_of_a_format(
     gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
 ) -> None:
