@@ -41,8 +41,8 @@ class Server(Section):
     write_timeout_s: Positive = Field(60, description="How long a client may take nothing of an answer that is sent.")
     cors_origins: tuple[str, ...] = Field(
         (),
-        description="Web pages of these origins may call, as https://app.example; our response headers are exposed, "
-        "and those of OpenAI and Anthropic.",
+        description="Web pages of these origins may call, as https://app.example, each named in full; our response "
+        "headers are exposed, and those of OpenAI and Anthropic.",
     )
     http2: bool = Field(
         default=False,
@@ -73,6 +73,8 @@ class Server(Section):
 
 
 def _origin(value: str) -> str:
+    if "*" in value:
+        raise ValueError("an origin is compared as a whole and no pattern; name each, like https://app.example")
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", value):
         raise ValueError("an origin is a scheme and a host, like https://app.example")
     return value

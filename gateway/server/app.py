@@ -207,6 +207,8 @@ class _Cors(CORSMiddleware):
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
+            # Pages that may call may do so where this machine stands in a private network, or is their own.
+            allow_private_network=True,
             expose_headers=(*headers.EXPOSED, *_PROVIDERS_HEADERS),
         )
         self._new_id = new_id

@@ -29,6 +29,13 @@ MARKS = "a text that begins with *, & or ! needs quotes"
         ("models: 3", f"models: {LIST}"),
         ("models: [3]", "models[0]: input should be keys and values, like {match: …}"),
         ("context: {strategies: drop}", f"context.strategies: {LIST}"),
+        *(
+            (
+                f"server: {{cors_origins: ['{pattern}']}}",
+                "server.cors_origins: an origin is compared as a whole and no pattern; name each, like https://app.example",
+            )
+            for pattern in ("*", "http://localhost:*", "https://*.example.com")
+        ),
         ("context: {strategies: []}", "context.strategies: needs 1 or more entries, and has 0"),
         ("agents: {a: {steps: [{name: 3}]}}", "agents.a.steps[0].name: input should be a valid string"),
         (

@@ -66,6 +66,17 @@ def test_a_page_that_is_not_named_beside_one_that_is_stays_out(
     assert "Origin" in (asked.header("vary") or "")
 
 
+def test_a_page_that_is_named_may_call_a_machine_in_a_private_network(
+    gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
+    private = {**PREFLIGHT, "access-control-request-private-network": "true"}
+    asked = web.send("OPTIONS", CHAT, headers={"origin": PAGE, **private})
+    assert (asked.status, asked.header("access-control-allow-private-network")) == (200, "true")
+    refused = web.send("OPTIONS", CHAT, headers={"origin": "https://evil.example", **private})
+    assert (refused.status, refused.header("access-control-allow-private-network")) == (403, None)
+
+
 def test_a_preflight_of_a_method_that_there_is_not_is_refused_as_any_other(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
