@@ -358,6 +358,7 @@ class Answers:
             mode=progress.mode,
             stepped=progress.stepped,
             unseen=progress.unseen,
+            is_unfitted=progress.plan is None and sent_at is not None and progress.incoming.endpoint.metered,
             is_unmetered=progress.billed and progress.is_billed_later and not progress.is_fetched_later,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
         )

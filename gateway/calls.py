@@ -148,11 +148,11 @@ class Ending:
 class Reply:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
 
-    `unseen`: what in the request stands for content that only the provider has; `is_unmetered`: it is billed after its
-    answer. `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body
-    is being passed on: it must not be ended as if it were complete. `is_events`: the body is a stream of events, which
-    its headers may not say; `next_number`: gives the number that the next event has in the stream; `ending` is there
-    with its last part, where it was settled.
+    `unseen`: what in the request stands for content that only the provider has; `is_unfitted`: it was sent unweighed;
+    `is_unmetered`: it is billed after its answer. `totals` are the session's, after this call where `final`, else
+    before it. `broken` turns true while a body is being passed on: it must not be ended as if it were complete.
+    `is_events`: the body is a stream of events, which its headers may not say; `next_number`: gives the number that the
+    next event has in the stream; `ending` is there with its last part, where it was settled.
     """
 
     status: int
@@ -169,6 +169,7 @@ class Reply:
     mode: ResponseMode | None = None
     stepped: Stepped | None = None
     unseen: tuple[str, ...] = ()
+    is_unfitted: bool = False
     is_unmetered: bool = False
     overhead_s: float = 0.0
     broken: bool = False

@@ -82,7 +82,7 @@ class Counts:
             room=_room(min(limits) - answer_tokens) if limits else None,
             session_tokens=_number(found, "x-session-cumulative-total-tokens"),
             # What is recalled changes from turn to turn while nothing more is left out.
-            cut=",".join(rule for rule in rules if rule != "none" and not rule.startswith("recall=")),
+            cut=",".join(rule for rule in rules if "=" in rule and not rule.startswith("recall=")),
             mode=found.get("x-response-mode", "raw"),
         )
 

@@ -85,6 +85,8 @@ def test_tools_that_one_answer_calls_share_the_room() -> None:
 def test_what_was_cut_and_how_results_are_shown_is_told() -> None:
     found = Counts.of({**HEADERS, "x-context-trimmed": "condense=3,drop=2,recall=1", "x-response-mode": "table"})
     assert (found.cut, found.mode) == ("condense=3,drop=2", "table")
+    for uncut in ("none", "unsupported"):
+        assert Counts.of({**HEADERS, "x-context-trimmed": uncut}).cut == ""
 
 
 def test_documents_are_given_in_order_as_far_as_they_fit() -> None:

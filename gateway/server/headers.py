@@ -68,7 +68,8 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-context-tokens-original": "the same for what came, tool results as in `x-response-mode`",
     "x-context-trimmed": (
         "`none`, or the number of messages (of items, in a Responses request) by what was done with them: "
-        "`dedupe=3,condense=12,drop=4`"
+        "`dedupe=3,condense=12,drop=4`. `unsupported`: what was sent was neither weighed nor cut, whatever its context "
+        "budget, as on paths other than those of chat, responses, messages and completions"
     ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
     "x-context-conversation-tokens": (
@@ -274,7 +275,7 @@ def of_reply(reply: Reply, request: str) -> Headers:
 
 
 def _of_what_is_not_counted(reply: Reply) -> Headers:
-    headers: Headers = []
+    headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.is_unfitted else []
     if reply.unseen:
         headers.append((b"x-context-unseen", ",".join(reply.unseen).encode()))
     if reply.is_unmetered:

@@ -48,6 +48,31 @@ def test_a_request_within_its_budget_is_forwarded_byte_for_byte(web: Web, mock: 
     assert tokens == original > 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "text-embedding-3-small", "input": "word " * 300}),
+        ("/v1/images/generations", {"model": "gpt-image-1", "prompt": "word " * 300}),
+        ("/v1/responses/compact", {"model": "gpt-4.1", "input": "word " * 300}),
+    ],
+)
+def test_what_cannot_be_fitted_is_sent_as_it_came_and_its_answer_says_so(
+    web: Web, mock: Provider, session: str, path: str, body: dict[str, Any]
+) -> None:
+    reply = web.post(path, body, {"x-session-id": session, "x-context-budget": "10"})
+    assert json.loads(mock.calls[-1].body) == body
+    assert reply.header("x-context-trimmed") == "unsupported"
+
+
+def test_only_what_was_sent_to_be_metered_says_that_it_was_not_fitted(web: Web, session: str) -> None:
+    named = {"x-session-id": session}
+    refused = web.post("/v1/embeddings", b"{", named)
+    assert (refused.status, refused.header("x-context-trimmed")) == (400, None)
+    assert web.get("/v1/models", named).header("x-context-trimmed") is None
+    counted = web.post("/v1/messages/count_tokens", {"model": "claude-sonnet-4-5", "messages": agent(1)}, named)
+    assert counted.header("x-context-trimmed") is None
+
+
 def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
     web: Web, mock: Provider, session: str
 ) -> None:
@@ -273,6 +298,8 @@ def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: Provider, sessi
         assert (reply.status, reply.error["code"]) == (400, "invalid_request")
         assert "20,000" in reply.error["message"]
     assert len(mock.calls) == before
+    asked = ask(web, session, many)
+    assert (asked.status, asked.header("x-context-trimmed")) == (200, "unsupported")
 
 
 def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
