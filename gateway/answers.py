@@ -219,6 +219,7 @@ class Answers:
                 if await self._accounts.is_over(progress):
                     yield await self._end_of_budget(progress, meter, reply)
                     return
+            _check_end(progress, meter)
         except GatewayError as fault:
             progress.outcome, progress.fault = "upstream_broken", fault
             reply.broken = True
@@ -378,6 +379,16 @@ async def read_error(answer: UpstreamReply) -> bytes:
                 f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
             )
     return bytes(body)
+
+
+def _check_end(progress: Progress, meter: StreamMeter) -> None:
+    """See that a stream in a format that is known did not end before its answer.
+
+    Raises:
+        UpstreamProtocolError: it did; HTTP ended it as if it were whole.
+    """
+    if progress.incoming.endpoint.wire is not None and meter.lacks_end():
+        raise UpstreamProtocolError("The provider ended the stream before its answer had ended.")
 
 
 def _settled(progress: Progress) -> CallRecord | None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from gateway.core.errors import UpstreamFault
+from gateway.core.errors import UpstreamFault, UpstreamProtocolError
 from gateway.core.forwarding import EVENTS, content_type, is_success
 from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
@@ -66,7 +66,7 @@ async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_la
     `is_fetched_later`: it is made in the background.
 
     Raises:
-        UpstreamFault: it broke off before.
+        UpstreamFault: it broke off before, or ended.
     """
     pieces, first, said = answer.chunks(), list[bytes](), b""
     try:
@@ -109,15 +109,28 @@ def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
 
 
 async def _first(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
-    """The data of the first event that says something, empty where none came in time; `first` gets what was read."""
+    """The data of the first event that says something, empty where none came in time; `first` gets what was read.
+
+    Raises:
+        UpstreamFault: the stream ended, or broke off, before there was one.
+    """
     clock = asyncio.get_running_loop().time
-    buffer, size, until = EventBuffer(), 0, clock() + _PATIENCE_S
+    buffer, size, until, is_foreign = EventBuffer(), 0, clock() + _PATIENCE_S, False
     async for piece in pieces:
         first.append(piece)
         size += len(piece)
         for event in split_events(buffer.feed(piece)):
             if (said := event_data(event)) and not _TAKEN.search(event):
                 return said
+            is_foreign = is_foreign or not (said or _is_silent(event))
         if size > _MOST_BYTES or clock() > until:
-            break
-    return b""
+            return b""
+    if is_foreign or not _is_silent(buffer.rest()):
+        # JSON, or another format.
+        return b""
+    raise UpstreamProtocolError("The provider ended the stream before its answer had begun.")
+
+
+def _is_silent(text: bytes) -> bool:
+    """Whether there is nothing in it but blank lines and comments."""
+    return all(not line.strip() or line.startswith(b":") for line in text.splitlines())

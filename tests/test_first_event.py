@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from gateway import first_event
+from gateway.core.errors import UpstreamProtocolError
 from gateway.dialects.base import named_event
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
@@ -113,7 +114,6 @@ async def test_a_stream_whose_request_was_taken_goes_out_as_it_came() -> None:
     whole = [*TAKEN, event("response.output_text.delta", delta="x"), event("response.failed", response={"error": LONG})]
     for pieces in (
         whole,
-        whole[:3],
         [*whole[:3], event("response.failed", response={"error": {"code": "invalid_prompt"}})],
     ):
         assert await looked_of_responses(*pieces) == (200, b"".join(pieces))
@@ -125,16 +125,21 @@ async def test_a_stream_whose_request_was_taken_goes_out_as_it_came() -> None:
         (chunk("one"), chunk("two")),
         (chunk("one") + b'data: {"error":{"code":503}}\n\n',),
         (b": comment\n\n", b"\n\n", chunk("one")[:9], chunk("one")[9:]),
-        (b": comment\n\n",),
         (b'data: {"error":{"code":503}}',),
         (b'{"error":{"code":503}}',),
+        (b'{"error":{"code":503}}\n\n',),
         (b"data: no JSON\n\n",),
-        (),
     ],
-    ids=["text", "text first", "comments", "nothing", "cut", "no event", "no JSON", "empty"],
+    ids=["text", "text first", "comments", "cut", "no event", "closed", "no JSON"],
 )
 async def test_what_begins_in_any_other_way_goes_out_as_it_came(pieces: tuple[bytes, ...]) -> None:
     assert await looked(*pieces) == (200, b"".join(pieces))
+
+
+@pytest.mark.parametrize("pieces", [(), (b"\n\n",), (b": comment\n\n: and ano", b"ther"), TAKEN[:1], TAKEN])
+async def test_a_stream_that_ends_before_its_answer_had_begun_is_a_failure(pieces: Sequence[bytes]) -> None:
+    with pytest.raises(UpstreamProtocolError):
+        await looked_of_responses(*pieces)
 
 
 async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

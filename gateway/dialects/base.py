@@ -122,13 +122,17 @@ class StreamMeter:
     events in one go costs a third of reading them one by one between other calls.
     """
 
-    __slots__ = ("_answer", "_buffer", "_held", "_reader", "_unread", "_unread_bytes", "ended")
+    __slots__ = ("_answer", "_buffer", "_held", "_is_silent", "_reader", "_rest", "_unread", "_unread_bytes", "ended")
 
     def __init__(self, reader: EventReader) -> None:
         self.ended = False
         self._reader = reader
         self._buffer = EventBuffer()
         self._held = b""
+        #: no event has said anything yet
+        self._is_silent = True
+        #: what no blank line closed, as it came and as it is passed on
+        self._rest = (b"", b"")
         #: the answer, once the end mark was read and usage was reported before it: what follows changes nothing
         self._answer: Answer | None = None
         self._unread: list[bytes] = []
@@ -177,15 +181,36 @@ class StreamMeter:
     def _catch_up(self) -> None:
         if self._unread:
             region, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
-            self._reader.read_all(data_of_events(region))
+            events = data_of_events(region)
+            self._is_silent = self._is_silent and not events
+            self._reader.read_all(events)
 
     def _read(self, block: bytes) -> Verdict:
         data = event_data(block)
+        self._is_silent = self._is_silent and not data
         return self._reader.read(data) if data else Verdict.PASS
+
+    def lacks_end(self) -> bool:
+        """Whether a stream that has come to its end said nothing, or began an answer and said not that it ended.
+
+        Servers say so in many ways: a reason, an end mark, an error, or the usage, which is known at the end only. A
+        stream of which nothing could be read may have a way of its own.
+        """
+        self._read_rest()
+        answer = self.answer()
+        if self.ended or answer.error or answer.finish_reason is not None or _if_complete(answer) is not None:
+            return False
+        has_begun = answer.output_estimate or answer.tools or answer.id is not None or answer.usage is not None
+        return self._is_silent or bool(has_begun)
+
+    def _read_rest(self) -> None:
+        if rest := self._buffer.rest():
+            self._rest = rest, self._pass(rest)
 
     def close(self) -> bytes:
         """The end of the stream: the end mark if there was one, and what no blank line closed."""
-        rest = self._pass(self._buffer.rest())
+        self._read_rest()
+        (_, rest), self._rest = self._rest, (b"", b"")
         held, self._held = self._held, b""
         return held + rest
 
@@ -194,9 +219,9 @@ class StreamMeter:
 
         An event that lacks nothing but its blank line gets one. Half of one would be taken for a part of the next.
         """
-        rest = self._buffer.rest()
+        self._read_rest()
+        (rest, passed), self._rest = self._rest, (b"", b"")
         is_whole = isinstance(decode_answer(event_data(rest)), dict)
-        passed = self._pass(rest)
         held, self._held = self._held, b""
         return b"".join([block.rstrip(b"\r\n") + b"\n\n" for block in (held, passed if is_whole else b"") if block])
 

@@ -197,6 +197,94 @@ def test_a_client_that_asked_for_no_usage_misses_nothing_else(stream: dict[str, 
     assert answer == metered(stream, body, whole, drop_usage=False)[1]
 
 
+@every_stream
+@every_cut
+def test_no_recorded_stream_lacks_its_end(stream: dict[str, Any], cut: Cut) -> None:
+    body = body_of(stream)
+    meter = StreamMeter(reader_of(stream, drop_usage=False))
+    out = b"".join(map(meter.feed, cut(body)))
+    assert not meter.lacks_end()
+    assert out + meter.close() == body
+
+
+def said(api: str, *events: dict[str, Any] | str) -> StreamMeter:
+    meter = StreamMeter(reader_of({"api": api}, drop_usage=False))
+    meter.feed(
+        b"".join(b"data: %b\n\n" % (one if isinstance(one, str) else json.dumps(one)).encode() for one in events)
+    )
+    return meter
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, **fields}]}
+
+
+TEXT, CALL = choice(delta={"content": "Hello"}), choice(delta={"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
+PROMPTED = choice(text="Hello")
+START = {"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}
+DELTA = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}}
+CREATED = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
+WORD = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hello"}
+USAGE = {"prompt_tokens": 9, "completion_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("api", "events"),
+    [
+        *((api, ()) for api in PATHS),
+        *(("chat", (event,)) for event in (TEXT, CALL)),
+        ("completions", (PROMPTED,)),
+        *(("messages", events) for events in ((START,), (START, DELTA), (DELTA,))),
+        *(("responses", events) for events in ((CREATED,), (CREATED, WORD), (WORD,))),
+    ],
+)
+def test_a_stream_that_said_nothing_or_not_that_its_answer_ended_lacks_its_end(
+    api: str, events: tuple[dict[str, Any], ...]
+) -> None:
+    meter = said(api, *events)
+    meter.feed(b": a comment\n\n")
+    assert meter.lacks_end()
+
+
+@pytest.mark.parametrize(
+    ("api", "events"),
+    [
+        *(
+            ("chat", (TEXT, end))
+            for end in ("[DONE]", choice(delta={}, finish_reason="stop"), {"choices": [], "usage": USAGE})
+        ),
+        ("chat", (TEXT, {"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]})),
+        ("chat", ({**TEXT, "usage": USAGE},)),
+        ("chat", (TEXT, {"error": {"message": "no"}})),
+        *(("completions", (PROMPTED, end)) for end in ("[DONE]", choice(text="", finish_reason="length"))),
+        *(("messages", (START, DELTA, end)) for end in ("[DONE]", {"type": "message_stop"}, {"type": "error"})),
+        ("messages", (START, DELTA, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}})),
+        ("messages", (START, DELTA, {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 4}})),
+        *(
+            ("responses", (CREATED, WORD, end))
+            for end in (
+                "[DONE]",
+                {"type": "response.completed", "response": {"status": "completed"}},
+                {"type": "error"},
+            )
+        ),
+        *((api, ({"event": "token", "data": "Hello"},)) for api in PATHS),
+        *((api, ("Hello",)) for api in PATHS),
+    ],
+)
+def test_a_stream_that_ends_in_one_of_many_ways_or_cannot_be_read_lacks_nothing(
+    api: str, events: tuple[dict[str, Any] | str, ...]
+) -> None:
+    assert not said(api, *events).lacks_end()
+
+
+def test_an_end_that_no_blank_line_closes_is_one() -> None:
+    meter = said("chat", TEXT)
+    assert meter.feed(b"data: [DONE]\n") == b""
+    assert not meter.lacks_end()
+    assert meter.close() == b"data: [DONE]\n"
+
+
 @pytest.mark.parametrize("stream", [stream for stream in STREAMS if b"\r" not in body_of(stream)], ids=name_of)
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
 @pytest.mark.parametrize("cut", [whole, byte_by_byte, at_random(4)], ids=["whole", "byte by byte", "random"])

@@ -323,6 +323,20 @@ def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_noth
     assert used["total_tokens"] == second.provider.billed().total_tokens
 
 
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_a_stream_that_ends_before_its_answer_began_is_stood_in_for_and_costs_nothing(
+    gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, before: bytes
+) -> None:
+    flags = {"providers.second": {"base_url": second.url, **SECOND}}
+    gateway = gateway_server(byte_server(lambda c: c.send(SSE_HEAD + before)).url, models=MODELS, **flags)
+    reply = streamed(gateway, "/v1/responses")
+    assert (reply.status, reply.clean) == (200, True)
+    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["notes"]["fallback"] == "upstream/main: upstream_protocol_error"
+    used = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]
+    assert used["total_tokens"] == second.provider.billed().total_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("said", "before"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.dialects.base import named_event
 from gateway.mock import Provider
 from tests.conftest import Scripted, StartProcess, StartUpstream
 from tests.support.gateways import until
@@ -248,6 +249,51 @@ def test_a_stream_that_breaks_off_after_its_usage_is_charged_that_usage(scripted
     found = the_call(scripted.web, session)
     assert found["usage_source"] == "provider"
     assert found["usage"]["total_tokens"] == 34
+
+
+BEGUN: dict[str, tuple[str, dict[str, Any], bytes]] = {
+    "chat": (CHAT, {"messages": HI}, chunk("Hello")),
+    "completions": ("/v1/completions", {"prompt": "hi"}, chunk(choices=[{"index": 0, "text": "Hello"}])),
+    "messages": (
+        "/v1/messages",
+        {"messages": HI, "max_tokens": 50},
+        named_event({"type": "message_start", "message": {"role": "assistant", "usage": {"input_tokens": 9}}})
+        + named_event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}}),
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "hi"},
+        named_event({"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}})
+        + named_event({"type": "response.output_text.delta", "output_index": 0, "delta": "Hello"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("api", BEGUN)
+def test_a_stream_that_http_ends_before_its_answer_ends_with_an_error_and_not_cleanly(
+    api: str, is_chunked: bool, scripted: Scripted, session: str
+) -> None:
+    path, body, begun = BEGUN[api]
+    whole = CHUNKED_SSE_HEAD + framed(begun) + b"0\r\n\r\n" if is_chunked else SSE_HEAD + begun
+    web = scripted.play(lambda connection: connection.send(whole))
+    answer = web.post(path, {"model": "m", "stream": True, **body}, {"x-session-id": session})
+    assert begun in answer.body
+    last = answer.events[-1]
+    assert "before its answer had ended" in (last["message"] if api == "responses" else last["error"]["message"])
+    assert not answer.clean
+    found = the_call(web, session)
+    assert found["outcome"] == "upstream_broken"
+    assert found["usage"]["input_tokens"] > 0
+    assert found["usage"]["output_tokens"] > 0
+    assert found["usage_source"] == ("mixed" if api == "messages" else "estimated")
+
+
+def test_a_stream_of_another_format_is_left_to_its_client(scripted: Scripted, session: str) -> None:
+    said = b'data: {"token": {"text": "Hello"}}\n\n'
+    answer = scripted.play(lambda connection: connection.send(SSE_HEAD + said)).stream(session)
+    assert (answer.data_lines, answer.clean) == ([said[6:].decode().strip()], True)
+    assert the_call(scripted.web, session)["outcome"] == "ok"
 
 
 def test_a_stream_without_an_end_mark_that_ends_as_http_does_is_whole(scripted: Scripted, session: str) -> None:
