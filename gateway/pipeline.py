@@ -301,7 +301,7 @@ class Exchange:
             try:
                 answer = await self._tried(call)
             except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
-                if position >= len(progress.routes):
+                if position >= len(progress.routes) or earlier.is_enough(fault):
                     return earlier.instead_of(fault)
                 reason = fault.code
                 earlier.heard(fault)

@@ -12,6 +12,7 @@ class Earlier:
     def __init__(self) -> None:
         self.answer: AlreadyRead | None = None
         self._fault: UpstreamFault | None = None
+        self._was_silent = False
 
     def heard(self, said: AlreadyRead | GatewayError) -> None:
         """Keep a provider's refusal as it was read, or its fault where it gave none; faults of others are ignored."""
@@ -19,6 +20,11 @@ class Earlier:
             self.answer, self._fault = said, None
         elif isinstance(said, UpstreamFault):
             self.answer, self._fault = None, said
+            self._was_silent = self._was_silent or said.was_silent
+
+    def is_enough(self, fault: GatewayError) -> bool:
+        """Whether nobody else is asked after this fault: two providers may be at work, and bill what nobody gets."""
+        return isinstance(fault, UpstreamFault) and fault.was_silent and self._was_silent
 
     def instead_of(self, fault: GatewayError) -> AlreadyRead:
         """What the caller is told where the last provider ended in this fault.

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.errors import (
+    GatewayError,
+    UpstreamNotAccepted,
+    UpstreamNotTaken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.core.fitting.overflow import BudgetTooSmall
 from gateway.unanswered import Earlier
 from gateway.upstream.pieces import AlreadyRead
@@ -37,6 +43,28 @@ def test_where_the_request_does_not_fit_the_last_model_what_was_said_before_is_t
 ) -> None:
     assert told(said, TOO_SMALL) is said
     assert told(said, BudgetTooSmall(needed=900, budget=700), TOO_SMALL) is said
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "is_enough"),
+    [
+        ((), SILENT, False),
+        ((DOWN, REFUSED), SILENT, False),
+        ((SILENT,), SILENT, True),
+        ((SILENT, REFUSED, DOWN), SILENT, True),
+        ((SILENT,), DOWN, False),
+        ((SILENT,), TOO_SMALL, False),
+        ((SILENT,), UpstreamNotAccepted("no connection"), False),
+        ((UpstreamNotTaken("half of it"),), SILENT, False),
+    ],
+)
+def test_after_two_that_may_be_at_work_nobody_else_is_asked(
+    before: tuple[AlreadyRead | GatewayError, ...], last: GatewayError, is_enough: bool
+) -> None:
+    earlier = Earlier()
+    for one in before:
+        earlier.heard(one)
+    assert earlier.is_enough(last) is is_enough
 
 
 def test_of_what_was_said_before_the_last_is_told() -> None:

@@ -201,6 +201,8 @@ class UpstreamFault(GatewayError):
     may_pass: ClassVar[bool] = False
     #: It took all of the time there is for a connection: where there is another provider, it is that one's turn.
     took_long: ClassVar[bool] = False
+    #: It was silent after it had the request: it may be at work on it, and bill it.
+    was_silent: ClassVar[bool] = False
     #: It counts as a failure of the provider: what failed was not this one request or connection alone.
     is_providers: ClassVar[bool] = True
 
@@ -260,8 +262,9 @@ class UpstreamTimeout(UpstreamFault):
     status = 504
     code = "upstream_timeout"
     anthropic_type = "timeout_error"
-    # It may have read the request and be at work on it: another try could be billed as well.
+    # Another try could be billed as well.
     retry = False
+    was_silent = True
 
 
 class UpstreamNotAccepted(UpstreamTimeout):
@@ -270,12 +273,14 @@ class UpstreamNotAccepted(UpstreamTimeout):
     retry = True
     may_pass = True
     took_long = True
+    was_silent = False
 
 
 class UpstreamNotTaken(UpstreamTimeout):
     """Not all of the request was taken in time, so that it cannot have been done."""
 
     retry = True
+    was_silent = False
 
 
 class GatewayFault(GatewayError):

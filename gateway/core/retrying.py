@@ -34,6 +34,8 @@ _ILL: Final = frozenset({502, 503, 504, 521, 522, 523, 524, 529})
 #: seconds before the second try; each further wait is twice as long
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 8.0
+#: seconds that a provider may ask for where another one can be asked instead
+_LONGEST_WITH_NEXT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,20 @@ class RetryPolicy:
     retries: int = 2
     longest_s: float = 30.0
 
-    def wait(self, tries: int, asked: float | None, chance: float) -> float | None:
+    def wait(self, tries: int, asked: float | None, chance: float, *, has_next: bool = False) -> float | None:
         """Seconds until the next try after so many; None: there is none.
 
         Args:
             tries: that were made, 1 or more.
             asked: seconds that the provider asked for, if it did.
             chance: 0 to 1; callers that failed together do not come back together.
+            has_next: another provider can be asked, so that nobody sits out a long wait.
         """
         if tries > self.retries:
             return None
         if asked is not None:
-            return asked if asked <= self.longest_s else None
+            longest = min(self.longest_s, _LONGEST_WITH_NEXT_S) if has_next else self.longest_s
+            return asked if asked <= longest else None
         return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1)) * (0.5 + chance / 2)
 
 

@@ -84,7 +84,7 @@ class RetryingUpstream:
                     raise
                 reason = fault.code
             else:
-                wait = self._wait(reply, tries)
+                wait = self._wait(reply, tries, has_next=request.has_next)
                 if wait is None:
                     return sending, reply
                 reason = str(reply.status)
@@ -111,11 +111,12 @@ class RetryingUpstream:
         self._did(well=not is_ill(reply.status))
         return reply
 
-    def _wait(self, reply: UpstreamReply, tries: int) -> float | None:
+    def _wait(self, reply: UpstreamReply, tries: int, *, has_next: bool) -> float | None:
         # A quota that is used up is a 429 as well; some say that no wait helps.
         if reply.status not in REPEATED or header(reply.headers, b"x-should-retry") == b"false":
             return None
-        return self._retry.wait(tries, asked_wait(reply.headers, self._wall()), self._chance())
+        asked = asked_wait(reply.headers, self._wall())
+        return self._retry.wait(tries, asked, self._chance(), has_next=has_next)
 
     def _check(self) -> None:
         opens_in = self._breaker.opens_in(self._policy, self._clock())

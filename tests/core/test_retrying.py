@@ -32,6 +32,12 @@ def test_what_the_provider_asks_for_is_obeyed_up_to_a_bound(said: str, seconds: 
     assert RetryPolicy(2).wait(1, asked, 0.5) == seconds
 
 
+@pytest.mark.parametrize(("asked", "seconds"), [(0.0, 0.0), (2.0, 2.0), (2.1, None), (10.0, None), (None, 0.5)])
+def test_a_long_wait_is_not_sat_out_where_another_provider_is_left(asked: float | None, seconds: float | None) -> None:
+    assert RetryPolicy(2).wait(1, asked, 1.0, has_next=True) == seconds
+    assert RetryPolicy(2, longest_s=1.0).wait(1, 1.5, 1.0, has_next=True) is None
+
+
 def test_milliseconds_go_before_seconds() -> None:
     headers = [(b"retry-after", b"2"), (b"retry-after-ms", b"1250")]
     assert asked_wait(headers, THEN) == 1.25

@@ -552,6 +552,27 @@ def test_a_call_whose_results_shrink_until_it_can_be_held_keeps_its_fallbacks(
 # --- formats that a provider takes -------------------------------------------------------------------------------------------
 
 
+def test_of_providers_that_are_silent_two_are_asked_and_no_more(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    def script(connection: Connection) -> None:
+        connection.wait_until_left()
+
+    silent = byte_server(script)
+    quiet = {"base_url": silent.url, **SECOND, "timeout_s": {"first_byte": 0.3}}
+    names = ["upstream", "second", "third"]
+    gateway = gateway_server(
+        silent.url,
+        models=[{"match": "main", "provider": dict.fromkeys(names, 1)}],
+        **{f"providers.{name}": quiet for name in names},
+    )
+    reply = ask(gateway)
+    assert (reply.status, reply.error["code"], len(silent.requests)) == (504, "upstream_timeout", 2)
+    [record] = gateway.web.get("/api/sessions/s/calls").json["calls"]
+    assert record["notes"]["fallback"].endswith("/main: upstream_timeout")
+    assert record["usage"] is None
+
+
 def takes(*formats: str) -> dict[str, Any]:
     return {"providers.upstream.dialects": list(formats)}
 

@@ -155,6 +155,12 @@ async def test_what_a_provider_asks_for_is_obeyed() -> None:
     assert await ask(patient(long, clock)) == 429
 
 
+async def test_where_another_provider_is_left_a_long_wait_is_not_sat_out() -> None:
+    provider, clock = Provider([Reply(429, [(b"retry-after", b"7")]), 200]), Clock()
+    async with patient(provider, clock).send(Outgoing("POST", "http://p/v1/x", [], b"{}", has_next=True)) as reply:
+        assert (reply.status, len(provider.sent), clock.waits) == (429, 1, [])
+
+
 async def test_a_provider_that_says_that_no_wait_helps_is_not_asked_again() -> None:
     provider, clock = Provider([Reply(429, [(b"x-should-retry", b"false"), (b"retry-after", b"1")]), 200]), Clock()
     assert await ask(patient(provider, clock)) == 429
