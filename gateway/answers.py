@@ -168,7 +168,7 @@ class Answers:
         progress.answer = read_whole(dialect, body, has_texts=has_texts)
         if progress.answer.error:
             body = masked(body, self._secrets)
-        progress.outcome = "ok"
+        progress.outcome = "ok" if not progress.answer.error else "provider_error"
         progress.response_bytes = len(body)
         totals = await self._accounts.settle(progress)
         headers = self._headers(answer, unpacked=was_packed)
@@ -177,6 +177,7 @@ class Answers:
         reply.totals = totals
         reply.charge = record.charge if record is not None else None
         reply.final = totals is not None and record is not None
+        reply.upstream_error = progress.billed and progress.answer.error and reply.charge is None
         return reply
 
     # --- metered as it comes -----------------------------------------------------------------------------------

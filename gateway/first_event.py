@@ -4,13 +4,15 @@ Some providers take a request with status 200 and refuse it in the first event, 
 was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs
 nothing, unless the refusal itself reports usage, and the next try may have one. But one that is made in the background
 is made, and billed, once it has an id, whatever becomes of its stream.
+
+A whole answer of status 200 may be such a refusal, too (OpenRouter): its beginning tells.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from gateway.core.errors import UpstreamFault, UpstreamProtocolError
@@ -19,7 +21,7 @@ from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
 from gateway.core.sse import EventBuffer, event_data, split_events
 from gateway.core.values import dataclass
-from gateway.dialects.base import EventReader
+from gateway.dialects.base import Answer, EventReader
 from gateway.dialects.error_status import plain, status_of
 from gateway.dialects.length_error import length_error
 from gateway.upstream.pieces import AlreadyRead, chain, is_packed
@@ -33,6 +35,10 @@ _TAKEN: Final = re.compile(
     rb"(?:\A|\n)(?:event: ?(?:response\.(?:created|queued|in_progress)|ping)[\r\n]"
     rb'|data: ?\{"type": ?"(?:response\.(?:created|queued|in_progress)|ping)")'
 )
+#: how a whole answer begins that is an error and nothing else, and the bytes by which that can be told
+_ERROR: Final = re.compile(rb'\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:\s*[{"]')
+_TELLING_BYTES: Final = 64
+_JSON: Final = b"application/json"
 #: the status with which providers refuse a request that is too long
 _TOO_LONG: Final = 400
 
@@ -76,8 +82,43 @@ async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_la
             raise
         return Begun(answer.status, answer.headers, [], _then(first, fault))
     is_taken = is_fetched_later and _is_being_made(first, reader)
-    refusal = _refusal(said, reader) if said and not is_taken else None
+    refusal = None
+    if said and not is_taken:
+        reader.read(said)
+        refusal = _refusal(said, reader.answer())
     return Begun(answer.status, answer.headers, first, pieces, refusal)
+
+
+def is_whole(answer: UpstreamReply) -> bool:
+    """Whether it is JSON, and none of it has to be unpacked."""
+    return is_success(answer.status) and content_type(answer.headers) == _JSON and not is_packed(answer)
+
+
+async def looked_at_whole(answer: UpstreamReply, read: Callable[[bytes], Answer]) -> Begun:
+    """The answer as it came, and whether all of it is a refusal; `read`: reads it in its format.
+
+    Where it breaks off, it does so for who reads on: what may be an answer may be billed.
+    """
+    pieces, first = answer.chunks(), list[bytes]()
+    try:
+        body = await _error(pieces, first)
+    except UpstreamFault as fault:
+        return Begun(answer.status, answer.headers, [], _then(first, fault))
+    refusal = _refusal(body, read(body)) if body else None
+    return Begun(answer.status, answer.headers, first, pieces, refusal)
+
+
+async def _error(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
+    """The whole body where it begins as an error does, empty where it does not; `first` gets what was read."""
+    head, size = b"", 0
+    async for piece in pieces:
+        first.append(piece)
+        size += len(piece)
+        if len(head) < _TELLING_BYTES:
+            head = (head + piece).lstrip()
+        if size > _MOST_BYTES or (len(head) >= _TELLING_BYTES and _ERROR.match(head) is None):
+            return b""
+    return b"".join(first) if _ERROR.match(head) is not None else b""
 
 
 def _is_being_made(first: Sequence[bytes], reader: EventReader) -> bool:
@@ -95,9 +136,7 @@ async def _then(first: list[bytes], fault: UpstreamFault) -> AsyncIterator[bytes
     raise fault
 
 
-def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
-    reader.read(said)
-    answer = reader.answer()
+def _refusal(said: bytes, answer: Answer) -> AlreadyRead | None:
     # What is billed as well is an answer: it is charged as it comes, and nobody else is asked.
     if not answer.error or (answer.usage is not None and answer.usage.is_billed):
         return None
@@ -105,7 +144,7 @@ def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
     # What is too long may be cut, or another model takes it; any other such request is the caller's to mend.
     if status not in FAILED and length_error(_TOO_LONG, body) is None:
         return None
-    return AlreadyRead(status, [(b"content-type", b"application/json")], body)
+    return AlreadyRead(status, [(b"content-type", _JSON)], body)
 
 
 async def _first(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import TELLING, TOO_LARGE
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
-from gateway.first_event import Begun, is_event_stream, looked_at
+from gateway.first_event import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.lately import Lately
 from gateway.progress import CLIENT_CLOSED, Progress
 from gateway.stepping import Steps
@@ -82,15 +82,17 @@ class Sender:
     async def _looked_at(
         self, progress: Progress, call: Call, answer: UpstreamReply, *, is_fitted: bool
     ) -> UpstreamReply:
-        """The answer; of a stream the first event is read, where a refusal in it could still be helped.
+        """The answer; its first event, or its beginning, is read where a refusal in it could still be helped.
 
         That is where another route is left, or the request could be made shorter.
         """
         is_of_use = progress.has_next or (not is_fitted and self._composer.may_be_too_long(progress))
-        if not is_of_use or not is_event_stream(answer):
-            return answer
-        reader = progress.dialect.reader(call, drop_usage=False)
-        return await looked_at(answer, reader, is_fetched_later=progress.is_fetched_later)
+        if is_of_use and is_event_stream(answer):
+            reader = progress.dialect.reader(call, drop_usage=False)
+            return await looked_at(answer, reader, is_fetched_later=progress.is_fetched_later)
+        if is_of_use and is_whole(answer):
+            return await looked_at_whole(answer, progress.dialect.answer)
+        return answer
 
     async def _attempt(self, progress: Progress, call: Call, *, ask_usage: bool) -> UpstreamReply:
         incoming = progress.incoming
@@ -123,7 +125,7 @@ class Sender:
 def _passed_on(progress: Progress, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
     """What to take for the answer where the provider refused the request.
 
-    The refusal, where another route is left. Where none is, a stream that refused in its first event is passed on
-    as the stream that it is.
+    The refusal, where another route is left. Where none is, an answer of status 200 that is a refusal, or begins with
+    one, is passed on as it is.
     """
     return refusal if progress.has_next or not isinstance(came, Begun) else came

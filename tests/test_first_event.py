@@ -13,10 +13,10 @@ from gateway.core.errors import UpstreamProtocolError
 from gateway.dialects.base import named_event
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
-from gateway.first_event import Begun, is_event_stream, looked_at
+from gateway.first_event import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.upstream.pieces import AlreadyRead
 from tests.support.fakes import BODY, SSE, FakeReply
-from tests.support.scripted import chunk
+from tests.support.scripted import chunk, completion
 
 DIALECT = OpenAIChat()
 CALL = DIALECT.read(BODY)
@@ -134,6 +134,59 @@ async def test_a_stream_whose_request_was_taken_goes_out_as_it_came() -> None:
 )
 async def test_what_begins_in_any_other_way_goes_out_as_it_came(pieces: tuple[bytes, ...]) -> None:
     assert await looked(*pieces) == (200, b"".join(pieces))
+
+
+async def looked_at_json(*pieces: bytes | Exception) -> Begun:
+    return await looked_at_whole(FakeReply(pieces=list(pieces)), DIALECT.answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (b'{"error":{"code":502,"message":"Provider returned error"},"user_id":"u"}', 502),
+        (b' \n { "error" : {"code":429,"message":"rate limited"}}', 429),
+        (b'{"error":"Something"}', 502),
+        (b'{"type":"error","error":{"type":"overloaded_error"}}', 529),
+        (b'{"error":{"code":400,"message":"prompt is too long: 5 tokens > 4"}}', 400),
+        (b'{"error":{"code":502,"message":"' + b"x" * 9_000 + b'"}}', 502),
+    ],
+)
+async def test_a_whole_answer_that_is_an_error_has_the_status_that_it_names(error: bytes, status: int) -> None:
+    for pieces in ([error], [error[at : at + 1] for at in range(len(error))]):
+        assert await told(await looked_at_json(*pieces)) == (status, error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(),
+        b"",
+        b"{}",
+        b'{"error":null,"choices":[]}',
+        b'{"error":{"code":400,"message":"Bad schema"}}',
+        b'{"error":{"code":502},"usage":{"prompt_tokens":5,"completion_tokens":0}}',
+        b'{"error":{"code":502,"message":"' + b"x" * 2**20 + b'"}}',
+        b'{"error":{"code":502}',
+    ],
+)
+async def test_any_other_whole_answer_goes_out_as_it_came(body: bytes) -> None:
+    for pieces in ([body], [body[:9], body[9:]]):
+        assert await told(await looked_at_json(*pieces)) == (200, body)
+
+
+async def test_a_whole_answer_that_breaks_off_does_so_for_its_reader() -> None:
+    begun = await looked_at_json(b'{"error":{"code":502', UpstreamProtocolError("broke off"))
+    assert begun.refusal is None
+    with pytest.raises(UpstreamProtocolError):
+        await told(begun)
+
+
+def test_only_json_that_is_not_packed_is_looked_at_as_a_whole() -> None:
+    assert is_whole(FakeReply())
+    assert is_whole(FakeReply(headers=[(b"content-type", b"application/json; charset=utf-8")]))
+    assert not is_whole(FakeReply(headers=[(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]))
+    assert not is_whole(FakeReply(headers=SSE))
+    assert not is_whole(FakeReply(400))
 
 
 @pytest.mark.parametrize("pieces", [(), (b"\n\n",), (b": comment\n\n: and ano", b"ther"), TAKEN[:1], TAKEN])

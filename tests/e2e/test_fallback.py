@@ -296,6 +296,23 @@ BEFORE = {
 }
 
 
+@pytest.mark.parametrize("kind", REFUSED_IN_STREAM)
+def test_a_whole_answer_that_is_a_refusal_is_stood_in_for_and_costs_nothing(
+    gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, kind: str
+) -> None:
+    path, said, status = REFUSED_IN_STREAM[kind]
+    error = {"error": said} if path == "/v1/responses" else said
+    script = byte_server(lambda connection: connection.whole(json.dumps(error).encode()))
+    flags = {"providers.second": {"base_url": second.url, **SECOND}}
+    gateway = gateway_server(script.url, models=MODELS, **flags)
+    asked = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 50}
+    reply = gateway.web.post(path, {"model": "main", **asked}, {"x-session-id": "s"})
+    assert (reply.status, reply.header("x-gateway-upstream-error")) == (200, None)
+    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["notes"]["fallback"] == f"upstream/main: {status}"
+    assert reply.totals[2] == second.provider.billed().total_tokens > 0
+
+
 def in_stream(said: object, before: bytes = b"") -> Script:
     event = before + b"event: error\ndata: " + json.dumps(said).encode() + b"\n\n"
     return lambda connection: connection.send(SSE_HEAD + event)

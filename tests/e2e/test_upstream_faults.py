@@ -382,6 +382,16 @@ def test_an_error_of_the_provider_passes_untouched_and_costs_nothing(
     assert len(mock.calls) == 1
 
 
+def test_an_error_with_status_200_passes_as_the_providers_own_and_costs_nothing(
+    scripted: Scripted, session: str
+) -> None:
+    body = b'{"error": {"code": 502, "message": "Provider returned error"}, "user_id": "u"}'
+    answer = scripted.play(lambda connection: connection.whole(body)).chat(session, model="m")
+    assert (answer.status, answer.body, answer.header("x-gateway-upstream-error")) == (200, body, "true")
+    assert answer.totals == (0, 0, 0)
+    assert the_call(scripted.web, session)["outcome"] == "provider_error"
+
+
 def test_an_html_page_of_the_provider_passes(web: Web, session: str) -> None:
     answer = web.chat(session, "html=1")
     assert (answer.status, answer.header("content-type")) == (502, "text/html; charset=utf-8")
