@@ -102,7 +102,8 @@ class Provider(Section):
         ge=0,
         le=10,
         description="How often it is asked again before the first byte of an answer: where no connection came about, "
-        "and at 429, 502, 503, 521, 523 and 529. A Retry-After of up to 30 s, also as a date, is obeyed.",
+        "and at 429, 502, 503, 521, 523 and 529. A Retry-After of up to 30 s, also as a date, is obeyed; "
+        "where a fallback is left, of up to 2 s.",
     )
     breaker: Breaker = Field(Breaker(), description="When it is left alone for a while.")
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
