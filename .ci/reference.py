@@ -186,6 +186,7 @@ def headers_page() -> str:
     """The page of all headers."""
     asked = {name.decode(): about for name, about in {**READ, **DIRECTIVES}.items()}
     keys = ", ".join(code(name.decode()) for name in sorted(CREDENTIALS))
+    known = ", ".join(code(name.decode()) for name in KNOWN_HEADERS)
     return page(
         "Headers",
         "## Requests",
@@ -193,7 +194,7 @@ def headers_page() -> str:
         f"Keys come in {keys}: a client key where client keys are configured, else the credential for the provider, "
         "which is forwarded where the gateway holds none.",
         "A session may also be named by these headers, which other gateways and some clients send by themselves; the "
-        f"first valid one counts, after those of `sessions.id_headers`: {', '.join(map(code, KNOWN_HEADERS))}, and any "
+        f"first valid one counts, after those of `sessions.id_headers`: {known}, and any "
         "other `x-…-session-id`. [Clients](../clients.md#headers-that-name-a-session) says which client sends what.",
         "Everything else is forwarded, but for cookies, `origin`, `referer`, forwarding and hop-by-hop headers, and "
         "those that name another method or path (`x-http-method-override`, `x-original-url`).",
