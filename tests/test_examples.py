@@ -247,7 +247,7 @@ def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
     schema = config.json_schema()
     known = set(keys_of_schema(schema, schema))
     sections = "|".join(name for name in schema["properties"] if name not in ("models", "providers"))
-    named = re.findall(rf"`((?:{sections})\.[a-z_.]+)", document.read_text("utf-8"))
+    named = re.findall(rf"`((?:{sections})\.[a-z0-9_.]+)", document.read_text("utf-8"))
     # bench/steps.py is a file.
     assert [key for key in named if key.rstrip(".") not in known and not key.endswith(".py")] == []
 
