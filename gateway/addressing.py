@@ -17,6 +17,7 @@ from gateway.core.asked import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.forwarding import Provider, by_name, header
 from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.routing import Route, Routes
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.base import Call
@@ -78,8 +79,12 @@ def named_by_body(call: Call) -> str | None:
     return identity.from_body({name: decode(fields[name]) for name in identity.BODY_FIELDS if name in fields})
 
 
-def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[SessionKey | None, bool]:
+def session_of(
+    incoming: Incoming, call: Call, policy: SessionPolicy, before: CallRecord | None = None
+) -> tuple[SessionKey | None, bool]:
     """The session of a call where neither path nor headers name one, and whether it was derived.
+
+    `before`: the call that had the answer which this one goes on from, where that is known.
 
     Raises:
         SessionRequired: the body names none either, and the settings ask for one, or the call does.
@@ -88,6 +93,8 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
     named = named_by_body(call)
     if named is not None:
         return SessionKey(namespace, named), False
+    if before is not None:
+        return before.session, before.derived_session
     if policy.on_missing == "require":
         raise SessionRequired(f"This gateway keeps a budget per session and the call names none. {_how(policy)}")
     if policy.on_missing == "none":
@@ -179,6 +186,11 @@ def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str,
         "one of these formats, call a model of another provider, or use adapter: litellm, which translates.",
         param="model",
     )
+
+
+def first_at(provider: str, found: Sequence[Route]) -> tuple[Route, ...]:
+    """The same routes, those to this provider before the others."""
+    return tuple(sorted(found, key=lambda route: route.provider != provider))
 
 
 def _takes(provider: Provider, spoken: str | None) -> bool:

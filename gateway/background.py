@@ -1,8 +1,8 @@
-"""Calls whose answers are made in the background: found again by the id under which their provider keeps the answer.
+"""Calls that are found again by the id under which their provider keeps the answer, such as one made in the background.
 
-Such a call is settled at once, as pending: its session is charged for the request by estimate, its budgets for all that
-was held. The first request that fetches the finished answer, whoever sends it and whichever worker serves it, corrects
-that to what the provider reports.
+A call whose answer is made in the background is settled at once, as pending: its session is charged for the request by
+estimate, its budgets for all that was held. The first request that fetches the finished answer, whoever sends it and
+whichever worker serves it, corrects that to what the provider reports.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
 from gateway.core.ports import Store
-from gateway.core.record import CallRecord
+from gateway.core.record import CallRecord, answer_name
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.dialects.base import Answer
@@ -59,10 +58,9 @@ _NOTED: Final = msgspec.json.Decoder(_Noted)
 _MADE: Final = msgspec.json.Decoder(Made)
 #: a call of which all is gone by now
 _FORGOTTEN: Final = _Noted("", "", "", (), 0, is_told=True)
-#: what the keys in the store begin with, and bytes of the digest that each ends with
+#: what the keys in the store begin with
 _PENDING: Final = "pending\n"
 _FETCHED: Final = "fetched\n"
-_DIGEST_BYTES: Final = 16
 
 
 class Background:
@@ -104,16 +102,28 @@ class Background:
         noted = _Noted(progress.route.provider, namespace, call_id, ids, beside, match, service_tier(call.fields))
         return _key(answer.id), msgspec.json.encode(noted).decode()
 
-    async def origin(self, answer_id: str) -> tuple[str | None, str | None]:
-        """The provider that makes this answer in the background, and the namespace of whoever asked for it.
+    async def origin(self, answer_id: str, namespace: str) -> tuple[str | None, str | None]:
+        """The provider that makes or keeps this answer, and the namespace of whoever asked for it.
 
-        Requests about it name no model, and nobody else knows. None where it is not known here either.
+        Requests about it name no model, and nobody else knows. One that was not made in the background is known to the
+        `namespace` that asked for it. None where it is not known here either.
 
         Raises:
             StoreUnavailable: it cannot be looked up.
         """
         noted = await self._noted(answer_id)
-        return (noted.provider, noted.namespace) if noted is not None else (None, None)
+        if noted is not None:
+            return noted.provider, noted.namespace
+        found = await self.answered(answer_id, namespace)
+        return (found.provider, namespace) if found is not None else (None, None)
+
+    async def answered(self, answer_id: str, namespace: str) -> CallRecord | None:
+        """The call of this namespace that had an answer which its provider keeps; None where it is not known.
+
+        Raises:
+            StoreUnavailable: it cannot be looked up.
+        """
+        return await self._store.answered(namespace, answer_name(answer_id))
 
     async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
         """The record of the call whose answer this is, if that was pending and is over; whether observers know of it.
@@ -140,7 +150,10 @@ class Background:
             return found, noted.is_told
         route = self._routes.taken(found.provider, found.model, noted.match)
         record = self._records.fetched(found, answer, route, noted.tier, self._wall())
-        return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False
+        kept = kept_of(provider, record.charge, noted.ids, noted.beside)
+        # The record of a call whose worker was gone before it settled does not know of its answer.
+        found_by = record.answer or (answer_name(answer_id) if answer_id in noted.ids else None)
+        return replace(record, kept=kept, answer=found_by), False
 
     async def made(self, call_id: str) -> Made | None:
         """What the answer to a call came to, if it was fetched before the call was settled.
@@ -179,6 +192,4 @@ class Background:
 
 
 def _key(answer_id: str) -> str:
-    # Of any length, and another's to choose.
-    digest = blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
-    return _PENDING + digest
+    return _PENDING + answer_name(answer_id)

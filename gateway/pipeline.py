@@ -23,7 +23,16 @@ from types import TracebackType
 from typing import Final
 
 from gateway.accounting import Accounts
-from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, speaking, with_form_model
+from gateway.addressing import (
+    advisors_of,
+    first_at,
+    named_session,
+    others_of,
+    routes_of,
+    session_of,
+    speaking,
+    with_form_model,
+)
 from gateway.answers import Answers, TotalsComment, read_error
 from gateway.background import Background
 from gateway.budgeting import Budgets
@@ -42,11 +51,12 @@ from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextT
 from gateway.core.forwarding import Provider, check_credential, is_success, secrets_of
 from gateway.core.outgoing import AtWork, told_nobody
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
-from gateway.core.record import CUTS
+from gateway.core.record import CUTS, CallRecord
 from gateway.core.retrying import FAILED, KEY_REFUSED
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
+from gateway.dialects.elsewhere import earlier_answer
 from gateway.planning import Planner
 from gateway.progress import Progress
 from gateway.records import Records
@@ -62,7 +72,7 @@ from gateway.upstream.pieces import AlreadyRead, without_packing
 
 #: the status of a provider that does not make the answer it is asked for
 _UNKNOWN_HERE: Final = 404
-_WHOSE: Final = "The store is away, which knows what provider makes this answer. Try again shortly."
+_WHOSE: Final = "The store is away, which knows what provider has this answer. Try again shortly."
 
 
 class Gateway:
@@ -206,12 +216,14 @@ class Exchange:
         if incoming.refused is not None:
             raise incoming.refused
         call = progress.call = with_form_model(incoming, progress.dialect.read(incoming.body))
+        earlier = earlier_answer(call.fields) if incoming.endpoint.may_go_on else None
+        before = await self._before(earlier) if earlier is not None else None
         if metered:
             if progress.session is None:
-                progress.session, progress.derived = session_of(incoming, call, gateway.policy)
+                progress.session, progress.derived = session_of(incoming, call, gateway.policy, before)
             gateway.settler.check()
-        fetches = incoming.endpoint.fetches
-        unsure = await self._go_where_it_is_made(fetches) if fetches is not None else None
+        about = incoming.endpoint.about
+        unsure = await self._go_where_it_is_kept(about) if about is not None else None
         try:
             self._find_routes(call)
         except UnknownModel as fault:
@@ -229,16 +241,35 @@ class Exchange:
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer)
 
-    async def _go_where_it_is_made(self, answer_id: str) -> StoreUnavailable | None:
-        """Fetch an answer from the provider that makes it; never with a credential that may be for another one.
+    async def _before(self, answer_id: str) -> CallRecord | None:
+        """The call of the same client key whose answer this one goes on from; the provider that keeps it is preferred.
+
+        None where it is not known, or the store is away.
+
+        Raises:
+            StoreUnavailable: no calls are taken while the store is away, and nobody knows the session of this one.
+        """
+        progress, settler, before = self._p, self._gateway.settler, None
+        if not settler.is_away:
+            try:
+                before = await self._gateway.background.answered(answer_id, progress.incoming.caller.namespace)
+            except StoreUnavailable as error:
+                settler.away(error)
+        if progress.incoming.endpoint.metered and progress.session is None:
+            settler.check()
+        progress.kept_at = before.provider if before is not None else None
+        return before
+
+    async def _go_where_it_is_kept(self, answer_id: str) -> StoreUnavailable | None:
+        """Ask about an answer at the provider that has it; never with a credential that may be for another one.
 
         A client key that is held to some models was allowed the one of its own answer when it asked for that. Gives
-        what is to be told in place of "there is no such answer" where nobody can say who makes it.
+        what is to be told in place of "there is no such answer" where nobody can say who has it.
         """
         if self._gateway.settler.is_away:
             return StoreUnavailable(_WHOSE)
         try:
-            name, namespace = await self._gateway.background.origin(answer_id)
+            name, namespace = await self._gateway.background.origin(answer_id, self._p.incoming.caller.namespace)
         except StoreUnavailable as error:
             self._gateway.settler.away(error)
             return StoreUnavailable(_WHOSE)
@@ -261,11 +292,15 @@ class Exchange:
         found = routes_of(incoming, call, self._gateway.routes, progress.session)
         first = found[0].provider
         found = tuple([one for one in found if one.provider == first or providers[one.provider].holds_credential])
+        if progress.kept_at is not None:
+            found = first_at(progress.kept_at, found)
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
         progress.others = others_of(call, progress.routes, self._gateway.routes)
         progress.advisors = advisors_of(call, progress.routes, self._gateway.routes)
-        check_credential(incoming.headers, incoming.query, providers[progress.route.provider], providers.values())
+        for route in progress.routes:
+            # Only one of them can be in want of it; where an answer is kept decides whether that is the first.
+            check_credential(incoming.headers, incoming.query, providers[route.provider], providers.values())
 
     def _go_by(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.

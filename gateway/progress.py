@@ -57,6 +57,7 @@ class Progress:
         derived: the session's id was made of how the conversation begins.
         routes: the models that may answer it, at their providers, in the order in which they are tried.
         route: the one of them that is being tried, or that has answered.
+        kept_at: the provider that keeps the answer which the call goes on from; None where that is not known.
         others: models that the call tells its providers to call in the place of its own, at each of them.
         advisors: models that the call lets its own one ask, at each of its providers.
         is_too_long: the provider that is being tried has refused the request for its length.
@@ -106,6 +107,7 @@ class Progress:
     derived: bool = False
     routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
+    kept_at: str | None = None
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
     is_too_long: bool = False

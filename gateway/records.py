@@ -13,13 +13,13 @@ from typing import Final
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, LOST, PENDING, CallRecord, ContextRecord, Outcome
+from gateway.core.record import CUTS, LOST, PENDING, CallRecord, ContextRecord, Outcome, answer_name
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage, UsageSource
 from gateway.dialects.base import Answer, Call
-from gateway.dialects.elsewhere import left_behind
+from gateway.dialects.elsewhere import kept_answer, left_behind
 from gateway.dialects.limits import service_tier
 from gateway.dialects.texts import as_name, estimate, token_ids
 from gateway.progress import CLIENT_CLOSED, Progress
@@ -174,6 +174,7 @@ class Records:
             mode=progress.mode,
             step=progress.step.name if progress.step is not None else None,
             kept=_kept(progress, answer, charge),
+            answer=_found_by(progress, answer),
         )
 
     def lost(self, progress: Progress, need: Need) -> CallRecord:
@@ -375,6 +376,13 @@ def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:
         return ""
     ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
     return kept_of(progress.route.provider, charge, ids, plan.beside if plan is not None else 0)
+
+
+def _found_by(progress: Progress, answer: Answer) -> str | None:
+    """What the call is found by when a later one goes on from its answer; see `CallRecord.answer`."""
+    fields = progress.call.fields if progress.call is not None else {}
+    kept = kept_answer(fields, progress.incoming.endpoint.wire, answer.id)
+    return answer_name(kept) if kept is not None else None
 
 
 def kept_of(provider: str, charge: Charge | None, ids: Sequence[str], beside: int) -> str:

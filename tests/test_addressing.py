@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.routing import Route
 from gateway.dialects import endpoint
 from tests.support.fakes import BODY, KEY, ROUTES, World
+from tests.support.records import record
 
 FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nq-1\r\n--b\r\n'
 FORM_HEADERS = [(b"content-type", b"multipart/form-data; boundary=b")]
@@ -66,6 +68,20 @@ def test_a_call_that_names_no_session_has_none_or_is_refused_as_the_settings_say
     assert session_of(incoming, call, SessionPolicy(on_missing="none")) == (None, False)
     with pytest.raises(SessionRequired, match="x-mine"):
         session_of(incoming, call, SessionPolicy((b"x-mine",), "require"))
+
+
+@pytest.mark.parametrize("on_missing", ["derive", "require", "none"])
+@pytest.mark.parametrize("is_derived", [False, True])
+def test_a_call_that_goes_on_from_an_answer_is_of_the_session_of_that_unless_its_body_names_one(
+    world: World, on_missing: Any, is_derived: bool
+) -> None:
+    policy, before = SessionPolicy(on_missing=on_missing), replace(record("before", 0.0), derived_session=is_derived)
+    incoming = world.incoming()
+    call = incoming.endpoint.dialect.read(incoming.body)
+    assert session_of(incoming, call, policy, before) == (SessionKey("default", "before"), is_derived)
+    incoming = world.incoming(BODY[:-1] + b',"prompt_cache_key":"b"}')
+    call = incoming.endpoint.dialect.read(incoming.body)
+    assert session_of(incoming, call, policy, before) == (SessionKey("alice", "b"), False)
 
 
 def test_a_derived_session_is_that_of_a_conversation(world: World) -> None:

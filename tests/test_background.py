@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.calls import Caller, Reply, SessionPolicy
 from gateway.core.ledger import NO_LIMITS, Limits
-from gateway.core.record import CallRecord
+from gateway.core.record import LOST, CallRecord, answer_name
 from gateway.core.spending import KeyBudget
 from gateway.core.usage import Charge
 from gateway.dialects import endpoint
@@ -54,6 +55,19 @@ async def test_an_answer_made_in_the_background_is_gone_on_from_as_one_that_was_
     assert 40 < kept[1] < 740 - 100, "the tools come with each request"
 
 
+async def test_the_answer_to_a_call_whose_worker_was_gone_is_gone_on_from_once_it_was_fetched() -> None:
+    before, world, name = World(), World(), answer_name("resp_1")
+    begun = await asked(before, background=True, status="queued", usage=None)
+    noted = await before.store.learned(f"pending\n{name}") or b""
+    await world.store.learn({f"pending\n{name}": lambda _: noted})
+    await world.store.settle(replace(begun, outcome=LOST, notes={}, answer=None))
+    assert await world.store.answered("alice", name) is None
+    await fetched(world, usage=USAGE)
+    found = await world.store.answered("alice", name)
+    assert found is not None
+    assert (found.call_id, found.outcome) == (begun.call_id, "ok")
+
+
 async def test_what_was_settled_stays_whatever_a_later_fetch_says() -> None:
     world = World()
     await asked(world, background=True, status="queued", usage=None)
@@ -87,14 +101,13 @@ async def test_observers_hear_nothing_of_an_answer_of_which_all_is_forgotten() -
     assert not await background.is_first("resp_1")
 
 
-async def test_an_answer_that_was_made_at_once_is_noted_nowhere_and_fetched_without_a_charge(
+async def test_an_answer_that_was_made_at_once_is_fetched_without_a_charge(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
     with caplog.at_level(logging.WARNING):
         made = await asked(world, background=False, usage=USAGE)
         reply, _ = await fetched(world, usage={**USAGE, "output_tokens": 900})
-    assert await world.gateway.background.origin("resp_1") == (None, None)
     assert (reply.charge, await charges(world)) == (None, [made.charge])
     assert {record.getMessage() for record in caplog.records} == {"an observer failed"}
 

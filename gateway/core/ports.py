@@ -209,6 +209,10 @@ class Store(Protocol):
         """The newest record with this request id or call id."""
         ...
 
+    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+        """The newest call of a session in this namespace whose record has this `answer`; None where it is not kept."""
+        ...
+
     async def latest(self, after: int | None, limit: int) -> Latest:
         """Calls of all namespaces that were settled after a place, whichever worker did it. None: from now on.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
@@ -48,6 +49,12 @@ PENDING: Final[Outcome] = "pending"
 _PROVISIONAL: Final = frozenset[Outcome]({LOST, PENDING})
 #: what left tokens out where no message's fate tells it
 _UNKNOWN_RULE: Final = "other"
+_NAME_BYTES: Final = 16
+
+
+def answer_name(answer_id: str) -> str:
+    """What the call is found by that had this answer: a digest, as an id may have any length and any characters."""
+    return blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_NAME_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,7 @@ class CallRecord:
         mode: how its tool results were shown; None where they were not looked at.
         step: the step that it was made in; None where its agent has none.
         kept: what its session remembers of what the provider keeps now, see `kept_as`.
+        answer: what it is found by when a later call goes on from its answer, see `answer_name`; None where none can.
         lesson: what is to be learned (see `Store.learn`) before it is settled: a key, and what to keep under it unless
             that names this call already. Of a record on its way only; None in a store.
     """
@@ -202,6 +210,7 @@ class CallRecord:
     mode: str | None = None
     step: str | None = None
     kept: str = ""
+    answer: str | None = None
     lesson: tuple[str, str] | None = None
 
     @property

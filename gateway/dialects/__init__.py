@@ -65,6 +65,8 @@ _COUNTING_MODELS: Final[Mapping[str, Wire]] = {
     "messages/count_tokens": "messages",
     "responses/input_tokens": "responses",
 }
+#: an answer that its provider keeps, and what is below it, such as `input_items`
+_ABOUT: Final = re.compile(r"responses/(?!(?:compact|input_tokens)/?$)([^/]+)(?:/[a-z_]+)?/?$", re.IGNORECASE)
 #: the only fields of a request that asks for no answer: about a stored one, and to a conversation that is added to
 _ABOUT_STORED: Final = frozenset({"metadata"})
 _ABOUT_CONVERSATION: Final = frozenset({"metadata", "items"})
@@ -76,9 +78,9 @@ class Endpoint:
 
     `metered`: the usage in an answer is added to a session. `estimated`: so is an estimate where there is none.
     `anthropic`: the client speaks Anthropic's API. `wire`: the format of its requests, where they can be weighed.
-    `deferred`: it begins something that is billed later and elsewhere. `fetches`: the id of an earlier
-    answer, which is what comes, in the state that it is in. `counts`: the format of the request that its provider is
-    asked to count.
+    `deferred`: it begins something that is billed later and elsewhere. `about`: the id of an earlier answer, which is
+    shown, changed or deleted; `fetches`: the same where that answer is what comes, in the state that it is in.
+    `counts`: the format of the request that its provider is asked to count.
     """
 
     dialect: Dialect
@@ -88,6 +90,7 @@ class Endpoint:
     anthropic: bool = False
     wire: Wire | None = None
     deferred: bool = False
+    about: str | None = None
     fetches: str | None = None
     counts: Wire | None = None
 
@@ -95,6 +98,11 @@ class Endpoint:
     def format(self) -> str | None:
         """What `providers.NAME.dialects` calls it; None where it has no name there."""
         return self.wire or self.counts or ("embeddings" if self.operation == "embeddings" and self.metered else None)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether its requests may name an earlier answer by `previous_response_id`; compaction and counting may."""
+        return self.wire == "responses" or self.operation == "responses"
 
 
 #: characters of an operation that is called as its path begins: it stands in each record, and callers choose it
@@ -131,8 +139,9 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     is_empty = method in WITHOUT_BODY and (known is not None or is_below)
     for where, made in _FETCHED.get(method, ()) if not metered else ():
         if (found := where.match(asked)) is not None:
-            dialect = Earlier(operation, made, is_empty=is_empty)
-            return Endpoint(dialect, operation, metered=False, estimated=False, fetches=unquote(found[1]))
+            dialect, answer_id = Earlier(operation, made, is_empty=is_empty), unquote(found[1])
+            return Endpoint(dialect, operation, metered=False, estimated=False, about=answer_id, fetches=answer_id)
+    about = _ABOUT.match(asked) if not metered else None
     return Endpoint(
         PassThrough(operation, anthropic=anthropic, is_empty=is_empty),
         operation,
@@ -140,6 +149,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
         estimated=metered and not _KEPT.match(path),
         anthropic=anthropic,
         deferred=metered and _LATER.search(path) is not None,
+        about=unquote(about[1]) if about is not None else None,
         counts=_COUNTING_MODELS.get(path) if has_body else None,
     )
 

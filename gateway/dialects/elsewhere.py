@@ -101,13 +101,24 @@ def gone_on_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
     return _ids(fields, _GONE_ON_FROM) if wire == "responses" else ()
 
 
+def earlier_answer(fields: AnyFields) -> str | None:
+    """The id of the answer that a request of the Responses API goes on from."""
+    return next(iter(_ids(fields, _GONE_ON_FROM[:1])), None)
+
+
+def kept_answer(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> str | None:
+    """The id of an answer to a request, where its provider keeps it for others to go on from."""
+    if wire != "responses" or not answer_id or len(answer_id) > _MOST_ID:
+        return None
+    return answer_id if bytes(fields.get("store", b"")) != b"false" else None
+
+
 def left_behind(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
     """The ids under which others may go on from an answer to a request."""
     if wire != "responses":
         return ()
-    named = _ids(fields, _GONE_ON_FROM[1:])
-    is_stored = bytes(fields.get("store", b"")) != b"false"
-    return (answer_id, *named) if is_stored and answer_id and len(answer_id) <= _MOST_ID else named
+    named, kept = _ids(fields, _GONE_ON_FROM[1:]), kept_answer(fields, wire, answer_id)
+    return (kept, *named) if kept is not None else named
 
 
 def _ids(fields: AnyFields, names: Sequence[str]) -> tuple[str, ...]:

@@ -19,11 +19,13 @@ from gateway.core.identity import ID_FORM, from_headers
 from gateway.core.ledger import Claim, Standing
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
+from gateway.core.record import answer_name
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged, KeyBudget, affordable_input, claims_of, rate_of
 from gateway.core.steps import Step
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
+from gateway.dialects.elsewhere import earlier_answer
 from gateway.inspection import SHOWN, WIRES
 from gateway.planning import Asked
 from gateway.server import headers as ours
@@ -95,7 +97,8 @@ class ContextApi:
         directives = ours.directives(headers)
         wishes = _lowered(directives.context, _asked_budget(request))
         call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
-        key = self._session(request, access, call)
+        earlier = earlier_answer(call.fields) if asked.contents.wire == "responses" else None
+        key = await self._session(request, access, call, earlier)
         charged = Charged(access.namespace or "", KeyBudget(access.limits), key, declared=directives.budget)
         if key is None:
             return call, self._affordable(asked, *await self._read_accounts(charged), None), Remembered()
@@ -116,11 +119,11 @@ class ContextApi:
         claims = claims_of(self._rules().budget, charged)
         return claims, await self._store.standings(_undeclared(claims))
 
-    def _session(self, request: Request, access: Access, call: Call) -> SessionKey | None:
+    async def _session(self, request: Request, access: Access, call: Call, earlier: str | None) -> SessionKey | None:
         """The session the request is for, so that the answer is what would be sent.
 
-        As the query names it, else as a call does, in a header or its body. None where nothing names it: no id is
-        derived, and the request is looked at by itself.
+        As the query names it, else as a call does, in a header or its body, or by the id of the `earlier` answer that
+        it goes on from. None where nothing names it: no id is derived, and the request is looked at by itself.
 
         Raises:
             InvalidRequest: what the query names can be no session.
@@ -135,7 +138,11 @@ class ContextApi:
             return key
         headers = by_name(request.scope["headers"])
         name = from_headers(headers, self._rules().id_headers) or named_by_body(call)
-        return SessionKey(access.namespace or OPEN_NAMESPACE, name) if name is not None else None
+        namespace = access.namespace or OPEN_NAMESPACE
+        if name is not None:
+            return SessionKey(namespace, name)
+        before = await self._store.answered(namespace, answer_name(earlier)) if earlier is not None else None
+        return before.session if before is not None else None
 
     @staticmethod
     def _affordable(asked: Asked, claims: Sequence[Claim], found: Sequence[Standing], step: Step | None) -> Asked:

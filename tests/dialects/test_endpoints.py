@@ -247,6 +247,31 @@ def test_which_paths_fetch_an_earlier_answer(method: str, path: str, fetched: st
     assert not (found.metered and fetched)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "about"),
+    [
+        ("GET", "responses/resp_A1", "resp_A1"),
+        ("DELETE", "Responses/resp%5FA1/", "resp_A1"),
+        ("GET", "responses/resp_A1/input_items", "resp_A1"),
+        ("POST", "responses/resp_A1/cancel", "resp_A1"),
+        ("POST", "responses/resp_A1", "resp_A1"),
+        ("GET", "chat/deferred-completion/A-1", "A-1"),
+        ("GET", "responses/resp_A1/../../files", None),
+        ("POST", "responses/input_tokens", None),
+        ("POST", "responses/compact", None),
+        ("POST", "responses", None),
+        ("GET", "chat/completions/chatcmpl-1", None),
+    ],
+)
+def test_which_paths_are_about_an_earlier_answer(method: str, path: str, about: str | None) -> None:
+    assert endpoint(method, path).about == about
+
+
+def test_which_calls_may_go_on_from_an_earlier_answer() -> None:
+    paths = ["responses", "responses/compact", "responses/input_tokens", "chat/completions", "messages", "embeddings"]
+    assert [path for path in paths if endpoint("POST", path).may_go_on] == paths[:3]
+
+
 def test_a_cancel_that_asks_for_an_answer_is_a_call() -> None:
     found = endpoint("POST", "responses/resp_1/cancel", body=b'{"model": "m", "input": "hi"}')
     assert (found.metered, found.fetches) == (True, None)

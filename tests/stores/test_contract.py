@@ -755,6 +755,41 @@ async def test_a_client_cannot_hide_a_call_by_sending_its_id_as_a_request_id(sto
     assert await store.call(None, hidden.call_id) == hidden
 
 
+async def test_the_newest_call_with_an_answer_is_found_by_it_in_its_own_namespace_alone(
+    store: Store, record: MakeRecord
+) -> None:
+    items = [
+        record(at=1_000.0 + number, session=session, answer="a1", namespace=namespace)
+        for number, (session, namespace) in enumerate([("s", "alice"), ("t", "alice"), ("s", "bob")])
+    ]
+    for item in (items[1], items[0], items[2], record(at=5_000.0), record(at=5_000.0, answer="a2")):
+        await store.settle(item)
+    assert await store.answered("alice", "a1") == items[1]
+    assert await store.answered("bob", "a1") == items[2]
+    assert await store.answered("carol", "a1") is None
+    assert await store.answered("alice", "unknown") is None
+
+
+async def test_a_call_that_was_taken_for_lost_is_found_by_its_answer_once_that_is_known(
+    store: Store, record: MakeRecord
+) -> None:
+    real = record(charge=CHARGE, answer="a1")
+    await store.settle(replace(real, outcome=LOST, answer=None))
+    assert await store.answered("alice", "a1") is None
+    await store.settle(real)
+    assert await store.answered("alice", "a1") == real
+
+
+async def test_an_answer_leads_nowhere_when_its_call_is_gone(store: Store, record: MakeRecord) -> None:
+    await store.settle(record("s", at=1_000.0, charge=CHARGE, answer="deleted"))
+    await store.settle(record("t", at=1_000.0, charge=CHARGE, answer="expired"))
+    await store.delete(KEY)
+    assert await store.answered("alice", "deleted") is None
+    assert await store.answered("alice", "expired") is not None
+    await store.expire(2_000.0)
+    assert await store.answered("alice", "expired") is None
+
+
 # --- sessions -----------------------------------------------------------------------------------------------------------------------
 
 

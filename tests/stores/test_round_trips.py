@@ -24,7 +24,7 @@ from tests.conftest import StartGateway
 from tests.stores.counting import counts, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer
-from tests.support.fakes import KEY, AwayStore, World
+from tests.support.fakes import KEY, AwayStore, FakeReply, World
 
 
 class Counted:
@@ -67,7 +67,7 @@ async def store(servers: RedisServer | RedisCluster) -> AsyncIterator[RedisStore
 
 def counted(store: RedisStore) -> Counted:
     made: Any = store
-    made._link = made._books._link = made._moves._link = link = Counted(made._link)
+    made._link = made._books._link = made._moves._link = made._lists._link = link = Counted(made._link)
     return link
 
 
@@ -96,6 +96,26 @@ async def test_a_call_waits_for_so_many_round_trips(
     link = counted(store)
     await world.call(world.incoming(caller=caller))
     assert link.rounds == (apart if isinstance(servers, RedisCluster) else together)
+
+
+async def test_only_a_call_that_goes_on_from_an_answer_waits_for_what_is_known_of_that(
+    store: RedisStore, servers: RedisServer | RedisCluster
+) -> None:
+    world = World(store=cast("AwayStore", store))
+    answer = b'{"id": "resp_1", "status": "completed", "output": []}'
+    world.upstream.answer = lambda _: FakeReply(pieces=[answer])
+    alone, going_on = (
+        b'{"model": "m", "input": "hi"}',
+        b'{"model": "m", "input": "on", "previous_response_id": "resp_1"}',
+    )
+    link, rounds = counted(store), list[int]()
+    for body in (alone, going_on, alone, going_on):
+        before = link.rounds
+        await world.call(world.incoming(body, "responses", headers=[]))
+        rounds.append(link.rounds - before)
+    together, apart, *_ = CALLS["plain"]
+    plain = apart if isinstance(servers, RedisCluster) else together
+    assert rounds[2:] == [plain, plain + 2]
 
 
 async def test_a_change_of_what_was_just_read_is_one_round_trip(

@@ -156,6 +156,10 @@ class AwayStore(MemoryStore):
         self._look("remembered", is_read=True)
         return await super().remembered(session)
 
+    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+        self._look("answered", is_read=True)
+        return await super().answered(namespace, answer)
+
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         self._look("reserve")
         granted = await super().reserve(opened, lease_s)

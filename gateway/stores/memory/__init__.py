@@ -111,6 +111,8 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionView] = {}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
         self._by_id: dict[str, CallRecord] = {}
+        #: ids of calls by the namespace and the answer of each; the newest one where several had the same
+        self._by_answer: dict[tuple[str, str], str] = {}
         #: ids of those that were deleted with their sessions: nobody sees them, and nobody is charged for them again
         self._gone: set[str] = set()
         self._assumed: dict[str, _Assumed] = {}
@@ -197,6 +199,9 @@ class MemoryStore:
             self._drop_call(next(iter(self._by_id)))
         if record.session is None:
             return
+        if record.answer is not None:
+            place = record.session.namespace, record.answer
+            self._by_answer[place] = max(record.call_id, self._by_answer.get(place, ""))
         calls = self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
         if not is_new:
             calls = self._calls[record.session] = deque(
@@ -205,7 +210,11 @@ class MemoryStore:
         calls.append(record)
 
     def _drop_call(self, call_id: str) -> None:
-        self._by_id.pop(call_id, None)
+        record = self._by_id.pop(call_id, None)
+        if record is not None and record.session is not None and record.answer is not None:
+            place = record.session.namespace, record.answer
+            if self._by_answer.get(place) == call_id:
+                del self._by_answer[place]
         self._gone.discard(call_id)
         self._assumed.pop(call_id, None)
 
@@ -358,6 +367,11 @@ class MemoryStore:
             return own
         named = (record for record in self._by_id.values() if record.request_id == request_id and visible(record))
         return max(named, key=lambda record: record.call_id, default=None)
+
+    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.answered`."""
+        call_id = self._by_answer.get((namespace, answer), "")
+        return self._by_id[call_id] if self._is_shown(call_id) else None
 
     def _is_shown(self, call_id: str) -> bool:
         return call_id in self._by_id and call_id not in self._gone

@@ -322,6 +322,10 @@ class RedisStore:
         """See `Store.call`."""
         return await self._lists.call(namespace, request_id)
 
+    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.answered`."""
+        return await self._lists.answered(namespace, answer)
+
     async def latest(self, after: int | None, limit: int) -> Latest:
         """See `Store.latest`."""
         return await self._lists.latest(after, limit)

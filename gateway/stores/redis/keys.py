@@ -155,6 +155,10 @@ class Keys:
         scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
         return f"{self._prefix}r:{scope}{quote(request_id, safe='')}"
 
+    def answered(self, namespace: str, answer: str) -> str:
+        """What says where the records of calls with an answer are."""
+        return f"{self._prefix}n:{quote(namespace, safe='')}/{answer}"
+
     def sorted_list(self, namespace: str | None, sort: str) -> str:
         """The sorted list of a namespace's sessions (None: of all)."""
         return self._prefix + _sorted_list(namespace, sort)

@@ -127,7 +127,15 @@ class Lists:
             await self._link.call(("ZREVRANGE", self._keys.named(namespace, name), 0, _NAMESAKES)),
         )
         candidates = [(name, tag.decode())] if tag is not None else []
-        candidates += [(one, where) for one, _, where in (place.decode().partition("\n") for place in places)]
+        return await self._first(namespace, [*candidates, *_places(places)])
+
+    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.answered`."""
+        [places] = await self._link.call(("ZREVRANGE", self._keys.answered(namespace, answer), 0, _NAMESAKES))
+        return await self._first(namespace, _places(places))
+
+    async def _first(self, namespace: str | None, candidates: Sequence[tuple[str, str]]) -> CallRecord | None:
+        """The first record that is there, of calls with their tags; only of sessions of a namespace (None: of any)."""
         for call_id, where in candidates:
             session = session_of(where)
             if namespace is not None and (session is None or session.namespace != namespace):
@@ -227,3 +235,8 @@ class Lists:
 
 def _parts(keys: Sequence[SessionKey]) -> list[tuple[str, str]]:
     return [(key.namespace, key.id) for key in keys]
+
+
+def _places(members: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Calls and the tags that they lie under, of what a name leads to."""
+    return [(call_id, tag) for call_id, _, tag in (member.decode().partition("\n") for member in members)]

@@ -123,11 +123,14 @@ class Clerk:
         return [("ZADD", self.keys.alone, "GT", *(part for tag in tags for part in (now, tag)))]
 
     def names(self, record: CallRecord) -> list[str]:
-        """The keys under which a call is found by the request id that a client gave it."""
-        if record.request_id == record.call_id:
-            return []
-        scopes = [None] if record.session is None else [None, record.session.namespace]
-        return [self.keys.named(scope, record.request_id) for scope in scopes]
+        """The keys under which a call is found by the request id that a client gave it, and by its answer."""
+        names = list[str]()
+        if record.request_id != record.call_id:
+            scopes = [None] if record.session is None else [None, record.session.namespace]
+            names += [self.keys.named(scope, record.request_id) for scope in scopes]
+        if record.session is not None and record.answer is not None:
+            names.append(self.keys.answered(record.session.namespace, record.answer))
+        return names
 
     def lists(self, record: CallRecord) -> list[tuple[str, str]]:
         """The lists that a call's session is in, by `recent` and by `tokens`."""

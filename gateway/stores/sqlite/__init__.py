@@ -278,6 +278,10 @@ class SqliteStore:
         """See `Store.call`."""
         return await self._in_thread(lambda db: rows.call(db, namespace, request_id, self._unread_records))
 
+    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.answered`."""
+        return self._in_loop(lambda db: rows.answered(db, namespace, answer, self._unread_records))
+
     async def latest(self, after: int | None, limit: int) -> Latest:
         """See `Store.latest`."""
         return await self._in_thread(lambda db: latest.read(db, after, limit, self._unread_records))

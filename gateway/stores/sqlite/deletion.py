@@ -71,7 +71,9 @@ _READ_CALLS: Final = (
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_of_session WHERE at.namespace IS some.namespace "
     "AND at.session_id IS some.session_id AND at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_request WHERE at.request_id = some.request_id "
-    "AND at.number = some.number)) FROM (SELECT * FROM calls WHERE {} LIMIT ?) AS some"
+    "AND at.number = some.number)), "
+    "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_answer WHERE at.namespace = some.namespace "
+    "AND at.answer = some.answer AND at.call_id = some.call_id)) FROM (SELECT * FROM calls WHERE {} LIMIT ?) AS some"
 )
 _READ_OLD_CALLS: Final = _READ_CALLS.format("call_id < ?")
 _READ_CALLS_OF: Final = _READ_CALLS.format("namespace = ? AND session_id = ?")

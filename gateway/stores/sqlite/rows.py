@@ -27,12 +27,13 @@ LAST_NUMBER: Final = (
     "max((SELECT coalesce(max(number), 0) FROM calls), (SELECT coalesce(max(number), 0) FROM forgotten))"
 )
 _INSERT_CALL: Final = (
-    "INSERT INTO calls (number, call_id, request_id, namespace, session_id, totals, epochs, record) "  # noqa: S608  # constants
-    f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO calls (number, call_id, request_id, namespace, session_id, totals, epochs, record, answer) "  # noqa: S608  # constants
+    f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 #: with a new number the call comes again for whoever watches
 _CORRECT_CALL: Final = (
-    f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ? WHERE call_id = ?"  # noqa: S608  # constants
+    f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ?, answer = ? "  # noqa: S608  # constants
+    "WHERE call_id = ?"
 )
 _COME_BACK: Final = "DELETE FROM gone WHERE call_id = ?"
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
@@ -91,6 +92,10 @@ _RESET: Final = (
 )
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
+_ANSWERED: Final = (
+    "SELECT call_id, record FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "
+    "ORDER BY call_id DESC LIMIT 1"
+)
 _CALLS: Final = (
     "SELECT call_id, record FROM calls WHERE namespace = ? AND session_id = ?{} ORDER BY call_id DESC LIMIT ?"
 )
@@ -116,7 +121,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
     namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
     epochs = _epochs(connection, record) if record.is_provisional else None
-    values = (record.call_id, request_id, namespace, session_id, _encoded(sums), epochs, encoded)
+    values = (record.call_id, request_id, namespace, session_id, _encoded(sums), epochs, encoded, record.answer)
     connection.execute(_INSERT_CALL, values)
     return _totals(sums), True
 
@@ -131,7 +136,7 @@ def _correct(
     accounts.correct(connection, record, lost.record, lost.epochs)
     _take_back(connection, lost, record.session)
     sums = _charge(connection, record)
-    connection.execute(_CORRECT_CALL, (_encoded(sums), encoded, record.call_id))
+    connection.execute(_CORRECT_CALL, (_encoded(sums), encoded, record.answer, record.call_id))
     return _totals(sums), True
 
 
@@ -364,3 +369,9 @@ def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: Unrea
         if row:
             return unread.read(*row)
     return None
+
+
+def answered(db: sqlite3.Connection, namespace: str, answer: str, unread: UnreadRecords) -> CallRecord | None:
+    """See `Store.answered`."""
+    row = db.execute(_ANSWERED, (namespace, answer)).fetchone()
+    return unread.read(*row) if row else None

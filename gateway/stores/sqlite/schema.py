@@ -166,6 +166,12 @@ MIGRATIONS: Final = (
     """
     CREATE TABLE gone (call_id TEXT PRIMARY KEY, epochs BLOB, record BLOB) WITHOUT ROWID;
     """,
+    # What a call is found by when a later one goes on from its answer, as `CallRecord.answer` has it; NULL where none
+    # can, and then nothing is written for it.
+    """
+    ALTER TABLE calls ADD COLUMN answer TEXT;
+    CREATE INDEX calls_by_answer ON calls (namespace, answer, call_id) WHERE answer IS NOT NULL;
+    """,
 )
 
 #: how long a worker waits for another one that migrates the file

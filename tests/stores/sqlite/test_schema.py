@@ -24,7 +24,7 @@ from gateway.core.stored import OpenHold
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore
-from gateway.stores.sqlite.schema import MIGRATIONS, connect, migrate
+from gateway.stores.sqlite.schema import MIGRATIONS, connect, hold_key, migrate
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query, write
 
 
@@ -231,6 +231,7 @@ def write_format(version: int, path: Path, newest: Path) -> None:
     made = sqlite3.connect(path)
     made.create_function("unpacked_size", 1, len)
     made.create_function("steps_of", 1, lambda _: None)
+    made.create_function("hold_key", 1, hold_key)
     for script in MIGRATIONS[:version]:
         made.executescript(script)
     made.execute("ATTACH ? AS newest", (str(newest),))
@@ -315,6 +316,28 @@ async def test_calls_and_open_holds_of_an_older_format_are_kept(path: Path, reco
     shape = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     assert query(path, shape) == query(newest, shape)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_calls_of_format_13_are_kept_and_found_by_their_answers_from_then_on(
+    path: Path, record: MakeRecord
+) -> None:
+    newest = path.with_name("newest.db")
+    old, lost = record("s", charge=CHARGE), record("s", charge=CHARGE, outcome=LOST)
+    async with opened(newest) as store:
+        for one in (old, lost):
+            await store.settle(one)
+    write_format(13, path, newest)
+    new = record("s", charge=CHARGE, answer="new")
+    async with opened(path) as store:
+        await store.settle(new)
+        await store.settle(corrected := replace(lost, outcome="ok", answer="late"))
+        assert await store.answered("alice", "new") == new
+        assert await store.answered("alice", "late") == corrected
+        assert {one.call_id for one in await store.calls(SessionKey("alice", "s"), 9)} == {
+            one.call_id for one in (old, lost, new)
+        }
+    shape = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    assert query(path, shape) == query(newest, shape)
 
 
 async def test_the_calls_settled_last_of_format_9_stay_in_their_order_and_their_numbers_are_not_given_again(
