@@ -28,6 +28,16 @@ _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 _TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
 #: how the names of models begin that were tuned at OpenAI: `ft:gpt-4o-2024-08-06:org::id`; all of a base have one price
 _TUNED: Final = "ft:"
+#: (`max_input_tokens`, `max_output_tokens`) of an entry -> the window, where the first is a limit of the input alone:
+#: with the second it makes up the window that OpenAI names for these models (gpt-5 and later ones). In all other
+#: entries the first number is taken for the window, which the answer is part of. That may be too careful for Gemini's,
+#: such as 1,048,576 and 65,536, but Google calls the first the limit of the input and the window alike
+#: (https://ai.google.dev/gemini-api/docs/tokens), and names none that has room for both.
+_APART: Final[Mapping[tuple[int | None, int | None], int]] = {
+    (272_000, 128_000): 400_000,
+    (922_000, 128_000): 1_050_000,
+    (111_616, 16_384): 128_000,
+}
 #: entries of one provider stand under several names
 _TABLE_FAMILY: Final = {
     "azure_text": "azure",
@@ -152,7 +162,7 @@ def load_litellm_table() -> dict[str, msgspec.Raw]:
 
 def facts_of(row: Facts) -> ModelFacts:
     """A configured row as core reads it."""
-    return ModelFacts(row.window, row.output, row.tokenizer, _price(row.price), row.reasoning)
+    return ModelFacts(row.window, row.input, row.output, row.tokenizer, _price(row.price), row.reasoning)
 
 
 def _price(row: PriceRow | None) -> Price | None:
@@ -185,9 +195,13 @@ def _decode_entry(raw: msgspec.Raw) -> dict[str, Any] | None:
 
 def _table_facts(entry: Mapping[str, Any], *, priced: bool, uplift: Decimal | None) -> ModelFacts:
     price = price_from_table(entry) if priced else None
+    most, output = _limit(entry.get("max_input_tokens")), _limit(entry.get("max_output_tokens"))
+    window = most or _limit(entry.get("max_tokens"))
+    is_apart = (most, output) in _APART
     return ModelFacts(
-        window=_limit(entry.get("max_input_tokens")) or _limit(entry.get("max_tokens")),
-        output=_limit(entry.get("max_output_tokens")),
+        window=_APART[most, output] if is_apart else window,
+        input=most if is_apart else None,
+        output=output,
         price=times(price, uplift) if price is not None and uplift is not None else price,
         reasoning=entry.get("supports_reasoning") is True,
     )
@@ -201,7 +215,7 @@ def _merge(layers: list[tuple[str, ModelFacts]]) -> ModelFacts:
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, facts in layers:
-        for name in ("window", "output", "tokenizer", "price", "reasoning"):
+        for name in ("window", "input", "output", "tokenizer", "price", "reasoning"):
             value = getattr(facts, name)
             if value is not None and name not in chosen:
                 chosen[name] = value

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.context_budget import Wishes, least
+from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
@@ -37,8 +37,8 @@ from gateway.results import Results
 from gateway.stores.learner import Learner
 from gateway.summaries import NoSummaryError, Summaries
 
-#: tokens; a provider that names a smaller window means something else by the number
-_LEAST_WINDOW: Final = 256
+#: tokens; a provider that names a smaller limit means something else by the number
+_LEAST_LIMIT: Final = 256
 #: Share of the request's tokens that it is cut to where a provider refused it for its length and named no limit.
 _SHORTER: Final = 0.8
 #: tokens; every model that is served today has a window at least so large
@@ -196,9 +196,9 @@ class Composer:
         showing, session = progress.showing, progress.session
         return showing is None or session is None or await self._results.keep(showing, session)
 
-    async def _plan(self, progress: Progress, asked: Asked, window: int | None = None) -> Plan:
+    async def _plan(self, progress: Progress, asked: Asked, said: LengthLimit | None = None) -> Plan:
         """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
-        plan = await self._planner.plan(asked, progress.remembered, window, use=progress.use)
+        plan = await self._planner.plan(asked, progress.remembered, said, use=progress.use)
         if plan.needs is None:
             return plan
         progress.use = "off"
@@ -206,7 +206,7 @@ class Composer:
             await self._summaries.make(plan.needs, progress)
         except (GatewayError, NoSummaryError) as error:
             progress.notes["summary"] = f"none: {error}"
-        return await self._planner.plan(asked, progress.remembered, window, use=progress.use)
+        return await self._planner.plan(asked, progress.remembered, said, use=progress.use)
 
     async def _remember(self, progress: Progress, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
@@ -282,7 +282,7 @@ class Composer:
             return False
         held = self._held(progress)
         within = replace(asked, wishes=replace(asked.wishes, budget=least(asked.wishes.budget, held)))
-        again = await self._plan(progress, within, self._learn_window(progress, asked, plan, found))
+        again = await self._plan(progress, within, self._learn_limit(progress, asked, plan, found))
         progress.notes["context"] = "the provider refused it for its length"
         is_shorter = again.messages not in (None, plan.messages) or self._has_less_room(progress, asked, plan, again)
         # What the provider said of its count may make even the least that can be sent weigh more than is held.
@@ -307,15 +307,16 @@ class Composer:
         before = room_in(plan.window, plan.safe_tokens) or limit
         return room is not None and room < min(limit, before)
 
-    def _learn_window(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> int:
-        """The window to fit it into now. What the provider said of it, and of its count, is learned for all calls."""
+    def _learn_limit(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> LengthLimit:
+        """What to fit it into now. What the provider said of it, and of its count, is learned for all calls."""
         context = plan.context
         if found.asked is not None:
             last = context.reported(found.asked)
             self._learner.report(context.key, Residual(last.residual, context.estimate))
             progress.remembered = replace(progress.remembered, last_turn=last)
-        most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
-        if found.limit is not None and _LEAST_WINDOW <= found.limit < most:
-            self._learner.report_window(asked.route.provider, asked.route.model, found.limit)
-            return found.limit
-        return int((context.tokens - context.kept) * _SHORTER)
+        output = 0 if found.of_input else found.output or asked.wishes.output or 0
+        if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
+            said = LengthLimit(found.limit, of_input=found.of_input)
+            self._learner.report_limit(asked.route.provider, asked.route.model, said)
+            return said
+        return LengthLimit(int((context.tokens - context.kept) * _SHORTER))

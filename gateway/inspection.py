@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
 
-from gateway.core.context_budget import Wishes, budget_of
+from gateway.core.context_budget import Wishes, budget_of, within
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, wire_of
@@ -101,7 +101,7 @@ class Inspector:
             # Texts to embed have no context budget: each has the model's window to itself.
             "budget": None
             if asked.form == _EMBEDDINGS
-            else budget_of(self._planner.policy, asked.facts, asked.wishes, learned.window),
+            else budget_of(self._planner.policy, within(asked.facts, learned.limit), asked.wishes),
         }
         if "items" in show:
             found["items"] = await self._items(asked)

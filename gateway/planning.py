@@ -15,7 +15,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
-from gateway.core.context_budget import ContextPolicy, Trim, Wishes, budget_of, window_of
+from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, Wishes, budget_of, within
 from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, is_worth_keeping
 from gateway.core.counting.beside import Beside
@@ -147,12 +147,14 @@ class Planner:
         self._translated = translated
         self._reading_ahead = Lock()
 
-    async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
-        """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first.
+    async def plan(
+        self, asked: Asked, remembered: Remembered, said: LengthLimit | None = None, *, use: Use = "off"
+    ) -> Plan:
+        """What to send. `said`: by a provider, just now; `use`: whether a summary may be asked for first.
 
         No call is refused because of what other sessions taught: a refused call reports no usage to correct that.
         """
-        weighing = await self._weigh(asked, remembered, window)
+        weighing = await self._weigh(asked, remembered, said)
         plan = await self._planned(asked, weighing, remembered, use)
         if plan.is_safe or not weighing.learned.is_of_others:
             return plan
@@ -161,9 +163,9 @@ class Planner:
 
     async def _planned(self, asked: Asked, weighing: Weighing, remembered: Remembered, use: Use) -> Plan:
         came, learned, keys = weighing
-        budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
+        facts = within(asked.facts, learned.limit)
+        budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
         trim = asked.wishes.trim or self.policy.trim
-        window = window_of(asked.facts, learned.window)
         unchanged = as_it_came(came, budget, self.policy.safety, window=window)
         if budget is None or trim == "off":
             return unchanged
@@ -258,18 +260,26 @@ class Planner:
         """What a request weighs."""
         return await self._weigh(asked, remembered, None)
 
-    async def _weigh(self, asked: Asked, remembered: Remembered, window: int | None) -> Weighing:
-        if asked.weighing is not None and window is None:
+    async def _weigh(self, asked: Asked, remembered: Remembered, said: LengthLimit | None) -> Weighing:
+        if asked.weighing is not None and said is None:
             return asked.weighing
         request, estimate, keys = await self._estimated(asked)
-        rule = asked.route.rule
-        if window is None and (rule is None or rule.facts.window is None):
-            # A window that the configuration names is not overruled by what a provider once said.
-            window = await self._learner.window(request.provider, request.model)
+        if said is None:
+            said = await self._said_before(asked.route)
         kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
         key = key_of(request, estimate, kept)
-        learned = Learned(*await self._learner.taught(key), remembered.last_turn, window, kept)
+        learned = Learned(*await self._learner.taught(key), remembered.last_turn, said, kept)
         return Weighing(weigh(request, estimate, learned, key), learned, keys)
+
+    async def _said_before(self, route: Route) -> LengthLimit | None:
+        """What a provider said of late, unless the configuration names that limit, which is not overruled by it."""
+        configured = route.rule.facts if route.rule is not None else ModelFacts()
+        if configured.window is not None and configured.input is not None:
+            return None
+        said = await self._learner.limit(route.provider, route.model)
+        if said is None or (configured.input if said.of_input else configured.window) is not None:
+            return None
+        return said
 
     async def _estimated(self, asked: Asked) -> _Estimated:
         """The request, what it weighs, and the keys of its messages. In the loop where little is new."""

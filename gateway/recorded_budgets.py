@@ -109,7 +109,7 @@ def outcomes(calls: Iterable[Noted], rules: Rules) -> Iterator[Outcome]:
 def _outcome(call: Noted, number: int, accounts: dict[AccountKey, Account], rules: Rules) -> Outcome:
     facts, charge = rules.facts(call), call.charge
     came = call.came if call.came is not None or charge is None else charge.usage.input_tokens
-    budget = budget_of(rules.context, facts, Wishes(budget=rules.budget), None)
+    budget = budget_of(rules.context, facts, Wishes(budget=rules.budget))
     if charge is None:
         return Outcome(call, number, came, budget)
     claims, now = claims_of(rules.budgets, _charged(call, rules.keys)), Moment(call.at, call.at)

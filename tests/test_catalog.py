@@ -54,10 +54,29 @@ def catalog(**own: Facts) -> Catalog:
 
 def test_the_table_gives_limits_and_the_price_and_is_named_as_their_source() -> None:
     found = catalog().facts(Route("openai", "gpt-5"))
-    assert (found.window, found.output, found.tokenizer) == (272_000, 128_000, None)
+    assert (found.window, found.input, found.output, found.tokenizer) == (400_000, 272_000, 128_000, None)
     assert found.price is not None
     assert cost(Usage.of(1_000_000, 0), found.price) == Decimal("1.25")
-    assert found.sources == dict.fromkeys(("window", "output", "price", "reasoning"), "litellm")
+    assert found.sources == dict.fromkeys(("window", "input", "output", "price", "reasoning"), "litellm")
+
+
+@pytest.mark.parametrize(
+    ("most", "output", "window", "limit"),
+    [
+        (272_000, 128_000, 400_000, 272_000),
+        (922_000, 128_000, 1_050_000, 922_000),
+        (111_616, 16_384, 128_000, 111_616),
+        (1_050_000, 128_000, 1_050_000, None),
+        (1_048_576, 65_536, 1_048_576, None),
+        (200_000, 64_000, 200_000, None),
+    ],
+)
+def test_an_input_that_is_limited_for_itself_is_told_from_a_window(
+    most: int, output: int, window: int, limit: int | None
+) -> None:
+    entry = raw(f'{{"litellm_provider": "openai", "max_input_tokens": {most}, "max_output_tokens": {output}}}')
+    found = Catalog({}, {"m": entry}).facts(Route("openai", "m"))
+    assert (found.window, found.input, found.output) == (window, limit, output)
 
 
 def test_a_price_does_not_pass_through_binary_fractions() -> None:
@@ -68,7 +87,7 @@ def test_a_price_does_not_pass_through_binary_fractions() -> None:
 
 def test_a_model_of_the_same_name_at_another_provider_has_its_limits_but_not_its_price() -> None:
     found = catalog().facts(Route("elsewhere", "gpt-5"))
-    assert (found.window, found.price) == (272_000, None)
+    assert (found.window, found.input, found.price) == (400_000, 272_000, None)
 
 
 def test_an_entry_under_the_providers_name_is_preferred() -> None:
@@ -102,6 +121,7 @@ def test_facts_come_one_by_one_from_the_first_that_names_them() -> None:
     assert (found.window, found.output, found.tokenizer) == (10, 20, "o200k")
     assert found.sources == {
         "window": "models: match gpt-*",
+        "input": "litellm",
         "output": "models.yaml",
         "tokenizer": "models.yaml",
         "price": "litellm",
@@ -121,6 +141,7 @@ def test_a_configured_row_is_read_with_its_price() -> None:
     searching = facts_of(Facts(price=PriceRow(input=Decimal(1), output=Decimal(2), search=Decimal("0.01")))).price
     assert searching is not None
     assert searching.search == Decimal("0.01")
+    assert facts_of(Facts(window=9, input=5, output=4)) == ModelFacts(window=9, input=5, output=4)
     assert facts_of(Facts()) == ModelFacts()
 
 

@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, quoted, stop
 
-_NUMBERS = ("window", "output", "in $/M", "out $/M", "cached $/M")
+_NUMBERS = ("window", "input", "output", "in $/M", "out $/M", "cached $/M")
 
 
 def models(
@@ -19,7 +19,7 @@ def models(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
+    """Provider, window, limits of input and output, prices and tokenizer of models, and which file each came from."""
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import is_pattern
     from gateway.counters.registry import Counters
@@ -52,7 +52,7 @@ def models(
         print_json(rows[:limit])
         return
     print_table(
-        ("model", "provider", "window", "output", "in $/M", "out $/M", "cached $/M", "tokenizer", "from"),
+        ("model", "provider", "window", "input", "output", "in $/M", "out $/M", "cached $/M", "tokenizer", "from"),
         [_row(row) for row in rows[:limit]],
         right=_NUMBERS,
     )
@@ -66,6 +66,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         row["model"],
         row["provider"],
         f"{row['window']:,}" if row["window"] else "?",
+        f"{row['input']:,}" if row["input"] else "",
         f"{row['output']:,}" if row["output"] else "?",
         price.get("input") or "?",
         price.get("output") or "?",

@@ -27,7 +27,12 @@ class PriceRow(Section):
 class Facts(Section):
     """What is known of a model."""
 
-    window: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Context window in tokens.")
+    window: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Context window in tokens, of input and answer together."
+    )
+    input: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Most input tokens of one call, where the window has room for more."
+    )
     output: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Most output tokens of one call.")
     tokenizer: str | None = Field(None, description="Name of its tokenizer.")
     price: PriceRow | None = Field(None, description="USD per million tokens, and for each web search.")

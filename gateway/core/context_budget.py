@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import Final, Literal
+from dataclasses import field, replace
+from typing import Final, Literal, NamedTuple
 
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.routing import ModelFacts, Route
@@ -23,6 +23,13 @@ _UNKNOWN_WINDOW: Final = 32_000
 _SURE_SHARE: Final = 0.9
 
 
+class LengthLimit(NamedTuple):
+    """How long a call may be, in tokens, as a provider named it in a refusal; `of_input`: without its answer."""
+
+    tokens: int
+    of_input: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class SummaryModel:
     """Who makes summaries. `name`: as configured; `max_tokens`: of each."""
@@ -35,7 +42,8 @@ class SummaryModel:
     @property
     def room(self) -> int:
         """Tokens it can be asked with."""
-        return int(((self.facts.window or _UNKNOWN_WINDOW) - self.max_tokens) * _SURE_SHARE)
+        room = (self.facts.window or _UNKNOWN_WINDOW) - self.max_tokens
+        return int(min(room, self.facts.input or room) * _SURE_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +84,24 @@ class Wishes:
 NO_WISHES: Final = Wishes()
 
 
-def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
-    """The window of a model: as it is configured or listed, or less where its provider has said so."""
-    return least(facts.window, learned_window)
+def within(facts: ModelFacts, said: LengthLimit | None) -> ModelFacts:
+    """A model with its limits as they are configured or listed, or lower where its provider has said so."""
+    if said is None:
+        return facts
+    if said.of_input:
+        return replace(facts, input=min(said.tokens, facts.input or said.tokens))
+    return replace(facts, window=min(said.tokens, facts.window or said.tokens))
 
 
-def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
+def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes) -> int | None:
     """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
 
     A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
-    the call's own output limit, else a tenth of the window up to 4,096.
+    the call's own output limit, else a tenth of the window up to 4,096. Of a limit of the input nothing is.
     """
-    window = window_of(facts, learned_window)
+    window = facts.window
     room = max(1, window - _reserve(policy, facts, wishes, window)) if window is not None else None
-    return least(policy.budget, wishes.budget, room)
+    return least(policy.budget, wishes.budget, facts.input, room)
 
 
 def least(*limits: int | None) -> int | None:

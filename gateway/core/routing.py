@@ -38,11 +38,13 @@ def is_of_provider(match: str, providers: Collection[str]) -> bool:
 class ModelFacts:
     """What is known of a model; None where nobody says.
 
-    `window`: tokens of input and answer together; `output`: of an answer. `reasoning`: it may think before it answers,
-    which is billed and may not be shown. `sources`: fact -> where it was read.
+    `window`: tokens of input and answer together; `input`: of input alone, where that is limited for itself; `output`:
+    of an answer. `reasoning`: it may think before it answers, which is billed and may not be shown. `sources`: fact ->
+    where it was read.
     """
 
     window: int | None = None
+    input: int | None = None
     output: int | None = None
     tokenizer: str | None = None
     price: Price | None = None

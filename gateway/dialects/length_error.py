@@ -23,13 +23,14 @@ from gateway.dialects.reported import count
 class LengthError:
     """What the provider said of the length it refuses, in tokens; None for what it did not say.
 
-    `limit`: what the model takes, of input or in all (few providers say which). `asked`: the input as the provider
-    counted it. `output`: what was reserved for the answer.
+    `limit`: what the model takes, in all or of input (few providers say which; `of_input`: this one said so). `asked`:
+    the input as the provider counted it. `output`: what was reserved for the answer.
     """
 
     limit: int | None = None
     asked: int | None = None
     output: int | None = None
+    of_input: bool = False
 
 
 #: Bytes of a body that are looked at.
@@ -55,7 +56,10 @@ _NUMBER: Final = r"\d[\d,]{0,14}"
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
-    """What matches `sentence`, where `{limit}` and its like stand for numbers, and `{n}` for one that says nothing."""
+    """What matches `sentence`, where `{limit}` and its like stand for numbers, and `{n}` for one that says nothing.
+
+    `{input}` is a limit of the input alone.
+    """
     literals = re.split(r"\{(\w+)\}", sentence)
     for index in range(1, len(literals), 2):
         name = literals[index]
@@ -120,14 +124,15 @@ _FOLLOWING: Final = (
 _PART: Final = re.compile(rf"({_NUMBER}) (?:in|of|for) ([a-z ]{{1,40}})", _FLAGS)
 
 #: Every other sentence, the longer of two before the shorter. Where a number is an `{n}`, it is one of characters, a
-#: bound, or a sum with an unknown part for the answer.
+#: bound, or a sum with an unknown part for the answer. `{input}` stands where the provider is known to have a limit of
+#: the input beside the window; elsewhere, and in doubt, the answer is taken to need room in the limit too.
 _SENTENCES: Final = tuple(
     map(
         _pattern,
         (
             # OpenAI, Azure
-            "Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in {asked} tokens",
-            "Input tokens exceed the configured limit of {limit} tokens",
+            "Input tokens exceed the configured limit of {input} tokens. Your messages resulted in {asked} tokens",
+            "Input tokens exceed the configured limit of {input} tokens",
             "Your input exceeds the context window of this model",
             "This model's maximum context length has been exceeded",
             # Anthropic, also at Bedrock and Vertex
@@ -136,10 +141,10 @@ _SENTENCES: Final = tuple(
             "input length and max_tokens exceed context limit: {asked} + {output} > {limit}",
             "Prompt is too long",
             # Gemini, Vertex
-            "The input token count ({asked}) exceeds the maximum number of tokens allowed ({limit})",
-            "The input token count exceeds the maximum number of tokens allowed ({limit})",
+            "The input token count ({asked}) exceeds the maximum number of tokens allowed ({input})",
+            "The input token count exceeds the maximum number of tokens allowed ({input})",
             "The input token count exceeds the maximum number of tokens allowed",
-            "Unable to submit request because the input token count is {asked} but model only supports up to {limit}",
+            "Unable to submit request because the input token count is {asked} but model only supports up to {input}",
             # Bedrock
             "Input is too long for requested model",
             "Input Tokens Exceeded: Number of input tokens exceeds maximum length",
@@ -182,7 +187,7 @@ _SENTENCES: Final = tuple(
                 "`inputs` tokens + `max_new_tokens` must be <= {limit}. "
                 "Given: {asked} `inputs` tokens and {output} `max_new_tokens`"
             ),
-            "`inputs` must have less than {limit} tokens. Given: {asked}",
+            "`inputs` must have less than {input} tokens. Given: {asked}",
             # vLLM; it stops to count at one too many
             (
                 "You passed {n} input tokens and requested {output} output tokens. "
@@ -215,10 +220,10 @@ _SENTENCES: Final = tuple(
             "Prompt exceeds maximum context length",
             "Prompt has {asked} tokens, but the configured context size is {limit} tokens",
             # GitHub Copilot, Moonshot, Z.ai, Qwen at DashScope, MiniMax, Doubao, AI21
-            "prompt token count of {asked} exceeds the limit of {limit}",
+            "prompt token count of {asked} exceeds the limit of {input}",
             "Your request exceeded model token limit: {limit} (requested: {n})",
             "Prompt exceeds max length",
-            "Range of input length should be [1, {limit}]",
+            "Range of input length should be [1, {input}]",
             "context window exceeds limit",
             "Total tokens of image and text exceed max message tokens",
             "The total length of all messages is too long",
@@ -342,10 +347,11 @@ def _first(patterns: Iterable[re.Pattern[str]], text: str, start: int = 0) -> re
 
 
 def _from_groups(said: Mapping[str, str | None]) -> LengthError:
-    limit, asked, over = (_number(said.get(name)) for name in ("limit", "asked", "over"))
+    most = _number(said.get("input"))
+    limit, asked, over = most or _number(said.get("limit")), _number(said.get("asked")), _number(said.get("over"))
     if limit is not None and over is not None:
         asked = limit + over
-    return LengthError(limit or None, asked, _number(said.get("output")))
+    return LengthError(limit or None, asked, _number(said.get("output")), of_input=bool(most))
 
 
 def _number(digits: str | None) -> int | None:

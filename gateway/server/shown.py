@@ -173,6 +173,7 @@ def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
         "provider": route.provider,
         "name": route.model,
         "window": facts.window,
+        "input": facts.input,
         "output": facts.output,
         "tokenizer": facts.tokenizer,
         "price": price,

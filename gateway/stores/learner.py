@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.core.allowance import Allowance
+from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import KEPT, Residual, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Observer, Store
@@ -33,26 +34,26 @@ _WRITE_AFTER_S: Final = 1.0
 _OFFSETS: Final = "offsets\n"
 _SURPRISES: Final = "surprises\n"
 _FRAMES: Final = "frames\n"
-_WINDOW: Final = "window\n"
-#: Seconds for which a window is believed. Not for ever: while it is, nothing longer is sent that could refute it.
-_WINDOW_S: Final = 3600.0
-#: Seconds after which the store is asked again for a window, which another worker may have been told by now. Numbers
+_LIMIT: Final = "window\n"
+#: Seconds for which a limit is believed. Not for ever: while it is, nothing longer is sent that could refute it.
+_LIMIT_S: Final = 3600.0
+#: Seconds after which the store is asked again for a limit, which another worker may have been told by now. Numbers
 #: need no such question: each write brings back those of all workers.
-_WINDOW_FRESH_S: Final = 30.0
+_LIMIT_FRESH_S: Final = 30.0
 #: seconds for which a store that was away is not asked again for the same key
 _AWAY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
-    """The window that a provider named for a model, and when (Unix seconds); 0 tokens: a longer call was answered."""
+class _Said:
+    """What a provider named for a model, and when (Unix seconds); 0 tokens: a longer call was answered."""
 
-    tokens: int
+    limit: LengthLimit
     at: float
 
 
 #: what is kept of one key
-Known = tuple[Residual, ...] | _Window | None
+Known = tuple[Residual, ...] | _Said | None
 
 
 class _Kept(NamedTuple):
@@ -77,7 +78,7 @@ class Taught(NamedTuple):
 
 
 class Learner(Observer):
-    """Offsets of estimates by calibration key, and windows by model. `now`: Unix seconds, the same for all workers."""
+    """Offsets of estimates by calibration key, and limits by model. `now`: Unix seconds, the same for all workers."""
 
     def __init__(
         self, store: Store, write_after_s: float = _WRITE_AFTER_S, now: Callable[[], float] = time.time
@@ -87,7 +88,7 @@ class Learner(Observer):
         self._now = now
         self._kept: dict[str, _Kept] = {}
         self._new_numbers: dict[str, list[Residual]] = {}
-        self._new_windows: dict[str, _Window] = {}
+        self._new_limits: dict[str, _Said] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def taught(self, key: str) -> Taught:
@@ -100,15 +101,15 @@ class Learner(Observer):
             found.append((*numbers, *new)[-KEPT:] if new else numbers)
         return Taught(*found)
 
-    async def window(self, provider: str, model: str) -> int | None:
-        """The window that the provider itself named when it refused a request; None where it did not lately."""
+    async def limit(self, provider: str, model: str) -> LengthLimit | None:
+        """What the provider itself named when it refused a request for its length; None where it did not lately."""
         name = f"{provider}\n{model}"
-        said: Known = self._new_windows.get(name)
+        said: Known = self._new_limits.get(name)
         if said is None:
-            said = await self._look_up(_WINDOW + name, _WINDOW_FRESH_S)
-        if not isinstance(said, _Window) or abs(self._now() - said.at) >= _WINDOW_S:
+            said = await self._look_up(_LIMIT + name, _LIMIT_FRESH_S)
+        if not isinstance(said, _Said) or abs(self._now() - said.at) >= _LIMIT_S:
             return None
-        return said.tokens or None
+        return said.limit if said.limit.tokens else None
 
     async def _look_up(self, key: str, fresh_s: float = math.inf) -> Known:
         """From memory, else from the store; while that is away, what was known before."""
@@ -142,12 +143,12 @@ class Learner(Observer):
             self._add(_SURPRISES + last.key, Residual(surprise, context.estimate))
 
     def _refute(self, provider: str, model: str, tokens: int) -> None:
-        """Forget a window that is smaller than the input of a call that was answered."""
+        """Forget a limit that is smaller than the input of a call that was answered."""
         name = f"{provider}\n{model}"
-        kept = self._kept.get(_WINDOW + name)
-        known = self._new_windows.get(name) or (kept.known if kept is not None else None)
-        if isinstance(known, _Window) and 0 < known.tokens < tokens:
-            self.report_window(provider, model, 0)
+        kept = self._kept.get(_LIMIT + name)
+        known = self._new_limits.get(name) or (kept.known if kept is not None else None)
+        if isinstance(known, _Said) and 0 < known.limit.tokens < tokens:
+            self.report_limit(provider, model, LengthLimit(0))
 
     def report(self, key: str, residual: Residual) -> None:
         """Note one more residual under a calibration key."""
@@ -158,10 +159,10 @@ class Learner(Observer):
             self._new_numbers[key] = [*self._new_numbers.get(key, ()), number][-KEPT:]
             self._write_soon()
 
-    def report_window(self, provider: str, model: str, window: int) -> None:
-        """Note the window (tokens) that a provider named; 0 forgets it."""
-        if len(self._new_windows) < _MOST_KEYS:
-            self._new_windows[f"{provider}\n{model}"] = _Window(window, self._now())
+    def report_limit(self, provider: str, model: str, limit: LengthLimit) -> None:
+        """Note the limit that a provider named; one of 0 tokens forgets it."""
+        if len(self._new_limits) < _MOST_KEYS:
+            self._new_limits[f"{provider}\n{model}"] = _Said(limit, self._now())
             self._write_soon()
 
     def _write_soon(self) -> None:
@@ -174,34 +175,34 @@ class Learner(Observer):
 
     async def _write(self) -> None:
         """Offer what is new; what the store does not take now is offered with the next lessons."""
-        numbers, windows = self._new_numbers, self._new_windows
+        numbers, limits = self._new_numbers, self._new_limits
         lessons: dict[str, Lesson] = {key: _one_more(new) for key, new in numbers.items()}
-        lessons |= {_WINDOW + name: _said(window) for name, window in windows.items()}
+        lessons |= {_LIMIT + name: _lesson(said) for name, said in limits.items()}
         if not lessons:
             return
-        self._new_numbers, self._new_windows = {}, {}
+        self._new_numbers, self._new_limits = {}, {}
         names = list(lessons)
         for start in range(0, len(names), _SLICE):
             try:
                 now = await self._store.learn({name: lessons[name] for name in names[start : start + _SLICE]})
             except StoreUnavailable:
                 # What was written before must not be taught twice.
-                self._put_back(names[start:], numbers, windows)
+                self._put_back(names[start:], numbers, limits)
                 return
             for key, value in now.items():
-                fresh_s = _WINDOW_FRESH_S if key.startswith(_WINDOW) else math.inf
+                fresh_s = _LIMIT_FRESH_S if key.startswith(_LIMIT) else math.inf
                 self._keep(key, _known_from(value), fresh_s)
 
     def _put_back(
-        self, names: Sequence[str], numbers: Mapping[str, list[Residual]], windows: Mapping[str, _Window]
+        self, names: Sequence[str], numbers: Mapping[str, list[Residual]], limits: Mapping[str, _Said]
     ) -> None:
         """Offer lessons again, before those that are newer."""
         for name in names:
             if name in numbers:
                 self._new_numbers[name] = [*numbers[name], *self._new_numbers.get(name, ())][-KEPT:]
             else:
-                model = name.removeprefix(_WINDOW)
-                self._new_windows.setdefault(model, windows[model])
+                model = name.removeprefix(_LIMIT)
+                self._new_limits.setdefault(model, limits[model])
 
     async def aclose(self) -> None:
         """Write what is new, once."""
@@ -219,8 +220,9 @@ def _one_more(new: list[Residual]) -> Lesson:
     return lesson
 
 
-def _said(window: _Window) -> Lesson:
-    return lambda _: msgspec.json.encode({"window": window.tokens, "at": window.at})
+def _lesson(said: _Said) -> Lesson:
+    tokens, of_input = said.limit
+    return lambda _: msgspec.json.encode({"window": tokens, "of_input": of_input, "at": said.at})
 
 
 def _decode(value: bytes | None) -> object:
@@ -232,14 +234,17 @@ def _decode(value: bytes | None) -> object:
 
 
 def _known_from(value: bytes | None) -> Known:
-    """Numbers, or a window; None for nothing, and for what is none of ours."""
+    """Numbers, or a limit; None for nothing, and for what is none of ours."""
     found = _decode(value)
     if isinstance(found, list):
         return residuals_from(found)
     if isinstance(found, dict):
-        return _window_from(found.get("window"), found.get("at"))
+        return _said_from(found)
     return None
 
 
-def _window_from(tokens: object, at: object) -> _Window | None:
-    return _Window(tokens, at) if type(tokens) is int and tokens > 0 and isinstance(at, (int, float)) else None
+def _said_from(found: Mapping[str, object]) -> _Said | None:
+    tokens, at = found.get("window"), found.get("at")
+    if type(tokens) is not int or tokens <= 0 or not isinstance(at, (int, float)):
+        return None
+    return _Said(LengthLimit(tokens, found.get("of_input") is True), at)

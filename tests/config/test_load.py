@@ -196,6 +196,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("telemetry: {log: {levl: debug}}", "telemetry.log.levl: there is no such key (did you mean level?)"),
         ("providers: {openai: {kye: a}}", "providers.openai.kye: there is no such key (did you mean key?)"),
         ("providers: {openai: {timeout_s: {conect: 1}}}", "providers.openai.timeout_s.conect: there is no such key (did you mean connect?)"),
+        ("models: [{match: a, provider: openai, input: 0}]",
+         "models[0].input: input should be greater than or equal to 1"),
         ("models: [{match: a, provider: openai, windw: 1}]", "models[0].windw: there is no such key (did you mean window?)"),
         ("server: {port: 99999}", "server.port: input should be less than or equal to 65535"),
         ("server: {port: -1}", "server.port: input should be greater than or equal to 0"),
@@ -891,12 +893,13 @@ def test_the_table_of_model_facts_is_read_and_its_problems_are_named(tmp_path: P
     assert set(found) == {"a", "1"}
     assert found["a"].price is not None
     assert found["a"].price.input == Decimal("0.15")
-    file.write_text("a: {windw: 5}\nb: {window: 0}")
+    file.write_text("a: {windw: 5}\nb: {window: 0, input: 0}")
     with pytest.raises(ConfigError) as caught:
         model_facts(file)
     assert [problem.partition(":")[2].strip().partition(":")[0] for problem in caught.value.problems] == [
         "a.windw",
         "b.window",
+        "b.input",
     ]
 
 

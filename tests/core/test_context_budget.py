@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.context_budget import ContextPolicy, SummaryModel, Wishes, budget_of
+from gateway.core.context_budget import ContextPolicy, LengthLimit, SummaryModel, Wishes, budget_of, within
 from gateway.core.routing import ModelFacts, Route
 
 
@@ -24,18 +24,33 @@ from gateway.core.routing import ModelFacts, Route
         ({"budget": 9_000}, {"window": 8_000}, {}, None, 7_200),
         ({"budget": 3_000}, {}, {"budget": 2_000}, None, 2_000),
         ({"budget": 3_000}, {}, {"budget": 4_000}, None, 3_000),
-        ({}, {}, {}, 4_000, 3_600),
-        ({}, {"window": 8_000}, {}, 4_000, 3_600),
-        ({}, {"window": 4_000}, {}, 8_000, 3_600),
+        ({}, {}, {}, LengthLimit(4_000), 3_600),
+        ({}, {"window": 8_000}, {}, LengthLimit(4_000), 3_600),
+        ({}, {"window": 4_000}, {}, LengthLimit(8_000), 3_600),
+        ({}, {"window": 400_000, "input": 272_000, "output": 128_000}, {"output": 128_000}, None, 272_000),
+        ({}, {"window": 400_000, "input": 272_000}, {}, None, 272_000),
+        ({}, {"window": 400_000, "input": 272_000}, {"output": 190_000}, None, 210_000),
+        ({"reserve_tokens": 200_000}, {"window": 400_000, "input": 272_000}, {}, None, 200_000),
+        ({"budget": 9_000}, {"input": 8_000}, {}, None, 8_000),
+        ({}, {"input": 8_000}, {"output": 4_000}, LengthLimit(6_000, of_input=True), 6_000),
+        ({}, {"input": 8_000}, {}, LengthLimit(9_000, of_input=True), 8_000),
+        ({}, {"window": 8_000}, {"output": 3_000}, LengthLimit(6_000, of_input=True), 5_000),
+        ({}, {"window": 8_000, "input": 3_500}, {"output": 3_000}, LengthLimit(6_000), 3_000),
     ],
 )
 def test_the_budget_is_the_smallest_of_what_limits_a_call(
-    policy: dict[str, Any], facts: dict[str, Any], wishes: dict[str, Any], learned: int | None, budget: int | None
+    policy: dict[str, Any],
+    facts: dict[str, Any],
+    wishes: dict[str, Any],
+    learned: LengthLimit | None,
+    budget: int | None,
 ) -> None:
-    assert budget_of(ContextPolicy(**policy), ModelFacts(**facts), Wishes(**wishes), learned) == budget
+    assert budget_of(ContextPolicy(**policy), within(ModelFacts(**facts), learned), Wishes(**wishes)) == budget
 
 
 def test_a_summary_is_asked_for_with_what_its_answer_leaves_of_the_window() -> None:
     route = Route("p", "m")
     known, unknown = (SummaryModel("s", route, ModelFacts(window=window), 1_000) for window in (11_000, None))
     assert (known.room, unknown.room) == (9_000, 27_900)
+    limited = SummaryModel("s", route, ModelFacts(window=11_000, input=5_000), 1_000)
+    assert limited.room == 4_500

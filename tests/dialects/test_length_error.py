@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Final
 
 import pytest
 
@@ -35,8 +36,11 @@ def read(body: object, status: int = 400) -> LengthError | None:
     return length_error(status, data)
 
 
+#: a limit, what was asked for, an answer, and whether the limit is of the input alone
+Numbers = tuple[int | None, int | None, int | None] | tuple[int, int | None, int | None, bool]
+OF_INPUT: Final = True
 # fmt: off
-REFUSALS: list[tuple[str, int, object, tuple[int | None, int | None, int | None]]] = [
+REFUSALS: list[tuple[str, int, object, Numbers]] = [
     # --- OpenAI and Azure
     ("dimagi/open-chat-studio#463", 400, openai(
         "This model's maximum context length is 8192 tokens. However, your messages resulted in 8202 tokens. "
@@ -61,9 +65,9 @@ REFUSALS: list[tuple[str, int, object, tuple[int | None, int | None, int | None]
         "0 for the completion). Please reduce your prompt; or completion length."), (8192, 8977, 0)),
     ("cline/cline#5474", 400, openai(
         "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 289650 tokens. Please "
-        "reduce the length of the messages.", "context_length_exceeded"), (272000, 289650, None)),
+        "reduce the length of the messages.", "context_length_exceeded"), (272000, 289650, None, OF_INPUT)),
     ("BerriAI/litellm#18927", 400, openai("Input tokens exceed the configured limit of 272000 tokens."),
-     (272000, None, None)),
+     (272000, None, None, OF_INPUT)),
     ("VectorlyApp/bluebox#66, responses", 400, openai(
         "Your input exceeds the context window of this model. Please adjust your input and try again.",
         "context_length_exceeded"), (None, None, None)),
@@ -90,19 +94,19 @@ REFUSALS: list[tuple[str, int, object, tuple[int | None, int | None, int | None]
     ("google-gemini/gemini-cli#4692", 400, [{"error": {
         "code": 400, "status": "INVALID_ARGUMENT",
         "message": "The input token count (2845475) exceeds the maximum number of tokens allowed (1048576)."}}],
-     (1048576, 2845475, None)),
+     (1048576, 2845475, None, OF_INPUT)),
     ("BerriAI/litellm#18282", 400, {"error": {
         "code": 400, "status": "INVALID_ARGUMENT",
         "message": "The input token count exceeds the maximum number of tokens allowed (1048576)."}},
-     (1048576, None, None)),
+     (1048576, None, None, OF_INPUT)),
     ("google-gemini/gemini-cli#4231, an error in a message", 400, {"error": {
         "message": '{\n  "error": {\n    "code": 400,\n    "message": "The input token count (3475108) exceeds the maximum '
                    'number of tokens allowed (1048576).",\n    "status": "INVALID_ARGUMENT"\n  }\n}\n',
-        "code": 400, "status": "Bad Request"}}, (1048576, 3475108, None)),
+        "code": 400, "status": "Bad Request"}}, (1048576, 3475108, None, OF_INPUT)),
     ("google-gemini/gemini-cli#19727, Vertex AI", 400, {"error": {
         "code": 400, "status": "INVALID_ARGUMENT",
         "message": "Unable to submit request because the input token count is 1251952 but model only supports up to "
-                   "1048576. Reduce the input token count and try again."}}, (1048576, 1251952, None)),
+                   "1048576. Reduce the input token count and try again."}}, (1048576, 1251952, None, OF_INPUT)),
     # --- Bedrock
     ("aws-samples/bedrock-chat#95", 400, {"message": "Input is too long for requested model."}, (None, None, None)),
     ("aws-samples/bedrock-chat#95, streamed", 400, {
@@ -188,17 +192,17 @@ REFUSALS: list[tuple[str, int, object, tuple[int | None, int | None, int | None]
         "The prompt is too long: 1000008, model maximum context length: 131071"), (131071, 1000008, None)),
     ("microsoft/vscode#289219, GitHub Copilot", 400, {"error": {
         "message": "prompt token count of 1236658 exceeds the limit of 128000",
-        "code": "model_max_prompt_tokens_exceeded"}}, (128000, 1236658, None)),
+        "code": "model_max_prompt_tokens_exceeded"}}, (128000, 1236658, None, OF_INPUT)),
     ("MoonshotAI/kimi-cli#2011", 400, {"error": {
         "message": "Invalid request: Your request exceeded model token limit: 262144 (requested: 269030)",
         "type": "invalid_request_error"}}, (262144, None, None)),
     ("QwenLM/qwen-code#98, DashScope", 400, {
         "error": {"code": "invalid_parameter_error", "param": None, "type": "invalid_request_error",
                   "message": "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 204800]"},
-        "request_id": "81a373d6"}, (204800, None, None)),
+        "request_id": "81a373d6"}, (204800, None, None, OF_INPUT)),
     ("LLM-Red-Team/qwen-free-api#23, DashScope's own API", 400, {
         "code": "InvalidParameter", "message": "Range of input length should be [1, 6000]", "request_id": "x"},
-     (6000, None, None)),
+     (6000, None, None, OF_INPUT)),
     ("NousResearch/hermes-agent#14743, MiniMax: the number is a code", 400, {
         "type": "error", "error": {"type": "bad_request_error", "http_code": "400",
                                    "message": "invalid params, context window exceeds limit (2013)"}},
@@ -315,7 +319,7 @@ REFUSALS: list[tuple[str, int, object, tuple[int | None, int | None, int | None]
                  "tokens and 1024 `max_new_tokens`", "error_type": "validation"}, (65537, 79993, 1024)),
     ("huggingface/text-generation-inference#937", 422, {
         "error": "Input validation error: `inputs` must have less than 1024 tokens. Given: 1872",
-        "error_type": "validation"}, (1024, 1872, None)),
+        "error_type": "validation"}, (1024, 1872, None, OF_INPUT)),
     # --- LiteLLM's proxy
     ("BrokkAi/brokk-app#540: bytes as Python prints them", 400, openai(
         'litellm.BadRequestError: AnthropicException - b\'{"type":"error","error":{"type":"invalid_request_error",'
@@ -345,7 +349,7 @@ REFUSALS: list[tuple[str, int, object, tuple[int | None, int | None, int | None]
 
 @pytest.mark.parametrize(("source", "status", "body", "numbers"), REFUSALS, ids=[row[0] for row in REFUSALS])
 def test_reads_what_a_provider_says_of_the_length_it_refuses(
-    source: str, status: int, body: object, numbers: tuple[int | None, int | None, int | None]
+    source: str, status: int, body: object, numbers: Numbers
 ) -> None:
     assert read(body, status) == LengthError(*numbers)
 

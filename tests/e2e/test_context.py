@@ -270,6 +270,35 @@ def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_th
     assert len(mock.calls) == 3
 
 
+def test_an_answer_is_not_taken_off_what_only_limits_the_input(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    models = [{"match": "m", "provider": "upstream", "window": 20_000, "input": 12_000, "output": 6_000}]
+    gateway = gateway_server(mock_server.url, models=models)
+    body = {"model": "m", "messages": agent(18), "max_tokens": 6_000}
+    reply = gateway.web.post(CHAT, body)
+    assert reply.header("x-context-trimmed") == "none"
+    assert numbers(reply)[0] > 8_000
+    assert reply.header("x-context-budget-tokens") == "12000"
+    [model] = gateway.web.get("/api/models?q=m").json["models"]
+    assert (model["window"], model["input"], model["output"]) == (20_000, 12_000, 6_000)
+
+
+def test_a_refusal_that_names_the_most_input_teaches_that_and_no_window(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    items = [
+        {"role": "user", "content": "Sum up: " + "one two three " * 200},
+        *({"role": r, "content": f"{i} " * 400} for i in range(12) for r in ("assistant", "user")),
+    ]
+    body = {"model": "m", "input": items, "max_output_tokens": 3_000}
+    reply = gateway.web.post("/v1/responses", body, {"x-session-id": "s", "x-mock": "window=4000"})
+    assert (reply.status, reply.header("x-context-budget-tokens")) == (200, "4000")
+    again = gateway.web.post("/v1/responses", body, {"x-session-id": "t"})
+    assert again.header("x-context-budget-tokens") == "4000", "nothing is taken off for the answer"
+
+
 def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_said(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

@@ -38,7 +38,7 @@ def test_an_input_over_the_window_is_refused_and_costs_nothing(
     assert provider.billed().input_tokens == 10
     refusal = send(web, path, "window=9", stream=stream)
     assert refusal.status == 400
-    assert length_error(400, refusal.body) == LengthError(9, 10)
+    assert length_error(400, refusal.body) == LengthError(9, 10, of_input=path == "/v1/responses")
     assert (provider.billed().calls, provider.calls[-1].status, provider.calls[-1].billed) == (1, 400, None)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import KEPT, LastTurn, Residual
 from gateway.core.errors import StoreUnavailable
 from gateway.core.record import CallRecord, ContextRecord
@@ -67,12 +68,12 @@ async def test_what_was_learned_survives_the_worker() -> None:
     store = MemoryStore()
     first = Learner(store)
     first.report("k", off(5))
-    first.report_window("openai", "m", 8192)
+    first.report_limit("openai", "m", LengthLimit(8192))
     await settled(first)
     second = Learner(store)
     assert (await second.taught("k")).offsets == (off(5),)
-    assert await second.window("openai", "m") == 8192
-    assert await second.window("openai", "n") is None
+    assert await second.limit("openai", "m") == LengthLimit(8192)
+    assert await second.limit("openai", "n") is None
 
 
 async def test_two_workers_add_to_one_key() -> None:
@@ -111,11 +112,11 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     learner = Learner(store, write_after_s=0.01)
     assert (await learner.taught("k")).offsets == ()
     learner.report("k", off(3))
-    learner.report_window("p", "m", 100)
+    learner.report_limit("p", "m", LengthLimit(100))
     before = store.asked
     await eventually(lambda: store.asked > before)
     assert (await learner.taught("k")).offsets == (off(3),)
-    assert await learner.window("p", "m") == 100
+    assert await learner.limit("p", "m") == LengthLimit(100)
     store.away = False
     await settled(learner)
     assert (await Learner(store).taught("k")).offsets == (off(3),)
@@ -127,62 +128,73 @@ async def test_of_a_write_that_fails_midway_only_the_rest_is_offered_again() -> 
     keys = [f"k{number}" for number in range(600)]
     for key in keys:
         learner.report(key, off(3))
-    learner.report_window("p", "m", 100)
+    learner.report_limit("p", "m", LengthLimit(100))
     await settled(learner)
     assert (await learner.taught(keys[0])).offsets == (off(3),)
     store.writes = -10
     await settled(learner)
     known = Learner(store)
     assert [(await known.taught(key)).offsets for key in keys] == [(off(3),)] * len(keys)
-    assert await known.window("p", "m") == 100
+    assert await known.limit("p", "m") == LengthLimit(100)
 
 
 async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None:
     store = MemoryStore()
     learner = Learner(store)
-    learner.report_window("p", "m", 2_000)
+    learner.report_limit("p", "m", LengthLimit(2_000))
     learner.record(answered(2_000), None)
-    assert await learner.window("p", "m") == 2_000
+    assert await learner.limit("p", "m") == LengthLimit(2_000)
     learner.record(answered(2_001), None)
-    assert await learner.window("p", "m") is None
+    assert await learner.limit("p", "m") is None
     await settled(learner)
-    assert await Learner(store).window("p", "m") is None
+    assert await Learner(store).limit("p", "m") is None
+
+
+async def test_a_limit_of_the_input_is_learned_as_such_and_kept_for_other_workers() -> None:
+    store, limit = MemoryStore(), LengthLimit(272_000, of_input=True)
+    learner = Learner(store)
+    learner.report_limit("p", "m", limit)
+    assert await learner.limit("p", "m") == limit
+    await settled(learner)
+    assert await Learner(store).limit("p", "m") == limit
 
 
 async def test_a_window_is_not_forgotten_for_what_the_passes_of_one_call_come_to() -> None:
     learner = Learner(MemoryStore())
-    learner.report_window("p", "m", 2_000)
+    learner.report_limit("p", "m", LengthLimit(2_000))
     learner.record(replace(answered(2_900), context=replace(weighed(1_500, 1, None), beyond=1_400)), None)
-    assert await learner.window("p", "m") == 2_000
+    assert await learner.limit("p", "m") == LengthLimit(2_000)
     assert (await learner.taught("k")).offsets == (Residual(0, 1_500),)
 
 
 async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
     store, clock = MemoryStore(), [1e9]
     first = Learner(store, now=lambda: clock[0])
-    first.report_window("p", "m", 2_000)
+    first.report_limit("p", "m", LengthLimit(2_000))
     await settled(first)
     clock[0] += 3_000
     second = Learner(store, now=lambda: clock[0])
-    assert (await first.window("p", "m"), await second.window("p", "m")) == (2_000, 2_000)
+    assert (await first.limit("p", "m"), await second.limit("p", "m")) == (LengthLimit(2_000), LengthLimit(2_000))
     clock[0] += 601
-    assert (await first.window("p", "m"), await second.window("p", "m")) == (None, None)
-    assert await Learner(store, now=lambda: clock[0]).window("p", "m") is None
+    assert (await first.limit("p", "m"), await second.limit("p", "m")) == (None, None)
+    assert await Learner(store, now=lambda: clock[0]).limit("p", "m") is None
 
 
 async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minute() -> None:
     store, clock = AwayStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
-    assert await second.window("p", "m") is None
-    first.report_window("p", "m", 2_000)
+    assert await second.limit("p", "m") is None
+    first.report_limit("p", "m", LengthLimit(2_000))
     await settled(first)
     clock[0] += 60
-    assert await second.window("p", "m") == 2_000
+    assert await second.limit("p", "m") == LengthLimit(2_000)
     asked, store.away = store.asked, True
-    assert [await second.window("p", "m") for _ in range(3)] == [2_000] * 3
+    assert [await second.limit("p", "m") for _ in range(3)] == [LengthLimit(2_000)] * 3
     assert store.asked == asked, "the store is not asked on each call"
     clock[0] += 60
-    assert [await second.window("p", "m") for _ in range(3)] == [2_000] * 3, "what was known holds while it is away"
+    assert [await second.limit("p", "m") for _ in range(3)] == [LengthLimit(2_000)] * 3, (
+        "what was known holds while it is away"
+    )
     assert store.asked == asked + 1
 
 
@@ -203,9 +215,9 @@ async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
     store = AwayStore()
     store.away = True
     learner = Learner(store, now=lambda: clock[0])
-    learner.report_window("p", "m", 2_000)
+    learner.report_limit("p", "m", LengthLimit(2_000))
     clock[0] += 3_601
-    assert await learner.window("p", "m") is None
+    assert await learner.limit("p", "m") is None
     await settled(learner)
 
 
@@ -213,20 +225,20 @@ async def test_a_window_that_is_named_again_holds_from_then_on() -> None:
     store, clock = MemoryStore(), [1e9]
     learner = Learner(store, now=lambda: clock[0])
     for window in (2_000, 3_000):
-        learner.report_window("p", "m", window)
+        learner.report_limit("p", "m", LengthLimit(window))
         await settled(learner)
         clock[0] += 3_599
-        assert await learner.window("p", "m") == window
+        assert await learner.limit("p", "m") == LengthLimit(window)
     clock[0] += 1
-    assert await learner.window("p", "m") is None
+    assert await learner.limit("p", "m") is None
 
 
 async def test_a_window_of_a_clock_that_was_far_ahead_is_none() -> None:
     store = MemoryStore()
     ahead = Learner(store, now=lambda: 2e9)
-    ahead.report_window("p", "m", 2_000)
+    ahead.report_limit("p", "m", LengthLimit(2_000))
     await settled(ahead)
-    assert await Learner(store, now=lambda: 1e9).window("p", "m") is None
+    assert await Learner(store, now=lambda: 1e9).limit("p", "m") is None
 
 
 def answered(tokens: int) -> CallRecord:
@@ -277,5 +289,5 @@ async def test_a_damaged_lesson_is_none() -> None:
     await store.learn({f"window\np\n{number}": partial(leave, value) for number, value in enumerate(odd)})
     learner = Learner(store, now=lambda: 1.0)
     assert (await learner.taught("k")).offsets == ()
-    assert await learner.window("p", "m") is None
-    assert [await learner.window("p", str(number)) for number in range(len(odd))] == [None] * len(odd)
+    assert await learner.limit("p", "m") is None
+    assert [await learner.limit("p", str(number)) for number in range(len(odd))] == [None] * len(odd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import Corrected, LastTurn, Residual, calibration_key, corrected
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.request import Request
@@ -65,7 +66,7 @@ class Learned:
         surprises: by how much they were off although their session's last turn was known.
         frames: what each frame added.
         last_turn: of this session.
-        window: of the model, in tokens, as its provider named it in a refusal.
+        limit: of the model, as its provider named it in a refusal.
         kept: tokens of the earlier answer that the request goes on from.
     """
 
@@ -73,18 +74,18 @@ class Learned:
     surprises: Sequence[Residual] = ()
     frames: Sequence[Residual] = ()
     last_turn: LastTurn | None = None
-    window: int | None = None
+    limit: LengthLimit | None = None
     kept: int = 0
 
     @property
     def is_of_others(self) -> bool:
-        """Whether other sessions taught any of it but the window."""
+        """Whether other sessions taught any of it but the limit."""
         return bool(self.offsets or self.surprises or self.frames)
 
     @property
     def alone(self) -> Learned:
-        """What the session taught, and the window."""
-        return Learned(last_turn=self.last_turn, window=self.window, kept=self.kept)
+        """What the session taught, and the limit."""
+        return Learned(last_turn=self.last_turn, limit=self.limit, kept=self.kept)
 
 
 def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:

@@ -269,7 +269,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
         )
     },
     "/api/models": {
-        "get": _api("listModelFacts", "Provider, window, output limit and prices of models.", "Models",
+        "get": _api("listModelFacts", "Provider, window, limits of input and output, and prices of models.", "Models",
                     parameters=("limit", _LIKE))
     },
     "/api/events": {

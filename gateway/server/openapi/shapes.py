@@ -290,6 +290,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "provider": text(),
             "name": text("its name at the provider"),
             "window": whole("context window in tokens", null=True),
+            "input": whole("most input tokens of a call, where those are limited for themselves", null=True),
             "output": whole("most tokens of an answer", null=True),
             "tokenizer": text(null=True),
             "price": {

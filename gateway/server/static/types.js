@@ -137,6 +137,7 @@
  * @property {string} provider
  * @property {string} name
  * @property {number | null} window
+ * @property {number | null} input
  * @property {number | null} output
  * @property {string | null} tokenizer
  * @property {{input: string | null, output: string | null, cache_read: string | null, cache_write: string | null} | null}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from gateway.config import families
+from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
 from gateway.core.counting.estimate import Estimator
@@ -51,7 +52,7 @@ def test_frames_were_learned_to_add_what_leaving_one_out_takes_off() -> None:
 
 
 def test_a_session_alone_teaches_nothing_of_others() -> None:
-    learned = Learned((), (), (Residual(40, 100),), LastTurn("k", 1), 8_000, 5)
+    learned = Learned((), (), (Residual(40, 100),), LastTurn("k", 1), LengthLimit(8_000), 5)
     assert learned.is_of_others
-    assert learned.alone == Learned(last_turn=LastTurn("k", 1), window=8_000, kept=5)
+    assert learned.alone == Learned(last_turn=LastTurn("k", 1), limit=LengthLimit(8_000), kept=5)
     assert not learned.alone.is_of_others

@@ -99,6 +99,11 @@ export async function models(params) {
   return { title: "Models", element, close };
 }
 
+/** @param {Model} row */
+function windowOf(row) {
+  return row.input ? `${number(row.window)}, of input ${number(row.input)}` : number(row.window);
+}
+
 /** @returns {import("../table.js").Column<Model>[]} */
 function columns() {
   const price =
@@ -117,8 +122,8 @@ function columns() {
       name: "Window",
       width: "5rem",
       numeric: true,
-      hint: "tokens that it takes",
-      show: (row) => h("span", { title: number(row.window) }, compact(row.window)),
+      hint: "tokens that it takes, answer included",
+      show: (row) => h("span", { title: windowOf(row) }, compact(row.window)),
     },
     {
       name: "Answer",
