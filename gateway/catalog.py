@@ -162,7 +162,7 @@ def load_litellm_table() -> dict[str, msgspec.Raw]:
 
 def facts_of(row: Facts) -> ModelFacts:
     """A configured row as core reads it."""
-    return ModelFacts(row.window, row.input, row.output, row.tokenizer, _price(row.price), row.reasoning)
+    return ModelFacts(row.window, row.input, row.output, row.tokenizer, _price(row.price), row.reasoning, row.betas)
 
 
 def _price(row: PriceRow | None) -> Price | None:
@@ -215,9 +215,11 @@ def _merge(layers: list[tuple[str, ModelFacts]]) -> ModelFacts:
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, facts in layers:
-        for name in ("window", "input", "output", "tokenizer", "price", "reasoning"):
+        for name in ("betas", "window", "input", "output", "tokenizer", "price", "reasoning"):
             value = getattr(facts, name)
-            if value is not None and name not in chosen:
+            # A window that was configured is not made larger by what a table has.
+            is_said = name in chosen or (name == "betas" and "window" in chosen)
+            if value is not None and not is_said:
                 chosen[name] = value
                 sources[name] = source
     return ModelFacts(**chosen, sources=sources)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.context_budget import LengthLimit, Wishes, least
+from gateway.core.context_budget import LengthLimit, least
 from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
@@ -102,7 +102,7 @@ class Composer:
         budget = least(asked.budget, affordable, step)
         # Decisions for a fallback are kept apart: it goes on from none of the first model's, and replaces none.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
-        wishes, weighing = Wishes(asked.trim, budget, output), self._weighing(progress, contents)
+        wishes, weighing = replace(asked, budget=budget, output=output), self._weighing(progress, contents)
         progress.asked = Asked(contents, route, facts, wishes, len(call.body), salt, weighing)
         progress.plan = await self._plan(progress, progress.asked)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
@@ -317,6 +317,6 @@ class Composer:
         output = 0 if found.of_input else found.output or asked.wishes.output or 0
         if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
             said = LengthLimit(found.limit, of_input=found.of_input)
-            self._learner.report_limit(asked.route.provider, asked.route.model, said)
+            self._learner.report_limit(asked.route.provider, asked.limited, said)
             return said
         return LengthLimit(int((context.tokens - context.kept) * _SHORTER))

@@ -101,7 +101,7 @@ class Inspector:
             # Texts to embed have no context budget: each has the model's window to itself.
             "budget": None
             if asked.form == _EMBEDDINGS
-            else budget_of(self._planner.policy, within(asked.facts, learned.limit), asked.wishes),
+            else budget_of(self._planner.policy, within(asked.facts, asked.wishes, learned.limit), asked.wishes),
         }
         if "items" in show:
             found["items"] = await self._items(asked)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
-from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, Wishes, budget_of, within
+from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, Wishes, beta_of, budget_of, within
 from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, is_worth_keeping
 from gateway.core.counting.beside import Beside
@@ -93,6 +93,12 @@ class Asked:
     weighing: Weighing | None = None
     form: str = ""
 
+    @property
+    def limited(self) -> str:
+        """The model as its limits are learned: with a larger window, for which a call asks, they are other ones."""
+        beta = beta_of(self.facts, self.wishes)
+        return self.route.model if beta is None else f"{self.route.model}\n{beta}"
+
 
 class _Estimated(NamedTuple):
     request: Request
@@ -163,7 +169,7 @@ class Planner:
 
     async def _planned(self, asked: Asked, weighing: Weighing, remembered: Remembered, use: Use) -> Plan:
         came, learned, keys = weighing
-        facts = within(asked.facts, learned.limit)
+        facts = within(asked.facts, asked.wishes, learned.limit)
         budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
         trim = asked.wishes.trim or self.policy.trim
         unchanged = as_it_came(came, budget, self.policy.safety, window=window)
@@ -265,18 +271,19 @@ class Planner:
             return asked.weighing
         request, estimate, keys = await self._estimated(asked)
         if said is None:
-            said = await self._said_before(asked.route)
+            said = await self._said_before(asked)
         kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
         key = key_of(request, estimate, kept)
         learned = Learned(*await self._learner.taught(key), remembered.last_turn, said, kept)
         return Weighing(weigh(request, estimate, learned, key), learned, keys)
 
-    async def _said_before(self, route: Route) -> LengthLimit | None:
+    async def _said_before(self, asked: Asked) -> LengthLimit | None:
         """What a provider said of late, unless the configuration names that limit, which is not overruled by it."""
-        configured = route.rule.facts if route.rule is not None else ModelFacts()
+        rule = asked.route.rule
+        configured = rule.facts if rule is not None else ModelFacts()
         if configured.window is not None and configured.input is not None:
             return None
-        said = await self._learner.limit(route.provider, route.model)
+        said = await self._learner.limit(asked.route.provider, asked.limited)
         if said is None or (configured.input if said.of_input else configured.window) is not None:
             return None
         return said

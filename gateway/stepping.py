@@ -15,7 +15,6 @@ from typing import Final
 
 from gateway.calls import Stepped
 from gateway.core.asked import AGENT
-from gateway.core.context_budget import NO_WISHES
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.namespaces import SessionKey
@@ -163,7 +162,8 @@ class Steps:
             return Facts(left=left)
         tokens = None
         if agent.reads_tokens:
-            asked = Asked(contents, progress.route, self._facts(progress.route), NO_WISHES, len(call.body))
+            wishes = progress.incoming.directives.context
+            asked = Asked(contents, progress.route, self._facts(progress.route), wishes, len(call.body))
             progress.weighing = await self._planner.weigh(asked, progress.remembered)
             tokens = progress.weighing.came.tokens
         return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)

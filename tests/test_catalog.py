@@ -129,6 +129,21 @@ def test_facts_come_one_by_one_from_the_first_that_names_them() -> None:
     }
 
 
+def test_a_window_that_is_configured_is_not_made_larger_by_a_table() -> None:
+    table = {"m": raw('{"litellm_provider": "anthropic", "max_input_tokens": 200000}')}
+    known = Catalog({"m": Facts(betas={"wide": 1_000_000})}, table)
+    assert known.facts(Route("anthropic", "m")).betas == {"wide": 1_000_000}
+    limited = ModelRule("m", "anthropic", facts=ModelFacts(window=100_000))
+    assert known.facts(Route("anthropic", "m", limited)).betas is None
+    both = ModelRule("m", "anthropic", facts=ModelFacts(window=100_000, betas={"wide": 300_000}))
+    assert known.facts(Route("anthropic", "m", both)).betas == {"wide": 300_000}
+
+
+def test_the_models_that_have_a_larger_window_for_a_beta_are_data() -> None:
+    known = Catalog(model_facts(), {})
+    assert known.facts(Route("anthropic", "claude-sonnet-4-5-20250929")).betas == {"context-1m-2025-08-07": 1_000_000}
+
+
 def test_a_configured_row_is_read_with_its_price() -> None:
     assert facts_of(Facts(window=5, price=PRICE)) == ModelFacts(
         window=5, price=price_per_million(input=Decimal(1), output=Decimal(2))

@@ -189,7 +189,13 @@ def _worded(problem: Mapping[str, Any]) -> str:
         shown = next((name for name, facts in fields.items() if facts.is_required()), next(iter(fields)))
         return f"input should be keys and values, like {{{shown}: …}}"
     own, said = _WORDS.get(problem["type"]), str(problem["msg"])
-    return said.removeprefix("Value error, ") if own is None else own % problem.get("ctx", {})
+    if own is None:
+        return said.removeprefix("Value error, ")
+    numbers = problem.get("ctx", {})
+    if numbers.get("actual_length", 0) is None:
+        # pydantic does not say it of keys and values
+        numbers = {**numbers, "actual_length": len(problem["input"])}
+    return str(own % numbers)
 
 
 def _keys(location: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -41,6 +41,12 @@ class Facts(Section):
         description="Whether it may think before it answers, unseen and billed. A stream of a model that surely does "
         "not may grow under a budget, see docs/budgets.md.",
     )
+    betas: dict[str, Annotated[int, Field(ge=1, le=MOST_TOKENS)]] | None = Field(
+        None,
+        max_length=16,
+        description="Larger windows, by what a call names in its header anthropic-beta to have one: "
+        "{context-1m-2025-08-07: 1000000}.",
+    )
 
 
 class Model(Facts):

@@ -74,18 +74,31 @@ class ContextPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take."""
+    """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take.
+
+    `betas`: what it names in its header `anthropic-beta`.
+    """
 
     trim: Trim | None = None
     budget: int | None = None
     output: int | None = None
+    betas: frozenset[str] = frozenset()
 
 
 NO_WISHES: Final = Wishes()
 
 
-def within(facts: ModelFacts, said: LengthLimit | None) -> ModelFacts:
-    """A model with its limits as they are configured or listed, or lower where its provider has said so."""
+def beta_of(facts: ModelFacts, wishes: Wishes) -> str | None:
+    """What a call names to have a larger window of the model; of several, that of the largest."""
+    windows = {name: window for name, window in (facts.betas or {}).items() if name in wishes.betas}
+    return max(windows, key=windows.__getitem__, default=None)
+
+
+def within(facts: ModelFacts, wishes: Wishes, said: LengthLimit | None) -> ModelFacts:
+    """A model with its limits for a call: as they are configured or listed, or lower where its provider has said so."""
+    beta = beta_of(facts, wishes)
+    if beta is not None and facts.betas is not None:
+        facts = replace(facts, window=max(facts.betas[beta], facts.window or 0))
     if said is None:
         return facts
     if said.of_input:

@@ -39,8 +39,9 @@ class ModelFacts:
     """What is known of a model; None where nobody says.
 
     `window`: tokens of input and answer together; `input`: of input alone, where that is limited for itself; `output`:
-    of an answer. `reasoning`: it may think before it answers, which is billed and may not be shown. `sources`: fact ->
-    where it was read.
+    of an answer. `reasoning`: it may think before it answers, which is billed and may not be shown. `betas`: what a
+    call may name in its header `anthropic-beta` -> the larger window that it then has. `sources`: fact -> where it was
+    read.
     """
 
     window: int | None = None
@@ -49,6 +50,7 @@ class ModelFacts:
     tokenizer: str | None = None
     price: Price | None = None
     reasoning: bool | None = None
+    betas: Mapping[str, int] | None = None
     sources: Mapping[str, str] | None = None
 
 

@@ -103,7 +103,10 @@ _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow"
 _BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
 _TOKENS_FORM: Final = re.compile(rb"[0-9]{1,15}")
 _USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
-_NO_WISHES: Final = Wishes()
+#: not ours, and forwarded as it comes
+_BETAS: Final = b"anthropic-beta"
+#: what `directives` looks at
+_HEEDED: Final = frozenset({*DIRECTIVES, _BETAS})
 #: names of tools in a warning
 _STRAYS: Final = 8
 _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -121,7 +124,7 @@ def directives(headers: Headers) -> Directives:
     Raises:
         InvalidRequest: one of them says nothing that is known.
     """
-    if DIRECTIVES.keys().isdisjoint(dict(headers)):
+    if _HEEDED.isdisjoint(dict(headers)):
         return NO_DIRECTIVES
     return Directives(
         _wishes(headers),
@@ -140,6 +143,7 @@ def _wishes(headers: Headers) -> Wishes:
     """
     trim: Trim | None = None
     budget: int | None = None
+    betas: frozenset[str] = frozenset()
     for name, value in headers:
         if name == CONTEXT_TRIM:
             trim = _TRIMS.get(value.strip().lower())
@@ -148,7 +152,9 @@ def _wishes(headers: Headers) -> Wishes:
         elif name == CONTEXT_BUDGET:
             asked = context_budget(value, f"The header {CONTEXT_BUDGET.decode()}", CONTEXT_BUDGET.decode())
             budget = min(asked, budget or MAX_TOKENS)
-    return _NO_WISHES if trim is None and budget is None else Wishes(trim, budget)
+        elif name == _BETAS:
+            betas |= {beta.strip() for beta in value.decode("latin-1").split(",")}
+    return Wishes(trim, budget, betas=betas)
 
 
 def context_budget(value: bytes, what: str, param: str) -> int:

@@ -45,7 +45,26 @@ def test_the_budget_is_the_smallest_of_what_limits_a_call(
     learned: LengthLimit | None,
     budget: int | None,
 ) -> None:
-    assert budget_of(ContextPolicy(**policy), within(ModelFacts(**facts), learned), Wishes(**wishes)) == budget
+    asked = Wishes(**wishes)
+    assert budget_of(ContextPolicy(**policy), within(ModelFacts(**facts), asked, learned), asked) == budget
+
+
+@pytest.mark.parametrize(
+    ("betas", "window"),
+    [
+        ((), 200_000),
+        (("other-1",), 200_000),
+        (("other-1", "wide-1"), 1_000_000),
+        (("wide-1", "wider-1"), 2_000_000),
+        (("small-1",), 200_000),
+    ],
+)
+def test_a_window_is_as_large_as_a_call_asks_for_and_the_model_has_one(betas: tuple[str, ...], window: int) -> None:
+    facts = ModelFacts(window=200_000, betas={"wide-1": 1_000_000, "wider-1": 2_000_000, "small-1": 100_000})
+    wishes = Wishes(betas=frozenset(betas))
+    assert within(facts, wishes, None).window == window
+    assert within(facts, wishes, LengthLimit(150_000)).window == 150_000
+    assert within(ModelFacts(window=5), wishes, None).window == 5
 
 
 def test_a_summary_is_asked_for_with_what_its_answer_leaves_of_the_window() -> None:

@@ -299,6 +299,26 @@ def test_a_refusal_that_names_the_most_input_teaches_that_and_no_window(
     assert again.header("x-context-budget-tokens") == "4000", "nothing is taken off for the answer"
 
 
+def test_a_larger_window_that_a_call_asks_for_by_a_header_is_its_own(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    models = [{"match": "m", "provider": "upstream", "betas": {"wide-1": 30_000}}]
+    gateway, wide = gateway_server(mock_server.url, models=models), {"anthropic-beta": "other-1, wide-1"}
+
+    def budget(session: str, headers: dict[str, str]) -> str | None:
+        reply = ask(gateway.web, session, agent(20), headers, model="m")
+        assert reply.status == 200
+        return reply.header("x-context-budget-tokens")
+
+    assert budget("a", {"x-mock": "window=4000"}) == "3600"
+    assert budget("b", {}) == "3600", "it was learned"
+    assert budget("c", wide) == "27000"
+    assert dict(mock.calls[-1].headers)["anthropic-beta"] == "other-1, wide-1"
+    assert len(sent(mock)) == len(agent(20))
+    # A provider that refuses it all the same teaches so, of calls like this one.
+    assert budget("d", {**wide, "x-mock": "window=5000"}) == budget("e", wide) == "4500"
+
+
 def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_said(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:
