@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -20,8 +20,9 @@ from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, is_worth_keeping
 from gateway.core.counting.beside import Beside
 from gateway.core.counting.estimate import Estimate, Estimator
+from gateway.core.counting.heaviest import Part, heaviest_beside
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import FORM_FIELDS, ITEMS, Request, key_of_fields, read_request
+from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, Request, key_of_fields, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.weighed import Learned, Weighed, key_of, weigh
 from gateway.core.fitting.ahead import START, read_ahead
@@ -176,7 +177,7 @@ class Planner:
         if budget is None or trim == "off":
             return unchanged
         if keys is None or asked.contents.wire not in VIEWED:
-            return self._of_one_text(unchanged, came.expected.tokens, asked.contents.wire, budget, trim)
+            return await self._of_one_text(unchanged, asked, came, budget, trim)
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
             return unchanged
@@ -195,15 +196,34 @@ class Planner:
         except (ContextOverflow, BudgetTooSmall) as overflow:
             if trim == "shadow" or self.policy.overflow == "forward":
                 return unchanged
-            return replace(unchanged, overflow=overflow)
+            part = await self._heaviest_beside(asked)
+            return replace(unchanged, overflow=overflow if part is None else overflow.naming(part))
         self._read_ahead(came, asked.contents, keys, budget, conversation)
         return replace(plan, window=window)
 
-    def _of_one_text(self, unchanged: Plan, tokens: int, wire: Wire, budget: int, trim: Trim) -> Plan:
+    async def _of_one_text(self, unchanged: Plan, asked: Asked, came: Weighed, budget: int, trim: Trim) -> Plan:
         """The plan for a request without messages to choose among: sent as it came, or refused."""
+        tokens = came.expected.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
             return unchanged
-        return replace(unchanged, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[wire]))
+        part = await self._heaviest_beside(asked)
+        if part is not None and part.tokens <= came.estimate.tokens - came.estimate.beside:
+            part = None
+        overflow = TextTooLong(needed=tokens, budget=budget, param=ITEMS[asked.contents.wire], part=part)
+        return replace(unchanged, overflow=overflow)
+
+    async def _heaviest_beside(self, asked: Asked) -> Part | None:
+        """What takes most of a request beside its messages."""
+        contents, route = asked.contents, asked.route
+
+        def weigh(fields: Mapping[str, Piece]) -> int:
+            request = read_request(
+                contents.wire, fields, model=route.model, provider=route.provider, messages=(),
+                tokenizer=asked.facts.tokenizer or "",
+            )  # fmt: skip
+            return self._estimator.estimate(request).tokens
+
+        return await _run_in(self._threads.weighing, lambda: heaviest_beside(contents.wire, contents.fields, weigh))
 
     def _roomy(
         self, came: Weighed, asked: Asked, keys: Sequence[bytes], room: Room, scales: Scales

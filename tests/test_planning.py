@@ -625,3 +625,33 @@ async def test_messages_of_another_format_weigh_what_they_weigh_as_those_of_a_ch
     asked = Asked(world.contents(body, "responses"), Route("p", "m"), ModelFacts(), Wishes(budget=900), len(body))
     context = (await world.planner.plan(asked, Remembered())).context
     assert sum(fate.tokens_before for fate in context.message_fates) == pytest.approx(context.original_tokens, rel=0.02)
+
+
+# --- what is named where nothing helps ------------------------------------------------------------------------------
+
+SEA = "a sea of words " * 500
+SCHEMA = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object", "title": SEA}}}
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "param"),
+    [
+        ("messages", {"system": SEA, "messages": [{"role": "user", "content": "hi"}]}, "system"),
+        ("responses", {"instructions": SEA, "input": [{"role": "user", "content": "hi"}]}, "instructions"),
+        ("responses", {"instructions": SEA, "input": "hi"}, "instructions"),
+        ("responses", {"input": "hi", "text": SCHEMA}, "text"),
+        ("responses", {"input": SEA * 2, "instructions": SEA}, "input"),
+        ("messages", {"system": "be brief", "messages": [{"role": "user", "content": SEA}]}, "messages[0]"),
+        # Beside the system text there is room, but not for what must stay.
+        ("messages", {"system": SEA[:4_000], "messages": [{"role": "user", "content": SEA[:2_400]}]}, "system"),
+    ],
+)
+async def test_a_refusal_names_what_takes_most_be_it_no_message(wire: Wire, body: dict[str, Any], param: str) -> None:
+    world = World(ContextPolicy())
+    raw = json.dumps({"model": "m", **body}).encode()
+    asked = Asked(world.contents(raw, wire), Route("p", "m"), ModelFacts(), Wishes(budget=500), len(raw))
+    plan = await world.planner.plan(asked, Remembered())
+    assert plan.overflow is not None
+    assert plan.overflow.param == param
+    assert f"{param} " in plan.overflow.message
+    world.planner.close()

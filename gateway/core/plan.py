@@ -146,8 +146,8 @@ def make_room(came: Weighed, view: View, conversation: Conversation, room: Room,
         BudgetTooSmall: so is what stands beside the messages.
     """
     request, is_over = came.request, came.estimate.beside >= room.budget
-    is_beside = request.tools or request.schema is not None or request.others or not conversation.messages
-    if is_over and room.policy.overflow != "least" and is_beside:
+    is_beside = request.tools or request.schema is not None or request.others or request.system is not None
+    if is_over and room.policy.overflow != "least" and (is_beside or not conversation.messages):
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
     if not conversation.messages:
         # There is nothing to leave out.

@@ -2,59 +2,105 @@
 
 from __future__ import annotations
 
+from gateway.core.counting.heaviest import Part
 from gateway.core.errors import RequestFault
 
 
 class BudgetTooSmall(RequestFault):
-    """What stands beside the messages (tools, a schema, other fields) is over the budget by itself. Sizes in tokens."""
+    """What stands beside the messages (system text, tools, a schema, other fields) is over the budget by itself.
+
+    Sizes in tokens; `part`: the heaviest of it, where that is known.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, budget: int) -> None:
+    def __init__(self, *, needed: int, budget: int, part: Part | None = None) -> None:
+        remedy = "Offer fewer tools" if part is None else f"The largest is {_said(part)}: shorten it"
         super().__init__(
-            f"Without any message the request takes {needed:,} tokens, for its tools, the form of its answer and "
-            f"other long fields, and its context budget is {budget:,}. Offer fewer tools, or raise the budget.",
-            param="tools",
+            f"Without any message the request takes {needed:,} tokens, for its system text, its tools, the form of its "
+            f"answer and other long fields, and its context budget is {budget:,}. {remedy}, or raise the budget.",
+            param="tools" if part is None else part.param,
         )
         self.needed = needed
         self.budget = budget
 
+    def naming(self, part: Part) -> BudgetTooSmall:
+        """The same, with the heaviest of what stands beside the messages."""
+        return BudgetTooSmall(needed=self.needed, budget=self.budget, part=part)
+
 
 class TextTooLong(RequestFault):
-    """A request that is one text, of which nothing can be left out, is over its context budget. Sizes in tokens."""
+    """A request that is one text, of which nothing can be left out, is over its context budget.
+
+    Sizes in tokens; `part`: what stands beside the text, where that is heavier.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, budget: int, param: str) -> None:
+    def __init__(self, *, needed: int, budget: int, param: str, part: Part | None = None) -> None:
+        reason = f"Its {param} is one text, of which nothing is left out: shorten it"
+        if part is not None:
+            reason = f"Most of that is {_said(part)}, of which nothing is left out: shorten it"
         super().__init__(
-            f"The request takes {needed:,} tokens and its context budget is {budget:,}. Its {param} is one text, of "
-            "which nothing is left out: shorten it, or raise the budget.",
-            param=param,
+            f"The request takes {needed:,} tokens and its context budget is {budget:,}. {reason}, or raise the budget.",
+            param=param if part is None else part.param,
         )
         self.needed = needed
         self.budget = budget
 
 
 class ContextOverflow(RequestFault):
-    """What must stay is larger than the limit. Sizes in tokens; `index`: the largest of what must stay, in `array`."""
+    """What must stay is larger than the limit.
+
+    Sizes in tokens; `index`: the largest of what must stay, in `array`; `part`: what stands beside the messages, where
+    that is heavier.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, limit: int, index: int, role: str, tokens: int, array: str = "messages") -> None:
+    def __init__(
+        self,
+        *,
+        needed: int,
+        limit: int,
+        index: int,
+        role: str,
+        tokens: int,
+        array: str = "messages",
+        part: Part | None = None,
+    ) -> None:
+        place = f"{array}[{index}]"
+        largest = f"The largest is {place} ({role}) with {tokens:,} tokens"
+        if part is not None:
+            largest = f"Larger than each of them is {_said(part)}"
         super().__init__(
             f"The messages that must stay take {needed:,} tokens and {max(0, limit):,} are free for them. "
-            f"The largest is {array}[{index}] ({role}) with {tokens:,} tokens: shorten it, raise the "
-            "context budget (x-context-budget, context.budget), or call a model with a larger window.",
-            param=f"{array}[{index}]",
+            f"{largest}: shorten it, raise the context budget (x-context-budget, context.budget), or call a model with "
+            "a larger window.",
+            param=place if part is None else part.param,
         )
         self.role = role
         self.needed = needed
         self.limit = limit
         self.index = index
         self.tokens = tokens
+        self.array = array
 
     def at(self, index: int, array: str) -> ContextOverflow:
         """The same, of what stands there in the request as it came."""
         return ContextOverflow(
             needed=self.needed, limit=self.limit, index=index, role=self.role, tokens=self.tokens, array=array
         )
+
+    def naming(self, part: Part) -> ContextOverflow:
+        """The same, with what is heavier than the largest message; as it is where nothing is."""
+        if part.tokens <= self.tokens:
+            return self
+        return ContextOverflow(
+            needed=self.needed, limit=self.limit, index=self.index, role=self.role, tokens=self.tokens,
+            array=self.array, part=part,
+        )  # fmt: skip
+
+
+def _said(part: Part) -> str:
+    return f"{part.param} with {part.tokens:,} tokens"

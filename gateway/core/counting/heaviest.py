@@ -1,0 +1,47 @@
+"""What of a request weighs most beside its messages: whoever is refused for its length is told what to shorten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import ITEMS, Piece, decoded
+from gateway.core.counting.tools import compact
+
+#: fields that are weighed, the longest; all others are ids and switches
+_MOST_FIELDS: Final = 4
+#: share of a list of tools from which on one of them is what is long
+_MOST_OF_IT: Final = 0.5
+
+
+class Part(NamedTuple):
+    """A field, or an element of one, and its tokens. `param`: where it stands in the request."""
+
+    param: str
+    tokens: int
+
+
+def heaviest_beside(
+    wire: Wire, fields: Mapping[str, bytes], weigh: Callable[[Mapping[str, Piece]], int]
+) -> Part | None:
+    """The field beside the messages that takes most tokens, or the tool in it that takes most of these.
+
+    `weigh`: the tokens of a request of these fields, without its messages.
+    """
+    beside: dict[str, Piece] = {name: raw for name, raw in fields.items() if name != ITEMS[wire]}
+    longest = sorted(beside, key=lambda name: len(beside[name]), reverse=True)[:_MOST_FIELDS]
+    whole = weigh(beside)
+    parts = [
+        Part(name, whole - weigh({other: raw for other, raw in beside.items() if other != name})) for name in longest
+    ]
+    field = max(parts, key=lambda part: part.tokens, default=None)
+    if field is None or field.tokens <= 0:
+        return None
+    elements = decoded(beside[field.param]) if field.param in ("tools", "functions") else None
+    if not isinstance(elements, list) or len(elements) < 2:  # noqa: PLR2004
+        return field
+    index = max(range(len(elements)), key=lambda place: len(compact(elements[place])))
+    rest = elements[:index] + elements[index + 1 :]
+    element = Part(f"{field.param}[{index}]", whole - weigh({**beside, field.param: rest}))
+    return element if element.tokens >= _MOST_OF_IT * field.tokens else field
