@@ -9,6 +9,7 @@ heuristic counts, in its place or with a token for each digit. Every counter say
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from gateway.core.counting.heuristic import CharacterCounter, HeuristicCounter
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.errors import ConfigError
 from gateway.counters import tiktoken
+
+logger = logging.getLogger("gateway")
 
 #: what most models are counted with, and all that nothing is known of
 FALLBACK: Final = "o200k_base"
@@ -77,6 +80,32 @@ def is_dotted_path(tokenizer: str) -> bool:
     return ":" in tokenizer
 
 
+class _OwnCounter:
+    """A user's counter, of which nothing is taken on trust: no call fails because it does.
+
+    Named by its path too: what it counted must not be taken for the count of another that says its name is the same.
+    """
+
+    def __init__(self, path: str, made: TokenCounter) -> None:
+        self.name = f"{made.name} ({path})"
+        self._path = path
+        self._made = made
+        self._has_failed = False
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, as the user's counter says; where it says nothing of use, as the heuristic does."""
+        try:
+            tokens = int(self._made.count(text))
+            if tokens < 0:
+                raise ValueError(f"it counted {tokens} tokens")
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("the token counter %s failed; where it does, the heuristic counts", self._path)
+            return _BARE[0].count(text)
+        return tokens
+
+
 def _own_counter(path: str) -> TokenCounter:
     module, _, name = path.partition(":")
     try:
@@ -85,5 +114,4 @@ def _own_counter(path: str) -> TokenCounter:
         raise ConfigError([f"tokenizer {path}: cannot be made: {type(error).__name__}: {error}"]) from error
     if not isinstance(getattr(made, "name", None), str) or not callable(getattr(made, "count", None)):
         raise ConfigError([f"tokenizer {path}: is no token counter; it needs a name and count(text) -> int"])
-    counter: TokenCounter = made
-    return counter
+    return _OwnCounter(path, made)

@@ -173,7 +173,7 @@ def test_a_users_own_counter_is_used_and_a_broken_one_is_named(
         return path
 
     found = json.loads(gateway_command("count", body, "--json", "-c", with_tokenizer("my_counter:Ones")).out)
-    assert found["counter"] == "ones"
+    assert found["counter"] == "ones (my_counter:Ones)"
     broken = gateway_command("check", "-c", with_tokenizer("my_counter:Twos"))
     assert (broken.code, "models[0].tokenizer" in broken.out) == (3, True)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.counting.cache import CountCache
 from gateway.core.errors import ConfigError
 from gateway.counters.registry import Counters
 
@@ -13,6 +14,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     source = (
         "class ByWords:\n    name = 'words'\n    def count(self, text):\n        return len(text.split())\n"
         "class Mute:\n    name = 'mute'\nclass Broken:\n    def __init__(self):\n        raise RuntimeError('no licence')\n"
+        "class Fails:\n    name = 'tiktoken:o200k_base'\n    def count(self, text):\n        return {'a': 1 / 2, 'b': -1, 'c': float('nan'), 'd': 7}[text]\n"
     )
     (tmp_path / "own_counters.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -23,7 +25,30 @@ def test_a_users_own_counter_counts_under_its_dotted_path(own_module: str) -> No
     counters = Counters()
     counters.add(f"{own_module}:ByWords")
     found = counters.counter(f"{own_module}:ByWords")
-    assert (found.name, found.count("three short words")) == ("words", 3)
+    assert (found.name, found.count("three short words")) == (f"words ({own_module}:ByWords)", 3)
+
+
+def test_where_a_users_counter_fails_the_heuristic_counts_and_the_log_says_so_once(
+    own_module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = Counters()
+    counters.add(f"{own_module}:Fails")
+    own, plain = counters.counter(f"{own_module}:Fails"), counters.counter("heuristic")
+    assert own.count("d") == 7
+    assert [own.count(text) for text in ("b", "c", "no such key")] == [
+        plain.count(text) for text in ("b", "c", "no such key")
+    ]
+    assert [record.message for record in caplog.records] == [
+        f"the token counter {own_module}:Fails failed; where it does, the heuristic counts"
+    ]
+
+
+def test_a_users_counter_is_told_from_another_that_has_its_name(own_module: str) -> None:
+    counters = Counters()
+    counters.add(f"{own_module}:Fails")
+    own, theirs = counters.counter(f"{own_module}:Fails"), counters.counter("o200k_base")
+    cache = CountCache()
+    assert (cache.tokens(own, "d"), cache.tokens(theirs, "d")) == (7, 1)
 
 
 @pytest.mark.parametrize(
