@@ -60,7 +60,7 @@ _FETCHED: Final[Mapping[str, Sequence[tuple[re.Pattern[str], Dialect]]]] = {
     ),
     "POST": ((re.compile(r"responses/([^/]+)/cancel/?$", re.IGNORECASE), _RESPONSES),),
 }
-#: the same for requests in formats that are known, with these
+#: those of the requests that are understood, by the format of these
 _COUNTING_MODELS: Final[Mapping[str, Wire]] = {
     "messages/count_tokens": "messages",
     "responses/input_tokens": "responses",
@@ -143,7 +143,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
             return Endpoint(dialect, operation, metered=False, estimated=False, about=answer_id, fetches=answer_id)
     about = _ABOUT.match(asked) if not metered else None
     return Endpoint(
-        PassThrough(operation, anthropic=anthropic, is_empty=is_empty),
+        PassThrough(operation, anthropic=anthropic, is_empty=is_empty, counts=_COUNTING_MODELS.get(path)),
         operation,
         metered=metered,
         estimated=metered and not _KEPT.match(path),

@@ -1,11 +1,13 @@
 """A request taken apart for weighing and fitting: its fields and messages as the bytes they have in the body.
 
-A client may mark a message with `"x_gateway": {"priority": …}`: how much it matters when not everything fits. The
-mark is ours and is taken out before anything is weighed, compared or forwarded.
+A client may mark a message, or a part of its content such as a `tool_result`, with `"x_gateway": {"priority": …}`: how
+much the message matters when not everything fits. The mark is ours and is taken out before anything is weighed,
+compared or forwarded.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,7 +22,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.message import plain
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
-from gateway.dialects.fields import check_length, decode, join, unescaped
+from gateway.dialects.fields import check_length, decode, join, unescaped, write_fields
 
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
 #: No provider takes so many; a body with more is not worth the time it would take to weigh each of them.
@@ -38,6 +40,8 @@ _TOOLS: Final = frozenset({"tools", "functions"})
 #: a priority above this is as good as pinned
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
+#: of a message without a mark
+_USUAL: Final = 1.0
 _MARK: Final = b'"x_gateway"'
 #: bytes of what it may say
 _MARK_BYTES: Final = 1024
@@ -200,6 +204,19 @@ def _refuse_marks(array: bytes) -> None:
         )
 
 
+def without_marks(call: Call, wire: Wire) -> Call:
+    """A request that is forwarded unweighed, without a client's marks.
+
+    Raises:
+        InvalidRequest: a mark means nothing, or there is too much to look for them.
+    """
+    contents = contents_of(call, wire) if _MARK in call.body else None
+    if contents is None or not contents.marked or contents.messages is None:
+        return call
+    fields = {**call.fields, ITEMS[wire]: join(contents.messages)}
+    return replace(call, body=write_fields(fields, {}), fields=fields)
+
+
 def with_messages(contents: Contents, messages: Sequence[bytes], known: Beginnings | None = None) -> Contents:
     """The contents with other messages in the place of theirs, as many of them."""
     array = bytes(join(messages))
@@ -241,42 +258,84 @@ class _Marks:
         """
         marks, found = cls(list(messages), set(), {}), False
         for index, raw in enumerate(messages):
-            fields = _marked_fields(raw)
-            if fields is None:
+            taken = _without_marks(raw, f"{array}[{index}]") if _MARK in raw else None
+            if taken is None:
                 continue
             found = True
-            where, mark = f"{array}[{index}].x_gateway", fields.pop("x_gateway")
-            check_length(where, mark, _MARK_BYTES)
-            priority = _priority(decode(mark), where)
-            marks.messages[index] = msgspec.json.encode(fields)
-            if priority == PINNED:
+            marks.messages[index], priority = taken
+            if priority == math.inf:
                 marks.pinned.add(index)
-            elif isinstance(priority, float):
+            else:
                 marks.priorities[index] = priority
         return marks if found else None
 
 
-def _marked_fields(raw: bytes) -> dict[str, msgspec.Raw] | None:
-    if _MARK not in raw:
+def _without_marks(raw: bytes, place: str) -> tuple[bytes, float] | None:
+    """A message without marks, of its own or in its parts, and the highest priority that they say; None without marks.
+
+    Parts are cut together, as the message that they are in: where some of them are marked, all others are as usual.
+    `math.inf`: it is pinned.
+
+    Raises:
+        InvalidRequest: a mark means nothing.
+    """
+    fields = _object(raw)
+    if fields is None:
         return None
+    said = [_taken(fields, place)]
+    content = fields.get("content", msgspec.Raw())
+    parts = _list(content) if _MARK in bytes(content) else ()
+    objects = [_object(part) for part in parts]
+    of_parts = [_taken(part, f"{place}.content[{at}]") for at, part in enumerate(objects) if part is not None]
+    if any(priority is not None for priority in of_parts):
+        said += [_USUAL if priority is None else priority for priority in of_parts]
+        shorter = [
+            bytes(was) if now is None else msgspec.json.encode(now) for was, now in zip(parts, objects, strict=True)
+        ]
+        fields["content"] = join(shorter)
+    priorities = [priority for priority in said if priority is not None]
+    return (msgspec.json.encode(fields), max(priorities)) if priorities else None
+
+
+def _taken(fields: dict[str, msgspec.Raw], place: str) -> float | None:
+    """The priority of a mark, which is taken out; None where there is none.
+
+    Raises:
+        InvalidRequest: it means nothing.
+    """
+    mark = fields.pop("x_gateway", None)
+    if mark is None:
+        return None
+    where = f"{place}.x_gateway"
+    check_length(where, mark, _MARK_BYTES)
+    return _priority(decode(mark), where)
+
+
+def _object(raw: bytes) -> dict[str, msgspec.Raw] | None:
     try:
-        fields = _MESSAGE.decode(raw)
+        return _MESSAGE.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return fields if "x_gateway" in fields else None
 
 
-def _priority(mark: Any, where: str) -> float | str:
-    """What a mark says.
+def _list(raw: bytes) -> Sequence[bytes]:
+    try:
+        return _LIST.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+
+
+def _priority(mark: Any, where: str) -> float:
+    """What a mark says; `math.inf`: the message is pinned.
 
     Raises:
         InvalidRequest: it says nothing that is known.
     """
     if not isinstance(mark, dict) or set(mark) - {"priority"}:
         raise InvalidRequest(f'{where} must be an object with the field "priority" only.', param=where)
-    value = mark.get("priority", 1.0)
+    value = mark.get("priority", _USUAL)
     if value == PINNED:
-        return PINNED
+        return math.inf
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MOST_PRIORITY:  # nor is NaN
         raise InvalidRequest(

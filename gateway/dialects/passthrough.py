@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
+from gateway.dialects.contents import without_marks
 from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.texts import beyond, texts_of_fields
@@ -42,18 +44,26 @@ class PassThrough:
 
     `anthropic`: the client speaks Anthropic's API, so errors have that shape. `is_read`: requests of this path are
     weighed and held, so that one which cannot be read is refused. `is_empty`: a request with a body is refused, as it
-    might be a call of a model that nobody weighs.
+    might be a call of a model that nobody weighs. `counts`: it is asked what a request of this format weighs; a
+    client's marks of messages, which are ours, are taken out of that as they are out of the request itself.
     """
 
     name = "passthrough"
 
     def __init__(
-        self, operation: str, *, anthropic: bool = False, is_read: bool = False, is_empty: bool = False
+        self,
+        operation: str,
+        *,
+        anthropic: bool = False,
+        is_read: bool = False,
+        is_empty: bool = False,
+        counts: Wire | None = None,
     ) -> None:
         self._operation = operation
         self._is_read = is_read
         self._is_empty = is_empty
         self._anthropic = anthropic
+        self._counts = counts
 
     def read(self, body: bytes) -> Call:
         """See `Dialect.read`. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
@@ -71,7 +81,8 @@ class PassThrough:
                 raise
             # What it means is the provider's to say; it gets the bytes as they came.
             return Call(self._operation, None, stream=False, body=body, fields={})
-        return Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
+        call = Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
+        return call if self._counts is None else without_marks(call, self._counts)
 
     def usage_wish(self, call: Call) -> Mapping[str, object]:
         """See `Dialect.usage_wish`."""

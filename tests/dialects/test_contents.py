@@ -133,6 +133,44 @@ def test_a_clients_mark_is_taken_out_and_everything_else_keeps_its_bytes() -> No
     assert (found.priorities, found.pinned, found.marked) == ({0: 2.0}, frozenset(), True)
 
 
+@pytest.mark.parametrize(
+    ("own", "parts", "kept"),
+    [
+        (None, [3, None], 3.0),
+        (None, [0, None], 1.0),
+        (None, [0, 0.5], 0.5),
+        (2, [0, None], 2.0),
+        (None, ["pinned", 3], "pinned"),
+        (0, ["pinned"], "pinned"),
+        ("pinned", [0], "pinned"),
+    ],
+)
+def test_a_message_is_kept_for_the_highest_that_it_or_a_part_of_it_says(
+    own: object, parts: list[object], kept: Any
+) -> None:
+    def marked(fields: dict[str, Any], priority: object) -> dict[str, Any]:
+        return fields if priority is None else {**fields, "x_gateway": {"priority": priority}}
+
+    results = [{"type": "tool_result", "tool_use_id": f"t{at}", "content": "R"} for at in range(len(parts))]
+    came = [marked(result, priority) for result, priority in zip(results, parts, strict=True)]
+    found = contents({"messages": [marked({"role": "user", "content": came}, own)]}, "messages")
+    assert [json.loads(raw) for raw in found.messages or ()] == [{"role": "user", "content": results}]
+    assert found.pinned == ({0} if kept == "pinned" else frozenset())
+    assert found.priorities == ({} if kept == "pinned" else {0: kept})
+
+
+def test_a_mark_of_a_part_that_means_nothing_is_refused_by_its_place() -> None:
+    part = {"type": "text", "text": "x", "x_gateway": {"priority": -1}}
+    with pytest.raises(InvalidRequest) as refused:
+        contents({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]})
+    assert refused.value.param == "messages[0].content[1].x_gateway.priority"
+
+
+def test_what_a_tool_is_called_with_is_no_mark() -> None:
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"x_gateway": {"priority": 3}}}
+    assert not contents({"messages": [{"role": "assistant", "content": [call, "x_gateway", 1]}]}, "messages").marked
+
+
 def test_a_pinned_message_is_told() -> None:
     found = contents({"messages": [{"role": "user", "x_gateway": {"priority": "pinned"}}]})
     assert (found.pinned, found.priorities, found.marked) == (frozenset({0}), {}, True)

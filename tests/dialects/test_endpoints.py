@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from gateway.core.errors import InvalidRequest
@@ -209,6 +212,27 @@ def test_what_ends_work_that_was_begun_ends_it_only_where_it_asks_for_nothing() 
         assert not endpoint("POST", path, body=b'{"metadata":{}}').metered
         found = endpoint("POST", path, body=b'{"model":"m","messages":[]}')
         assert (found.metered, found.deferred) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("messages/count_tokens", "messages"), ("responses/input_tokens", "input")]
+)
+def test_marks_of_messages_are_not_sent_to_be_counted(path: str, field: str) -> None:
+    mark = {"x_gateway": {"priority": "pinned"}}
+    message: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    marked = {**message, "content": [{**message["content"][0], **mark}], **mark}
+    dialect = endpoint("POST", path).dialect
+    call = dialect.read(json.dumps({"model": "m", field: [marked, message], "x_gateway": 1}).encode())
+    assert json.loads(call.body) == {"model": "m", field: [message, message], "x_gateway": 1}
+    assert json.loads(call.written("n", {})) == {"model": "n", field: [message, message], "x_gateway": 1}
+    for plain in (
+        b'{"model": "m",  "%b": [{"text": "\\"x_gateway\\""}]}' % field.encode(),
+        b'"x_gateway"',
+        b'{"x_gateway":1}',
+    ):
+        assert dialect.read(plain).body == plain
+    with pytest.raises(InvalidRequest, match=r"\[0\]\.x_gateway"):
+        dialect.read(json.dumps({field: [{**message, "x_gateway": 5}]}).encode())
 
 
 @pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens"])
