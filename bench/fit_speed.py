@@ -36,7 +36,7 @@ from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.message import Hashed
-from gateway.counters.tiktoken import load, rank_folder
+from gateway.counters.tiktoken import load, rank_folders
 from gateway.wiring import collect_rarely
 
 #: what `gateway serve` fits by
@@ -101,7 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.path.insert(0, str(arguments.scorer.resolve().parent))
     raws = session_of(importlib.import_module(arguments.scorer.stem), arguments.data, arguments.tokens)
-    tokens = load(rank_folder(), "o200k_base")
+    tokens = next(filter(None, (load(folder, "o200k_base") for folder in rank_folders())), None)
     if tokens is None:
         raise SystemExit("the ranks of o200k_base are missing: install litellm, or set TIKTOKEN_CACHE_DIR")
     tokens.count("warm")

@@ -18,7 +18,7 @@ from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
 from gateway.core.ports import Store, Upstream
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
-from gateway.core.routing import ModelFacts, Route
+from gateway.core.routing import ModelFacts, Route, is_pattern
 from gateway.core.signing import signing_key
 from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
 from gateway.dialects.fields import read_piece
@@ -95,13 +95,19 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
 
 
 def load_counters(counters: Counters, settings: config.Settings) -> None:
-    """Load what nearly every call is counted with, and what routes name, before there are calls.
+    """Load what nearly every call is counted with, and what models that routes name are, before there are calls.
 
-    It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed.
+    It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed: the table
+    of older models (gpt-4, text-embedding-3) takes 30 MB, which most gateways have no use for.
     """
-    for tokenizer in dict.fromkeys((FALLBACK, *(row.tokenizer for row in settings.models))):
-        if tokenizer is not None:
-            counters.counter(tokenizer)
+    families = config.families()
+    named = [
+        row.tokenizer or families.of(row.name or row.match, row.providers[0], "chat").tokenizer
+        for row in settings.models
+        if row.tokenizer or row.name or not is_pattern(row.match)
+    ]
+    for tokenizer in dict.fromkeys((FALLBACK, *named)):
+        counters.counter(tokenizer)
 
 
 def memory_of(settings: config.Settings) -> Memory:

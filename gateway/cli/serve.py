@@ -84,6 +84,7 @@ def only_provider(
 
 def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     from gateway import config
+    from gateway.counters.registry import Counters
     from gateway.opening import logs_json
     from gateway.server import serving
     from gateway.telemetry import log
@@ -94,8 +95,9 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         config.refuse_missing_package(settings)
     config.pass_on(file, flags)
     log.configure(as_json=logs_json(settings), level=settings.telemetry.log.level)
-    if loaded.notes:
-        logging.getLogger("gateway").warning("%s", "; ".join(loaded.notes))
+    notes = [*loaded.notes, *Counters().notes()]
+    if notes:
+        logging.getLogger("gateway").warning("%s", "; ".join(notes))
     server = settings.server
     try:
         listener = serving.bind(server.host, server.port, write_timeout_s=server.write_timeout_s)

@@ -27,9 +27,10 @@ def check(
     """Find every problem of the configuration at once. Exit code 3 where there is one."""
     from gateway import config as configuration
     from gateway.core.errors import ConfigError
+    from gateway.counters.registry import Counters
     from gateway.opening import problems_of
 
-    notes: list[str] = []
+    notes: list[str] = Counters().notes()
     try:
         loaded = configuration.load(config)
     except ConfigError as error:

@@ -34,11 +34,12 @@ class Counters:
     """The counters of this machine.
 
     Args:
-        folder: where the rank files lie; None takes the user's TIKTOKEN_CACHE_DIR, else the folder in litellm's wheel.
+        folder: where the rank files lie; None takes the user's TIKTOKEN_CACHE_DIR, and what is not there from litellm's
+            wheel.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder if folder is not None else tiktoken.rank_folder()
+        self._folders = (folder,) if folder is not None else tiktoken.rank_folders()
         self._known: dict[str, TokenCounter] = {counter.name: counter for counter in _BARE}
 
     def add(self, path: str) -> None:
@@ -60,11 +61,20 @@ class Counters:
 
     def _made(self, name: str) -> TokenCounter:
         if name != DIGITS:
-            return tiktoken.load(self._folder, name) or _BARE[0]
+            found = (tiktoken.load(folder, name) for folder in self._folders)
+            return next(filter(None, found), _BARE[0])
         base = self.counter(FALLBACK)
         if isinstance(base, tiktoken.TiktokenCounter):
             return base.splitting_digits(DIGITS)
         return HeuristicCounter(splits_digits=True)
+
+    def notes(self) -> list[str]:
+        """What is not counted exactly because its ranks are not at hand."""
+        return [
+            f"the table {file} is not in litellm's package nor in {tiktoken.FOLDER_VARIABLE}, or damaged: where {name} "
+            "would count, tokens are estimated from characters; install litellm again, or put the file there"
+            for name, file in tiktoken.missing(self._folders).items()
+        ]
 
     def is_loaded(self, tokenizer: str) -> bool:
         """Whether its counter is at hand; else the first one who asks waits some tenths of a second."""

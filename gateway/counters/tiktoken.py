@@ -12,10 +12,11 @@ import importlib.util
 import os
 import re
 from binascii import a2b_base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Final
+from typing import Final
 
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.values import dataclass
@@ -55,7 +56,7 @@ TABLES: Final[Mapping[str, Table]] = {
         r"|\s+(?!\S)|\s",
     ),
 }
-_FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
+FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
 #: Characters given to tiktoken at once. What takes one word of a million letters 0.5 s takes pieces of it 0.01 s each.
 _CHUNK: Final = 64_000
 #: Characters of one text that are counted: about a million tokens. What is behind them is taken to be like them.
@@ -123,20 +124,18 @@ def _seam(text: str, start: int) -> int:
     return space.start() if space and space.start() > start else end
 
 
-def load(folder: Path | None, encoding: str) -> TiktokenCounter | None:
+def load(folder: Path, encoding: str) -> TiktokenCounter | None:
     """The counter of an encoding, one for the whole process; None where its ranks are not in this folder, or damaged.
 
     The first to ask reads and builds it, all others wait. For the last half of that time tiktoken keeps the interpreter
     to itself: 0.1 to 0.2 s with o200k_base, half of that with cl100k_base.
     """
-    if folder is None:
-        return None
     with _LOADING:
-        found = _LOADED.get((folder, encoding))
+        found = LOADED.get((folder, encoding))
         if found is None:
             found = _made(folder, encoding)
             if found is not None:
-                _LOADED[folder, encoding] = found
+                LOADED[folder, encoding] = found
     return found
 
 
@@ -146,9 +145,8 @@ def _made(folder: Path, encoding: str) -> TiktokenCounter | None:
         import tiktoken  # noqa: PLC0415  # 40 ms, only where something is counted
 
         with (folder / table.file).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != table.sha256:
+            if not _is_whole(file, table):
                 return None
-            file.seek(0)
             ranks = _ranks(file)
         # Ordinary text has no special tokens.
         made = tiktoken.Encoding(encoding, pat_str=table.pattern, mergeable_ranks=ranks, special_tokens={})
@@ -159,7 +157,26 @@ def _made(folder: Path, encoding: str) -> TiktokenCounter | None:
     return TiktokenCounter(encoding, made.encode_ordinary)
 
 
-def _ranks(file: BinaryIO) -> dict[bytes, int]:
+def _is_whole(file: BufferedReader, table: Table) -> bool:
+    is_so = hashlib.file_digest(file, "sha256").hexdigest() == table.sha256
+    file.seek(0)
+    return is_so
+
+
+def missing(folders: Sequence[Path]) -> dict[str, str]:
+    """Encodings whose ranks are in none of these folders undamaged, and the names of their files. Builds nothing."""
+    return {name: table.file for name, table in TABLES.items() if not any(_has(folder, table) for folder in folders)}
+
+
+def _has(folder: Path, table: Table) -> bool:
+    try:
+        with (folder / table.file).open("rb") as file:
+            return _is_whole(file, table)
+    except OSError:
+        return False
+
+
+def _ranks(file: BufferedReader) -> dict[bytes, int]:
     """Token -> rank, of a file that has them as lines, the token in base64. Other threads get their turn meanwhile."""
     ranks: dict[bytes, int] = {}
     while lines := file.readlines(_READ_BYTES):
@@ -168,17 +185,20 @@ def _ranks(file: BinaryIO) -> dict[bytes, int]:
     return ranks
 
 
-def rank_folder() -> Path | None:
-    """Where rank files are looked for; None where there is no such place."""
-    named = os.environ.get(_FOLDER_VARIABLE)
-    if named is not None:
-        return Path(named) if named else None  # empty means "keep nothing on disk": tiktoken would fetch every time
+def rank_folders() -> tuple[Path, ...]:
+    """Where each rank file is looked for, in this order.
+
+    The user's folder may hold one file and not the other, or none yet: tiktoken would fetch what it lacks.
+    """
+    named = os.environ.get(FOLDER_VARIABLE)
+    folders = (Path(named),) if named else ()
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
+        return folders
+    return (*folders, Path(spec.origin).parent / "litellm_core_utils" / "tokenizers")
 
 
 _LOADING: Final = Lock()
-_LOADED: Final[dict[tuple[Path, str], TiktokenCounter]] = {}
+#: by folder and encoding
+LOADED: Final[dict[tuple[Path, str], TiktokenCounter]] = {}
 _COUNTER: type[TokenCounter] = TiktokenCounter

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +14,9 @@ import tiktoken
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.counters import tiktoken as tiktoken_counters
 from gateway.counters.registry import Counters
-from gateway.counters.tiktoken import TABLES, TiktokenCounter, load, rank_folder
+from gateway.counters.tiktoken import TABLES, TiktokenCounter, load, rank_folders
 from tests.conftest import StartGateway
 
 #: what the patterns split apart: cases, contractions, scripts, marks, numbers, signs, spaces, ends of lines
@@ -29,8 +31,7 @@ ODD_TEXTS = (
 
 def linked(folder: Path) -> Path:
     """The rank files in a folder where nobody has looked yet."""
-    there = rank_folder()
-    assert there is not None
+    there = rank_folders()[-1]
     for table in TABLES.values():
         (folder / table.file).symlink_to(there / table.file)
     return folder
@@ -60,7 +61,7 @@ def test_known_texts_have_their_known_counts(counters: Counters) -> None:
 def theirs() -> Mapping[str, Callable[[str], list[int]]]:
     """How tiktoken encodes with what it reads by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_CACHE_DIR", str(rank_folder()))
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(rank_folders()[-1]))
         return {name: tiktoken.get_encoding(name).encode_ordinary for name in TABLES}
 
 
@@ -139,19 +140,17 @@ def test_a_table_is_loaded_once_though_many_ask_at_once(tmp_path: Path) -> None:
     assert len(set(map(id, found))) == 1
 
 
-def test_a_started_gateway_has_loaded_what_nearly_all_models_need_and_nothing_else(
+def test_a_started_gateway_has_loaded_what_nearly_all_models_need_and_what_routes_name(
     gateway_server: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ranks").mkdir()
     folder = linked(tmp_path / "ranks")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    models = ("gpt-4o", "claude-sonnet-4-5", "gpt-4")
-    gateway = gateway_server("http://127.0.0.1:9")
-    for link in folder.iterdir():
-        link.unlink()
-    messages = [{"role": "user", "content": "hello"}]
-    counted = [gateway.web.post("/api/count", {"model": model, "messages": messages}).json for model in models]
-    assert [one["counter"] for one in counted] == ["tiktoken:o200k_base", "tiktoken:o200k_base", "heuristic"]
+    gateway_server("http://127.0.0.1:9")
+    assert [encoding for at, encoding in tiktoken_counters.LOADED if at == folder] == ["o200k_base"]
+    models = [{"match": "gpt-4", "provider": "upstream"}, {"match": "gpt-4o*", "provider": "upstream"}]
+    gateway_server("http://127.0.0.1:9", models=models)
+    assert [encoding for at, encoding in tiktoken_counters.LOADED if at == folder] == ["o200k_base", "cl100k_base"]
 
 
 def test_names_of_special_tokens_are_text(counters: Counters) -> None:
@@ -205,14 +204,33 @@ def test_a_damaged_file_is_neither_used_nor_deleted(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == len(TABLES)
 
 
-def test_a_users_folder_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has", [["cl100k_base"], []])
+def test_what_a_users_folder_lacks_is_taken_from_litellms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[str]
+) -> None:
+    (tmp_path / "all").mkdir()
+    every = linked(tmp_path / "all")
+    for name in has:
+        (tmp_path / TABLES[name].file).symlink_to(every / TABLES[name].file)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    assert rank_folder() == tmp_path
-    assert set(probed(Counters()).values()) == {"heuristic"}
+    assert rank_folders()[0] == tmp_path
+    assert probed(Counters()) == {name: f"tiktoken:{name}" for name in TABLES}
+    assert Counters().notes() == []
     assert os.environ["TIKTOKEN_CACHE_DIR"] == str(tmp_path)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
-    assert rank_folder() is None
-    assert set(probed(Counters()).values()) == {"heuristic"}
+    assert probed(Counters()) == {name: f"tiktoken:{name}" for name in TABLES}
+
+
+def test_a_table_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
+    folder = linked(tmp_path)
+    (folder / TABLES["o200k_base"].file).unlink()
+    (folder / TABLES["o200k_base"].file).write_bytes(b"not the ranks")
+    [note] = Counters(folder).notes()
+    assert TABLES["o200k_base"].file in note
+    assert "where o200k_base would count" in note
+    assert "TIKTOKEN_CACHE_DIR" in note
+    (folder / TABLES["cl100k_base"].file).unlink()
+    assert len(Counters(folder).notes()) == 2
 
 
 def test_tiktoken_is_told_of_no_folder_and_looks_into_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,11 +243,27 @@ def test_tiktoken_is_told_of_no_folder_and_looks_into_none(tmp_path: Path, monke
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
+def test_check_and_serve_tell_of_missing_tables(tmp_path: Path) -> None:
+    (tmp_path / "litellm").mkdir()
+    (tmp_path / "litellm" / "__init__.py").touch()
+    env = {**os.environ, "TIKTOKEN_CACHE_DIR": "", "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for command, code in (["check"], 0), (["serve", "--port", port], 1):
+            done = subprocess.run(
+                [sys.executable, "-m", "gateway", *command],
+                capture_output=True, text=True, env=env, check=False, timeout=120, cwd=tmp_path,
+            )  # fmt: skip
+            assert done.returncode == code, done.stderr
+            assert all(table.file in done.stderr for table in TABLES.values())
+
+
 SCRIPT = """
 import os, socket, sys
 def refuse(*_args, **_more): raise SystemExit("network")
 socket.socket.connect = refuse
 socket.getaddrinfo = refuse
+from gateway.counters import tiktoken as tiktoken_counters
 from gateway.counters.registry import Counters
 assert "tiktoken" not in sys.modules
 print({name: Counters().counter(name).name for name in ("o200k_base", "cl100k_base")}, "litellm" in sys.modules, "TIKTOKEN_CACHE_DIR" in os.environ)
