@@ -22,6 +22,8 @@ _DEEPEST: Final = 8
 _SAID: Final = ("text", "result", "call", "thinking", "inline", "other")
 #: fields of an item or part that no model reads
 _UNSAID: Final = ("id", "status", "type")
+#: types of parts that are a text and no more
+_TEXTS: Final = ("text", "input_text", "output_text")
 #: stand for all before them
 COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
 #: Tokens of each character of a found page's encrypted text: the median of four recorded requests of 14,000 to 210,000
@@ -101,7 +103,7 @@ class Tally:
         else:
             inner = Tally(self.count, self._depth)
             inner.within(content)
-            said, tokens = "\0".join(strings_of(content)), sum(inner.sums.get(kind, 0) for kind in _SAID)
+            said, tokens = _words_of(content), sum(inner.sums.get(kind, 0) for kind in _SAID)
             self.media += inner.media
         self.add("results", 1)
         self.add("result", tokens)
@@ -141,6 +143,14 @@ def _id(call_id: str) -> str:
     if len(call_id) <= NAME_CHARACTERS:
         return call_id
     return blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _words_of(content: object) -> str:
+    """What tells a result's content from others: a text in a part by itself says what the bare text says."""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") for part in parts if isinstance(part, OBJECT) and part.get("type") in _TEXTS]
+    words = [text for text in texts if isinstance(text, str)]
+    return "\0".join(words if len(words) == len(parts) else strings_of(content))
 
 
 def _text(tally: Tally, part: Mapping[str, Any]) -> None:

@@ -40,6 +40,24 @@ def test_a_result_counts_once(words: Any, second: dict[str, str], why: str) -> N
     assert (found.tool_tokens, found.repeated_tokens, found.results) == (3, 3, 1), why
 
 
+@pytest.mark.parametrize(
+    ("content", "is_the_same"),
+    [
+        ([{"type": "text", "text": "one two three"}], True),
+        ({"type": "input_text", "text": "one two three"}, True),
+        ([{"type": "text", "text": "one two"}, {"type": "text", "text": "three"}], False),
+        ([{"type": "text", "text": "one two three"}, {"type": "image", "text": "four"}], False),
+        ([{"type": "text", "text": ["one two three"]}], False),
+        ([{"type": ["text"], "text": "one two three"}], False),
+    ],
+)
+def test_a_text_in_a_part_by_itself_is_the_same_result_as_the_bare_text(
+    words: Any, content: Any, *, is_the_same: bool
+) -> None:
+    found = counts(words, result("1", "one two three"), {"role": "tool", "tool_call_id": "2", "content": content})
+    assert (found.results == 1) is is_the_same
+
+
 def test_results_without_an_id_are_told_apart_by_content(words: Any) -> None:
     found = counts(words, *({"role": "tool", "content": text} for text in ("a", "b c", "a")))
     assert (found.tool_tokens, found.repeated_tokens) == (3, 1)
