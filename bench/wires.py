@@ -161,6 +161,7 @@ class Wired:
             view.messages,
             self._reader,
             pinned=view.held,
+            following=view.following,
             priorities=stale,
             takes_turns=False,
             tools=[tools.encode()] if tools else [],

@@ -369,6 +369,7 @@ class Planner:
             takes_turns=takes_turns,
             tools=[contents.fields[name] for name in ("tools", "functions") if name in contents.fields],
             needed=view.needed,
+            following=view.following,
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:

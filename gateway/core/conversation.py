@@ -1,9 +1,10 @@
 """A conversation as the rules see it: a view onto the raw chat messages, which stay the truth.
 
 An `Item` says what a message is, never what it becomes; a `Unit` is what stays or goes together: a call with all its
-results, or one message alone. Only the keys of the messages are worked out at once; all else waits until it is asked
-for, so that a request that fits is never read. Reading never fails: what is not a chat message is an item of an unknown
-role, and is left alone. What to keep is the business of `gateway.core.fitting`.
+results, with those that came of the same reasoning, or one message alone. Only the keys of the messages are worked out
+at once; all else waits until it is asked for, so that a request that fits is never read. Reading never fails: what is
+not a chat message is an item of an unknown role, and is left alone. What to keep is the business of
+`gateway.core.fitting`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -92,12 +94,14 @@ class Item:
 
 
 class Unit(NamedTuple):
-    """Items `start` to `stop - 1`: a call and its results, or a single message."""
+    """Items `start` to `stop - 1`: a call and its results, or a single message; with those that follow them."""
 
     start: int
     stop: int
     pinned: bool
     sealed: bool
+    #: it follows what must be sent, or that follows it: what is not sealed of it can be cut, and nothing be left out
+    bound: bool = False
 
     @property
     def indices(self) -> range:
@@ -118,6 +122,8 @@ class Conversation:
     wanted: frozenset[int] = frozenset()
     #: indices of messages that later ones need: they are kept as they are as long as they fit
     needed: frozenset[int] = frozenset()
+    #: indices of messages that stay or go with the unit before theirs
+    following: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
     book: SketchBook | None = None
@@ -140,6 +146,7 @@ class Conversation:
         takes_turns: bool = True,
         tools: Sequence[bytes] = (),
         needed: Collection[int] = (),
+        following: Collection[int] = (),
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
 
@@ -154,6 +161,7 @@ class Conversation:
             takes_turns: whether the provider may refuse roles side by side that do not stand so in these messages.
             tools: the fields that define the request's tools, as bytes: what they take is what is worth keeping.
             needed: indices of messages that later ones need, which are kept as they are as long as they fit.
+            following: indices of messages that stay or go with the unit before theirs.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -167,6 +175,7 @@ class Conversation:
             came.marked,
             wanted=frozenset(pinned),
             needed=frozenset(needed),
+            following=frozenset(following),
             priorities=priorities or {},
             keep_last_turns=keep_last_turns,
             book=reader,
@@ -197,8 +206,8 @@ class Conversation:
 
     def beginning(self, size: int) -> Conversation:
         """A conversation of the first `size` messages alone, without what a client says of them."""
-        marked = frozenset(index for index in self.marked if index < size)
-        return Conversation(self.messages[:size], self.keys[:size], marked, book=self.book)
+        marked, following = (frozenset(i for i in some if i < size) for some in (self.marked, self.following))
+        return Conversation(self.messages[:size], self.keys[:size], marked, following=following, book=self.book)
 
     @property
     def last_words(self) -> range:
@@ -290,17 +299,31 @@ class Conversation:
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """What stays or goes together."""
+        return tuple(chain.from_iterable(map(self._units_of, self.runs)))
+
+    @property
+    def runs(self) -> Iterator[Sequence[tuple[int, int]]]:
+        """The spans that stay or go together."""
+        run: list[tuple[int, int]] = []
+        for span in self.spans:
+            if run and span[0] not in self.following:
+                yield run
+                run = []
+            run.append(span)
+        if run:
+            yield run
+
+    def _units_of(self, run: Sequence[tuple[int, int]]) -> Iterator[Unit]:
+        """One for all of a run; where some of it must be sent, one for each span, so that the others can be cut."""
         pinned, sketches = self.pinned, self.sketches
-        return tuple(
-            Unit(
-                start,
-                stop,
-                # One pinned item holds its whole unit: a result cannot stand without its call.
-                pinned=any(index in pinned for index in range(start, stop)),
-                sealed=any(one.sealed for one in sketches[start:stop]),
-            )
-            for start, stop in self.spans
-        )
+        # One pinned item holds its whole span: a result cannot stand without its call.
+        held = [any(index in pinned for index in range(*span)) for span in run]
+        must = any(held)
+        if not must:
+            run, held = [(run[0][0], run[-1][1])], [False]
+        for (start, stop), is_held in zip(run, held, strict=True):
+            sealed = any(one.sealed for one in sketches[start:stop])
+            yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=must and not is_held)
 
     @cached_property
     def task(self) -> int | None:

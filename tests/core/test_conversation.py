@@ -220,3 +220,16 @@ def test_messages_that_are_known_to_have_no_marks_are_not_looked_at_for_them() -
     raws = [encode(message) for message in (SYSTEM, user("a"), marked, user("b"), marked)]
     assert Conversation.of(raws).marked == Conversation.of(Hashed(raws, unmarked=2)).marked == {2, 4}
     assert Conversation.of(Hashed(raws, unmarked=3)).marked == {4}
+
+
+def test_what_follows_a_unit_is_of_it_and_where_some_of_it_must_stay_the_rest_is_bound() -> None:
+    run = [call("a"), result("a"), call("b"), result("b")]
+
+    def units(*messages: dict[str, Any], **more: Any) -> list[tuple[int, int, bool, bool]]:
+        found = Conversation.of([encode(one) for one in messages], following={3}, **more).units
+        return [(one.start, one.stop, one.pinned, one.bound) for one in found]
+
+    assert units(user(), *run, user())[1:2] == [(1, 5, False, False)]
+    assert units(user(), *run) == [(0, 1, True, False), (1, 3, False, True), (3, 5, True, False)]
+    assert units(user(), *run, user(), pinned={2})[1:3] == [(1, 3, True, False), (3, 5, False, True)]
+    assert Conversation.of([encode(one) for one in [user(), *run]], following={3}).beginning(3).following == set()

@@ -26,7 +26,7 @@ from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.recall import Recall
-from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Strategy, Summarize
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy, Summarize
 from gateway.core.plan import Plan, Room, Scales, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
@@ -361,8 +361,9 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[A
     bare = replace(request, messages=(), tools=(), system=None)
     reader = Reader(lambda chat: ESTIMATOR.message_tokens(replace(bare, messages=chat), read_as="chat"))
     conversation = Conversation.of(
-        view.messages, reader, pinned=view.held, keep_last_turns=place.policy.keep_last_turns
-    )
+        view.messages, reader,
+        pinned=view.held, following=view.following, keep_last_turns=place.policy.keep_last_turns,
+    )  # fmt: skip
     return make_room(came, view, conversation, place, Scales(ESTIMATOR, reader))
 
 
@@ -524,6 +525,56 @@ def test_what_an_assistant_writes_is_cut_and_goes_on_from_turn_to_turn(wire: Wir
             state = state.with_epoch(plan.epoch)
         before = plan.messages
     assert resumed > 10
+
+
+def run_of_one_reasoning(steps: int) -> list[bytes]:
+    """An agent in mid-work that thought once, before its first call."""
+    found: list[dict[str, Any]] = [
+        {"role": "user", "content": "Find the parcels of order 4711."},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "Z2VoZWlt" * 20},
+    ]
+    for number in range(steps):
+        call, result = (json.loads(raw) for raw in element("responses", number)[:2])
+        found += [{**call, "id": f"fc_{number}"}, result]
+    return [json.dumps(one).encode() for one in found]
+
+
+def test_old_results_of_a_run_that_is_not_over_are_cut_and_its_calls_stay_with_their_reasoning() -> None:
+    raws = run_of_one_reasoning(24)
+    came, whole = [json.loads(raw) for raw in raws], planned_as("responses", raws, room(10**9)).context.estimate
+    with pytest.raises(ContextOverflow):
+        planned_as("responses", raws, room(600))
+    for budget in (whole - 100, whole // 2, whole // 3):
+        for policy in (FitPolicy(), FitPolicy(strategies=(Drop(),)), FitPolicy(strategies=(Shorten(20), Drop()))):
+            plan = planned_as("responses", raws, room(budget, policy=ContextPolicy(fit=policy)))
+            assert plan.messages is not None
+            assert plan.safe_tokens <= budget
+            sent = [json.loads(raw) for raw in plan.messages]
+            assert [one for one in sent if "output" not in one] == [one for one in came if "output" not in one]
+            assert sent[-1] == came[-1], "the result that was not answered yet"
+            assert sum("Parcel" in one.get("output", "") for one in sent) > 1
+
+
+def test_a_run_that_goes_on_is_only_added_to_until_the_next_cut() -> None:
+    raws, state, before, resumed = run_of_one_reasoning(60), SessionState(), tuple[bytes, ...](), 0
+    for size in range(24, len(raws) + 1, 2):
+        plan = planned_as("responses", raws[:size], room(4_000, state=state))
+        if plan.messages is None:
+            continue
+        if plan.epoch is None:
+            resumed += 1
+            assert plan.messages[: len(before)] == before
+        else:
+            state = state.with_epoch(plan.epoch)
+        before = plan.messages
+    assert resumed > 20
+
+
+def test_an_answered_run_of_one_reasoning_goes_as_a_whole() -> None:
+    raws = [*run_of_one_reasoning(24), *(json.dumps({"role": "user", "content": say}).encode() for say in "ab")]
+    plan = planned_as("responses", raws, room(600))
+    assert plan.messages is not None
+    assert not any(b'"rs_1"' in raw or b"function_call" in raw for raw in plan.messages)
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------

@@ -185,6 +185,13 @@ class Draft:
             if unit.start >= self.first and not unit.pinned and not is_summed(self.decisions[unit.start])
         ]
 
+    def least(self, unit: Unit) -> dict[int, Decision]:
+        """The least that can be sent of a unit: nothing, or its messages without what can be cut of them."""
+        if not unit.bound:
+            return dict.fromkeys(unit.indices, DROP)
+        items = self.conversation.items
+        return {index: KEEP if items[index].sealed else () for index in unit.indices}
+
     def pointing(self) -> dict[int, dict[int, Same]]:
         """By index of a result that others point at: these others, and how they point."""
         found: dict[int, dict[int, Same]] = {}
@@ -234,6 +241,8 @@ class Draft:
 
     def weight_as(self, index: int, decision: Decision) -> int:
         """The same if this were decided of it."""
+        if decision == DROP:
+            return 0
         return self._weight_as(decision, index, self._made_as([(index, decision, self.recalls.get(index, ()))])[0])
 
     def weights(self) -> Sequence[int]:

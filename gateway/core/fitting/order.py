@@ -50,7 +50,8 @@ def without_marks(draft: Draft) -> Draft:
     What was left out stays so in a new choice, and the mark may be needed no more; where it is, it comes back.
     """
     decisions = draft.decisions
-    marks = [unit for unit in draft.open_units() if all(decisions[index] == () for index in unit.indices)]
+    may_go = [unit for unit in draft.open_units() if not unit.bound]
+    marks = [unit for unit in may_go if all(decisions[index] == () for index in unit.indices)]
     changes = {i: DROP for unit in marks for i in unit.indices if unit.start != draft.conversation.task}
     return draft.having(dict[int, Decision](changes)) if changes else draft
 

@@ -8,7 +8,7 @@ whole. Worth only falls while blocks are taken, so that a heap of old values nee
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
@@ -70,6 +70,9 @@ class _Choice:
         weights = self._draft.weights()
         self._room = float(self._limit - sum(weights[index] for index in fixed))
         task = self._draft.conversation.task
+        for opening in self._bound():
+            opening.opens(self._stock.scores)
+            self._room -= opening.frame
         if task is not None and task in self._units:
             self._start_with(self._units[task], task)
         waiting: list[Entry] = []
@@ -88,6 +91,8 @@ class _Choice:
         task = self._draft.conversation.task
         if task is not None and task in self._units:
             self._units[task].is_open = True
+        for opening in self._bound():
+            opening.is_open = True
         for step in steps:
             if step.start in self._units:
                 opening = self._units[step.start]
@@ -96,6 +101,10 @@ class _Choice:
                     opening.picked[index].add(number)
                 self._steps.append(step)
         return self._within(self._weighed())
+
+    def _bound(self) -> Iterator[Opening]:
+        """What is sent in any case, at least its frame."""
+        return (opening for opening in self._units.values() if opening.unit.bound)
 
     def _within(self, draft: Draft) -> Draft:
         while self._room < 0 and self._steps:
@@ -187,7 +196,7 @@ class _Choice:
 
 def _is_gone(draft: Draft, unit: Unit) -> bool:
     """Left out by an earlier cut: it stays so, or the beginning would be another one; recall is what brings it back."""
-    return all(draft.decisions[index] == DROP for index in unit.indices)
+    return all(draft.decisions[index] == decision for index, decision in draft.least(unit).items())
 
 
 def _decision(opening: Opening, index: int, *, is_sealed: bool) -> Decision:

@@ -224,7 +224,10 @@ def _sent_behind_the_task(draft: Draft) -> list[Unit]:
     return [
         unit
         for unit in by_priority(draft)
-        if task is not None and task < unit.start < stop and any(draft.decisions[i] != DROP for i in unit.indices)
+        if task is not None
+        and task < unit.start < stop
+        and not unit.bound
+        and any(draft.decisions[i] != DROP for i in unit.indices)
     ]
 
 
@@ -297,14 +300,14 @@ def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, i
     for unit in units:
         if total <= limit:
             break
-        total -= sum(weights[index] for index in unit.indices)
-        changes.update(dict.fromkeys(unit.indices, DROP))
+        left = draft.least(unit)
+        changes.update(left)
         for source in unit.indices:
-            alone = _alone(pointing.get(source, {}), changes)
-            for index, decision in alone.items():
-                now = draft.weight_as(index, decision)
-                total, weights[index] = total + now - weights[index], now
-            changes.update(alone)
+            left |= _alone(pointing.get(source, {}), changes)
+            changes.update(left)
+        for index, decision in left.items():
+            now = draft.weight_as(index, decision)
+            total, weights[index] = total + now - weights[index], now
     return (draft.having(changes) if changes else draft), total
 
 

@@ -38,6 +38,7 @@ def problems(
     found.extend(_strangers(before, after))
     found.extend(_invented(before, after))
     found.extend(_pointless(before, after))
+    found.extend(_parted(before, after))
     if tokens > limit:
         found.append(f"{tokens} tokens are over the limit of {limit}")
     return found
@@ -193,6 +194,16 @@ def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
             now = [one for at, one in sent.get(found[1], ()) if at < place]
             if found[0] not in said and not _is_whole([one for _, one in came.get(found[1], ())], now):
                 yield f"{found[0]} is not true"
+
+
+def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Calls that go together, of which only some are sent. They are sealed, so sent as they came or not at all."""
+    if not before.following:
+        return
+    sent = set(after.keys)
+    for run in before.runs:
+        if len({before.keys[start] in sent for start, _ in run}) > 1:
+            yield f"messages[{run[0][0]}] without all that came of the same"
 
 
 def _is_whole(came: Sequence[bytes], sent: Sequence[bytes]) -> bool:

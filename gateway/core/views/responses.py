@@ -5,6 +5,9 @@ their results follow it, wherever they stand among the items. What a model reaso
 came of it: a provider refuses one without the other, also where the reasoning is only named. So is a program to the
 calls that it made, whose results it reads as they came. All else that is only named, items that nobody here knows, and
 results whose call the provider keeps, are held.
+
+What comes of one reasoning between results stays or goes together as well, but is a message for each answer of the
+model: what there is of an agent's run does not change while it goes on.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class _Group:
     is_made: bool = False
     #: results of its calls have come: nothing more belongs to it
     is_answered: bool = False
+    #: it came of what the group before it came of
+    follows: bool = False
     results: list[_Group] = field(default_factory=list)
 
     def written(self) -> bytes:
@@ -85,6 +90,7 @@ class ResponsesView(View):
             held=[index for index, group in enumerate(groups) if id(group) in kept],
             stale=[index for index, group in enumerate(groups) if id(group) in old],
             needed=loaders(_tools(items, group.places) for group in groups),
+            following=[index for index, group in enumerate(groups) if group.follows],
             book=book,
         )
 
@@ -146,10 +152,18 @@ class _Grouping:
         if self._compact is None:
             return
         place = self._compact.places[0]
-        for group in self.groups:
-            unit = (group, *group.results)
+        for unit in self._units():
             if all(one.places[-1] < place for one in unit):
                 yield from unit
+
+    def _units(self) -> Sequence[Sequence[_Group]]:
+        """The groups that stay or go together."""
+        units: list[list[_Group]] = []
+        for group in self.groups:
+            if not group.follows:
+                units.append([])
+            units[-1] += (group, *group.results)
+        return units
 
     def add(self, place: int, item: Read) -> None:
         """Take the next item."""
@@ -214,10 +228,7 @@ class _Grouping:
         return group
 
     def _did(self, place: int, item: Read) -> _Group:
-        group = self._programs.get(item.by, self._open)
-        if group is None or (item.by not in self._programs and not _goes_on(group, item)):
-            group = _Group([], _silent())
-            self._opened(group, is_open=True)
+        group = self._group_for(item)
         if item.by:
             self._of_program(group, item)
         if item.program:
@@ -232,6 +243,20 @@ class _Grouping:
         else:
             group.binds, group.reasons = True, group.reasons or item.is_reasoning
             self._join(group, place, [item.part])
+        return group
+
+    def _group_for(self, item: Read) -> _Group:
+        """The group that what the model did is of."""
+        if item.by in self._programs:
+            return self._programs[item.by]
+        group = self._open
+        if group is None or not _goes_on(group, item):
+            group = _Group([], _silent())
+        elif not group.is_answered:
+            return group
+        else:
+            group = _Group([], {**_silent(), **SEAL}, binds=True, reasons=group.reasons, is_made=True, follows=True)
+        self._opened(group, is_open=True)
         return group
 
     def _of_program(self, group: _Group, item: Read) -> None:
@@ -281,7 +306,7 @@ def _goes_on(group: _Group, item: Read) -> bool:
     if group.reasons and not item.is_reasoning:
         return not group.is_answered or item.id != ""
     # Reasoning behind calls is that of the next answer.
-    return not group.is_answered and not _calls_of(group)
+    return not (group.is_answered or group.follows or _calls_of(group))
 
 
 def _calls_of(group: _Group) -> bool:

@@ -118,6 +118,7 @@ class View(ABC):
         held: messages that must be sent as they came, whatever the rules would do with them.
         stale: messages that the provider does not read any more, because something else stands for them.
         needed: messages that should stay as long as they fit, because later ones make use of what is in them.
+        following: messages that came of what the one before them in the conversation came of: they stay or go with it.
         array: the field they stand in.
         book: remembers what was read of elements.
     """
@@ -133,6 +134,7 @@ class View(ABC):
         held: Collection[int] = (),
         stale: Collection[int] = (),
         needed: Collection[int] = (),
+        following: Collection[int] = (),
         book: Book | None = None,
     ) -> None:
         self.came = came
@@ -141,6 +143,7 @@ class View(ABC):
         self.held = frozenset(held)
         self.stale = frozenset(stale)
         self.needed = frozenset(needed)
+        self.following = frozenset(following)
         self.book = book
 
     @property

@@ -137,6 +137,14 @@ def test_of_what_must_stay_each_is_there_and_in_its_order() -> None:
     ]
 
 
+def test_what_came_of_the_same_stays_or_goes_together() -> None:
+    signed = {"thinking_blocks": True}
+    run = [call("a", **signed), result("a"), call("b", **signed), result("b")]
+    before = Conversation.of([encode(one) for one in [TASK, *run, LAST]], following={3})
+    for after, faults in (([*run], []), ([], []), (run[:2], ["messages[1] without all that came of the same"])):
+        assert problems(before, Conversation.of_messages([TASK, *after, LAST]), 10, 10) == faults
+
+
 def test_over_the_limit_is_a_problem() -> None:
     assert found(*BEFORE, tokens=11) == ["11 tokens are over the limit of 10"]
 

@@ -338,8 +338,13 @@ def test_the_output_of_a_local_shell_may_be_named_by_an_id_alone() -> None:
 def test_calls_that_came_of_one_reasoning_stand_together_between_their_results() -> None:
     loop = [thought("1"), call("a"), output("a"), call("b"), output("b")]
     found = view(TASK, *loop, thought("2"), call("c"), output("c"), NEXT)
-    assert found.places == ((0,), (1, 2, 4), (3,), (5,), (6, 7), (8,), (9,))
-    assert restored(found, dict.fromkeys((1, 2, 3))) == [TASK, thought("2"), call("c"), output("c"), NEXT]
+    assert found.places == ((0,), (1, 2), (3,), (4,), (5,), (6, 7), (8,), (9,))
+    assert found.following == {3}, "it stays or goes with the one before"
+    assert [sketch(raw).sealed for raw in found.messages[1:5]] == [True, False, True, False]
+    assert restored(found, {2: {"role": "tool", "tool_call_id": "a", "content": "[...]"}})[3] == output("a", "[...]")
+    longer = view(TASK, *loop, call("c"), output("c"))
+    assert longer.following == {3, 5}
+    assert longer.messages[:5] == found.messages[:5], "what there was of it is as it was"
     said = {"role": "assistant", "content": "Done."}
     assert view(TASK, *loop[:3], said, *loop[3:], NEXT).places[3:6] == ((4, 5), (6,), (7,)), "another answer"
 
@@ -353,8 +358,8 @@ def test_what_a_model_did_beside_its_calls_stands_with_the_reasoning_that_both_c
     assert restored(found, dict.fromkeys((1, 2))) == [TASK, *behind]
     # each result directly behind its call
     found = view(TASK, thought("1"), call("a"), output("a"), deed, *behind)
-    assert found.places == ((0,), (1, 2, 4), (3,), (5, 6), (7,), (8,))
-    assert restored(found, dict.fromkeys((1, 2))) == [TASK, *behind]
+    assert found.places == ((0,), (1, 2), (3,), (4,), (5, 6), (7,), (8,))
+    assert found.following == {3}
     # nothing was reasoned
     found = view(TASK, call("a"), output("a"), deed, call("c"), output("c"), NEXT)
     assert found.places == ((0,), (1,), (2,), (3, 4), (5,), (6,))
@@ -418,3 +423,10 @@ def test_what_a_program_does_that_the_provider_keeps_is_held() -> None:
     unknown = view(TASK, coded(output("a")), NEXT)
     assert unknown.held == {1}
     assert sketch(unknown.messages[1]).sealed
+
+
+def test_a_run_of_one_reasoning_goes_first_where_a_compaction_stands_for_all_of_it() -> None:
+    compaction = {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
+    loop = [thought("1"), call("a"), output("a"), call("b")]
+    assert view(TASK, *loop, output("b"), compaction, NEXT).stale == {0, 1, 2, 3, 4}
+    assert view(TASK, *loop, compaction, output("b"), NEXT).stale == {0}, "a part of it stands behind that"
