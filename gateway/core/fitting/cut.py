@@ -17,7 +17,7 @@ from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.order import in_order, without_marks
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
-from gateway.core.fitting.strategies import Drop, Strategy, first_to_go, leading
+from gateway.core.fitting.strategies import Dedupe, Drop, Strategy, first_to_go, leading
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import SYSTEM_ROLES
 
@@ -25,6 +25,9 @@ from gateway.core.message import SYSTEM_ROLES
 #: so many tokens (some sentences). More would take the room of old lines that the last messages ask for.
 _TASK: Final = 0.05
 _TASK_TOKENS: Final = 64
+#: What loses nothing is enough where it leaves no more than this share of what is free above the low-water mark: with
+#: more the next cut would come too soon.
+_SPARED: Final = 0.4
 
 
 def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
@@ -32,6 +35,8 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
     fixed = system_tokens(draft)
     low = _low(draft, limit, policy)
     first = _protected(draft, limit)
+    if deduped := _deduped(draft, max(_appended(draft), first), low + int(_SPARED * (limit - low)), policy):
+        return deduped
     settles = was_sent and policy.recall != "off" and not policy.summarizes
     if settles and (short := _cut_tail(draft, low, limit, policy)):
         return short
@@ -48,6 +53,21 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
         if kept.total() <= max(target, fresh.total()):
             return kept, kept_applied
     return fresh, applied
+
+
+def _deduped(draft: Draft, start: int, enough: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+    """What came twice told once, from `start` on, where that is asked for first and is enough.
+
+    It loses nothing, so that it need not go as deep as others.
+    """
+    strategy = next(iter(policy.strategies), None)
+    if not isinstance(strategy, Dedupe) or 0 in draft.conversation.priorities.values():  # these go before all else
+        return None
+    opened = without_marks(draft.reopened(start))
+    fresh = strategy.apply(opened, enough)
+    if fresh is opened or fresh.total() > enough:
+        return None
+    return fresh.ruled(opened, strategy.name), (strategy.name,)
 
 
 def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:

@@ -277,6 +277,21 @@ def test_strategies_are_tried_in_order_until_it_fits() -> None:
     assert run(twice, limit - 300, strategies=(Dedupe(), Drop()), low_water=1.0).applied == ("dedupe", "drop")
 
 
+@pytest.mark.parametrize("recall", ["off", "said"])
+def test_where_it_is_enough_to_tell_once_what_came_twice_nothing_is_lost(recall: Any) -> None:
+    same = {"content": step(0)[1]["content"]}
+    again = [message | same if "tool_call_id" in message else message for n in range(20, 24) for message in step(n)]
+    messages, end = [*session(5), *again], step(8, size=1)
+    done = run([*messages, *end], tokens([*messages, *end]) - 10, recall=recall)
+    assert done.applied == ("dedupe",)
+    assert [one for one in done.decoded() if "same as" not in str(one)] == [*session(5), *again[::2], *end]
+    # where it leaves room for no more than a turn or two, it is cut as deep as ever
+    more = [*messages, *(message for number in range(30, 50) for message in step(number)), *end]
+    assert run(more, tokens(more) - 10, recall=recall).applied == ("dedupe", "condense")
+    # and so it is where others are to be tried before
+    assert run(messages, tokens(messages) - 10, strategies=(Condense(), Dedupe())).applied == ("condense",)
+
+
 class Careless:
     """A strategy that loses half of a unit."""
 
