@@ -133,6 +133,18 @@ def with_task(draft: Draft, limit: int) -> Draft:
     return told if told.total() <= limit else draft
 
 
+def lacks_task(draft: Draft, limit: int) -> bool:
+    """Whether a cut took the beginning of the task, though what must stay leaves room to tell it."""
+    conversation = draft.conversation
+    task = conversation.task
+    if task is None or task < draft.first:
+        return False
+    decision = draft.decisions[task]
+    if not isinstance(decision, tuple) or 0 in decision or not draft.known(task).tokens:
+        return False
+    return draft.weight_as(task, (0,)) + sum(draft.weight(index) for index in conversation.pinned) <= limit
+
+
 def given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
     """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
     draft = replace(start, watch=Watch(), first=0, recalls={})

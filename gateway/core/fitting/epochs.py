@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from gateway.core.conversation import Conversation, Item
-from gateway.core.fitting.cut import cut, dropped, given_up, system_tokens, with_task
+from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, system_tokens, with_task
 from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch, Plan
 from gateway.core.fitting.order import in_order
@@ -175,7 +175,12 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
 
 def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Made:
     done, applied = cut(start, limit, policy, was_sent=was_sent)
-    return with_task(done, limit), applied
+    done = with_task(done, limit)
+    if not lacks_task(done, limit):
+        return done, applied
+    # So little room is worth more to the task than to the next turns.
+    full, full_applied = cut(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
+    return (done, applied) if lacks_task(full, limit) else (full, full_applied)
 
 
 def _continued(

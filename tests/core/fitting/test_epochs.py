@@ -397,6 +397,20 @@ def test_of_a_long_task_the_beginning_is_told_where_there_is_room() -> None:
     assert done.tokens <= tokens([last]) + 150
 
 
+def test_the_task_is_told_before_all_else_where_what_must_stay_leaves_little_room() -> None:
+    task = {
+        "role": "user",
+        "content": "".join(f"Find order {n}, and look whether it was paid before. " for n in range(90)),
+    }
+    last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}
+    found = [{"role": "assistant", "content": f"Order A{n} is at depot {n * 7}."} for n in range(12)]
+    must = tokens([START[0], {**task, "content": "[...]"}, last])
+    for room in range(75, 135, 10):
+        done = run([START[0], task, *found, last], must + room, recall="said")
+        assert "Find order 0," in done.decoded()[1]["content"]
+        assert done.tokens <= must + room
+
+
 def test_what_a_client_pins_later_comes_back() -> None:
     first = run(session(8), 600)
     gone = next(index for index, fate in enumerate(first.fates) if fate.rule == "drop")
