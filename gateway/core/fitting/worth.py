@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, count
 from typing import Final
 
+from gateway.core.fitting.codes import LONGEST, called, codes_in
 from gateway.core.fitting.draft import KEEP, Draft, Uses
 from gateway.core.fitting.reader import Known
-from gateway.core.message import SYSTEM_ROLES
+from gateway.core.fitting.terms import IDENTIFIER
+from gateway.core.message import SYSTEM_ROLES, text_of
 from gateway.core.values import dataclass
 
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
@@ -75,11 +77,12 @@ class Scores:
         self.starts = dict(zip(candidates, accumulate([len(one.terms) for one in known], initial=0), strict=False))
         #: by place
         self.terms = list(chain.from_iterable([one.terms for one in known]))
+        codes = self._name_codes(draft, known)
         self.frames = dict(zip(candidates, count(len(self.terms)), strict=False))
         self._holders = _holders(draft, self.terms)
         priorities = draft.conversation.priorities
         #: by which the sum of each place is worth more
-        self.factors = _factors(draft, worth, candidates, self._holders, priorities)
+        self.factors = _factors(draft, worth, candidates, self._holders, codes)
         self._keep_sent(draft, sent)
         for place, one in zip(self.frames.values(), known, strict=True):
             self.terms.append(one.fixed)
@@ -89,6 +92,18 @@ class Scores:
         worth_of = self.left.__getitem__
         #: what the terms of each place are worth together
         self.sums = [sum(map(worth_of, terms)) for terms in self.terms]
+
+    def _name_codes(self, draft: Draft, known: Iterable[Known]) -> Sequence[str]:
+        """Make the codes that the question names terms of the blocks that are called by them; which they are."""
+        question = _question(draft)
+        if question is None or draft.conversation.items[question].length > LONGEST:
+            return ()
+        codes = codes_in(text_of(draft.conversation.messages[question]))
+        texts = [block.text for one in known for block in one.sliced.blocks] if codes else ()
+        for place, code in called(codes, draft.watch.over(texts)):
+            self.terms[place] = (*self.terms[place], code)
+        self.left.update(dict.fromkeys(codes, ASKED))
+        return codes
 
     def keep(self, terms: Iterable[str]) -> None:
         """These are kept from now on."""
@@ -105,12 +120,17 @@ class Scores:
 
         A question that names a thing does not say what is known of it: what only the question holds keeps a tenth.
         """
-        left, last = self.left, len(draft.decisions) - 1
-        is_question = draft.conversation.items[last].role == "user" and last not in draft.recalls
-        if is_question:
-            left.update({term: ASKED * left[term] for terms in terms_kept(draft, (last,)) for term in terms})
-        for terms in terms_kept(draft, [index for index in indices if index != last or not is_question]):
+        left, question = self.left, _question(draft)
+        if question is not None:
+            left.update({term: ASKED * left[term] for terms in terms_kept(draft, (question,)) for term in terms})
+        for terms in terms_kept(draft, [index for index in indices if index != question]):
             left.update(dict.fromkeys(terms, 0.0))
+
+
+def _question(draft: Draft) -> int | None:
+    """The last message, where it is the user's as it came."""
+    last = len(draft.decisions) - 1
+    return last if draft.conversation.items[last].role == "user" and last not in draft.recalls else None
 
 
 def _holders(draft: Draft, terms_of: Sequence[Sequence[str]]) -> defaultdict[str, list[int]]:
@@ -202,7 +222,7 @@ def _factors(
     worth: Worth,
     candidates: Mapping[int, Known],
     holders: Mapping[str, Sequence[int]],
-    priorities: Mapping[int, float],
+    codes: Iterable[str],
 ) -> list[float]:
     """By which the terms of each block are worth more: how well it answers, 0 to about 1, BM25 in relation to the best.
 
@@ -211,7 +231,7 @@ def _factors(
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
     scores = [0.0] * blocks
-    for term, asks in last_words(draft).items():
+    for term, asks in (last_words(draft) | dict.fromkeys(codes, _ASKS[IDENTIFIER])).items():
         places = holders.get(term)
         if places:
             weight = rarity(asks, blocks, len(places))
@@ -221,7 +241,7 @@ def _factors(
     mean = length / blocks if blocks else 0.0
     scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]
     by = worth.answer / (max(scores, default=0.0) or 1.0)
-    parameters = draft.parameters
+    parameters, priorities = draft.parameters, draft.conversation.priorities
     factors: list[float] = []
     for index, known in candidates.items():
         start, priority = len(factors), priorities.get(index, 1.0)

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Draft
 from gateway.core.fitting.reader import Reader, weigher
@@ -146,3 +148,17 @@ def test_a_table_with_the_columns_of_another_is_kept_where_there_is_room_for_it(
     least = condense(draft, draft.total(), Worth()).total()
     shown = json.dumps(sent(condense(draft, least + 100, Worth())))
     assert [n for n in (*range(30), *range(100, 130)) if f"Name{n}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "wanted"),
+    [("Close issue #42.", "42 | broken | open"), ("Close it.", None), ("In 42 days?", None), ("#42 " * 600, None)],
+)
+def test_a_row_that_the_question_names_by_a_short_number_is_found(ask: str, wanted: str | None) -> None:
+    rows = json.dumps([{"number": number, "title": "broken", "state": "open"} for number in range(10, 99)])
+    ends = [{"role": "assistant", "content": "There are some."}, {"role": "user", "content": ask}]
+    draft = draft_of(USER, *step(1, rows), *ends)
+    done = condense(draft, draft.total() - 900, Worth())
+    shown = str(sent(done)[2]["content"])
+    assert done.total() <= draft.total() - 900
+    assert ("42 |" in shown, wanted is None or wanted in shown) == (wanted is not None, True)

@@ -1,0 +1,51 @@
+"""Numbers of one or two digits and codes of two letters, which a question may name: `#42`, `line 88`, `NY`.
+
+They are everywhere and mean nothing, so that they are no terms (see `terms`). Where the newest words of the user name
+one, it is one for the lines that are called by it: where it is a whole cell of a table, an id, or a label.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+#: a number behind `#` or a word, and a code
+_NAMED: Final = re.compile(r"(?:#|\b([^\W\d_]{2,}) #?)([0-9]{1,2})(?!\w|[.,:/-][0-9])|(?<![\w.-])([A-Z]{2})(?![\w-])")
+#: of what stands before a number, words that name nothing by it
+_COUNTING: Final = frozenset(
+    """
+    about after all and any at before both but by each every first for from get give in into is just last least most
+    next of on only or over past per show take than the these those to top under until up with within
+    """.split()  # noqa: SIM905 - as in `terms`
+)
+#: A text with more characters, or with more codes, is no question about a few things.
+LONGEST: Final = 2_000
+_MOST: Final = 4
+#: said by the way
+_OK: Final = "OK"
+#: a whole cell; a label, mostly with its kind; the value of a field that names things
+_CALLED: Final = (
+    r"(?m)(?:^|(?<=\| )){0}(?= \||$)"
+    r"|^(?:\w+ )?#?{0}(?=[:.)\]\t])(?!\.[0-9])"
+    r"|(?:(?<![^\W_])(?i:id|index|line|no|nr|number|page)|[a-z]Id)\"?: ?\"?{0}(?![\w.])"
+)
+
+
+def codes_in(question: str) -> Sequence[str]:
+    """The codes that the user's words name."""
+    found = dict[str, None]()
+    for match in _NAMED.finditer(question):
+        word, number, letters = match.groups()
+        if number and (word or "").lower() not in _COUNTING:
+            found[number] = None
+        elif letters and letters != _OK and not question.isupper():
+            found[letters] = None
+    return [*found] if len(found) <= _MOST else ()
+
+
+def called(codes: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The texts that have a line which is called by a code, by their number, and that code."""
+    patterns = [(code, re.compile(_CALLED.replace("{0}", code))) for code in codes]
+    for number, text in enumerate(texts):
+        yield from ((number, code) for code, pattern in patterns if code in text and pattern.search(text))
