@@ -99,10 +99,11 @@ class Scores:
         if question is None or draft.conversation.items[question].length > LONGEST:
             return ()
         codes = codes_in(text_of(draft.conversation.messages[question]))
-        texts = [block.text for one in known for block in one.sliced.blocks] if codes else ()
-        for place, code in called(codes, draft.watch.over(texts)):
-            self.terms[place] = (*self.terms[place], code)
-        self.left.update(dict.fromkeys(codes, ASKED))
+        if codes:
+            texts = (block.text for one in known for block in one.sliced.blocks)
+            for place, code in called(codes, draft.watch.over(texts)):
+                self.terms[place] = (*self.terms[place], code)
+            self.left.update(dict.fromkeys(codes, ASKED))
         return codes
 
     def keep(self, terms: Iterable[str]) -> None:

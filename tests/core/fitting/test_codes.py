@@ -37,6 +37,7 @@ def test_codes_that_a_question_names(question: str, codes: list[str]) -> None:
         ("broken | open | 42\n", True),
         ("41: a = b\n42: c = d\n", True),
         ("Page 42: birch\n", True),
+        ("birch | 42 | 42\n", True),
         ("issue #42. It is broken\n", True),
         ("items[3].id: 42\n", True),
         ("user_id: 42\n", True),
