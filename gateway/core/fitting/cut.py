@@ -25,9 +25,6 @@ from gateway.core.message import SYSTEM_ROLES
 #: so many tokens (some sentences). More would take the room of old lines that the last messages ask for.
 _TASK: Final = 0.05
 _TASK_TOKENS: Final = 64
-#: What loses nothing is enough where it leaves no more than this share of what is free above the low-water mark: with
-#: more the next cut would come too soon.
-_SPARED: Final = 0.4
 
 
 def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
@@ -35,7 +32,7 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
     fixed = system_tokens(draft)
     low = _low(draft, limit, policy)
     first = _protected(draft, limit)
-    if deduped := _deduped(draft, max(_appended(draft), first), low + int(_SPARED * (limit - low)), policy):
+    if deduped := _deduped(draft, max(_appended(draft), first), (low + limit) // 2, policy):
         return deduped
     settles = was_sent and policy.recall != "off" and not policy.summarizes
     if settles and (short := _cut_tail(draft, low, limit, policy)):
@@ -58,7 +55,7 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
 def _deduped(draft: Draft, start: int, enough: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
     """What came twice told once, from `start` on, where that is asked for first and is enough.
 
-    It loses nothing, so that it need not go as deep as others.
+    It loses nothing, so that it need not go as deep as others; with less room the next cut would come too soon.
     """
     strategy = next(iter(policy.strategies), None)
     if not isinstance(strategy, Dedupe) or 0 in draft.conversation.priorities.values():  # these go before all else
