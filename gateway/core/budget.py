@@ -35,6 +35,14 @@ _KEY = AccountKey("session", "library")
 _NO_TIME = Moment(0, 0)
 
 
+def _is_count(value: object) -> bool:
+    """Whether it is a whole number from 0.
+
+    Python reads NaN out of JSON, and no comparison with that holds: once added to a budget it would grant everything.
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 @dataclass(slots=True)
 class _Open:
     """What an allocation's manager knows of it: who it is, the tokens still held, and those recorded for it so far."""
@@ -60,12 +68,12 @@ class BudgetManager:
         total_budget: tokens, 0 or more.
 
     Raises:
-        ValueError: the budget is negative.
+        ValueError: the budget is negative, or no whole number.
     """
 
     def __init__(self, total_budget: int) -> None:
-        if total_budget < 0:
-            raise ValueError(f"a budget is 0 tokens or more, not {total_budget}")
+        if not _is_count(total_budget):
+            raise ValueError(f"a budget is 0 tokens or more, in whole numbers, not {total_budget!r}")
         self._claim = Claim(_KEY, Limits(tokens=total_budget))
         self._account = EMPTY
         self._numbers = count(1)
@@ -76,11 +84,11 @@ class BudgetManager:
 
         Raises:
             BudgetExhausted: fewer are left.
-            ValueError: the number is negative.
+            ValueError: a number is negative, or no whole one, or `least` is more than `tokens`.
         """
-        if not 0 <= (least or 0) <= tokens:
-            raise ValueError(f"{tokens} tokens, at least {least}, cannot be held")
         fixed = tokens if least is None else least
+        if not (_is_count(tokens) and _is_count(fixed) and fixed <= tokens):
+            raise ValueError(f"{tokens!r} tokens, at least {least!r}, cannot be held: give whole numbers from 0")
         number = f"allocation-{next(self._numbers)}"
         hold = Hold(number, (self._claim,), Amount(fixed), Amount(1), most=tokens - fixed)
         outcome = reserve({_KEY: self._account}, hold, _NO_TIME)
@@ -104,10 +112,11 @@ class BudgetManager:
         gives it back.
 
         Raises:
-            ValueError: the number is negative, or the allocation is another manager's. Nothing was recorded.
+            ValueError: the number is negative, or no whole one, or the allocation is another manager's. Nothing was
+                recorded.
         """
-        if tokens < 0:
-            raise ValueError(f"usage is 0 tokens or more, not {tokens}")
+        if not _is_count(tokens):
+            raise ValueError(f"usage is 0 tokens or more, in whole numbers, not {tokens!r}")
         if allocation is None:
             self._settle(0, tokens)
             return self.remaining

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -92,6 +93,25 @@ def test_odd_allocations_are_refused(tokens: int, least: int | None) -> None:
     with pytest.raises(ValueError, match="cannot be held"):
         budget.allocate(tokens, least=least)
     assert numbers(budget) == (0, 0, 100)
+
+
+@pytest.mark.parametrize("odd", [json.loads("NaN"), json.loads("Infinity"), 1.5, 2.0, True, "3", None])
+def test_what_is_no_whole_number_is_refused_as_nan_in_a_budget_would_grant_everything(odd: Any) -> None:
+    with pytest.raises(ValueError, match="in whole numbers"):
+        BudgetManager(odd)
+    budget = BudgetManager(100)
+    held = budget.allocate(40)
+    for allocation in (None, held):
+        with pytest.raises(ValueError, match="in whole numbers"):
+            budget.record_usage(odd, allocation)
+    with pytest.raises(ValueError, match="whole numbers"):
+        budget.allocate(odd)
+    if odd is not None:
+        with pytest.raises(ValueError, match="whole numbers"):
+            budget.allocate(50, least=odd)
+    assert numbers(budget) == (0, 40, 60)
+    with pytest.raises(BudgetExhausted):
+        budget.allocate(10**6)
 
 
 def test_negative_budgets_and_usages_are_refused() -> None:
