@@ -212,8 +212,14 @@ class Supervisor(Multiprocess):
         self._pass_on(signal.SIGINT)
 
     def terminate_all(self) -> None:
-        """Stop the workers; at once where the second signal came before they heard of the first."""
+        """Stop the workers; at once where the second signal came before they heard of the first.
+
+        With them the listener is closed here: as long as one process had it open, the system would go on accepting
+        clients that nobody serves, and leave them waiting until the last call has ended.
+        """
         super().terminate_all()
+        for listener in self.sockets:
+            listener.close()
         if self._hurry:
             time.sleep(_HURRY_S)
             self._interrupt_all()

@@ -66,13 +66,13 @@ def takes_nobody(gateway: GatewayProcess) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stream_under_way_ends_within_the_grace(
-    number: signal.Signals, byte_server: StartUpstream, gateway_process: StartProcess
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_stream_under_way_ends_within_the_grace_and_nobody_else_is_left_waiting(
+    number: signal.Signals, workers: int, byte_server: StartUpstream, gateway_process: StartProcess
 ) -> None:
     held = Held()
     upstream = byte_server(held)
-    gateway = gateway_process(upstream.url, **{"server.shutdown_grace_s": 60})
+    gateway = gateway_process(upstream.url, **{"server.shutdown_grace_s": 60, "server.workers": workers})
     running = Running(lambda: gateway.web.stream("s"))
     until(lambda: upstream.requests)
     gateway.signal(number)
