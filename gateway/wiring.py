@@ -65,7 +65,11 @@ from gateway.worker_parts import Lasting, Parts
 logger = logging.getLogger("gateway")
 
 _GC_THRESHOLDS = (10_000, 20, 50)
+#: What is old is looked for after this share of the time for which it is kept, at most so many seconds; and the looks
+#: take no more than this share of a worker's time, however much there is to look through.
+_EXPIRE_SHARE = 0.25
 _EXPIRE_EVERY_S = 3600.0
+_EXPIRE_WORK = 0.05
 _STATE_EVERY_S = 2.0
 _SEES_ALL = Access(None, admin=True)
 #: how callbacks get what /api shows: as somebody does who sees all sessions
@@ -154,7 +158,7 @@ class Worker:
         observers += [self._callbacks] if not self._callbacks.is_idle else []
         observers += [self._metrics] if self._metrics is not None else []
         observers += [self._otel] if self._otel is not None else []
-        self._ttl_s = settings.sessions.ttl_s
+        self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what each configuration makes its parts with
         self.lasting = Lasting(
@@ -272,7 +276,7 @@ class Worker:
         add_counters(self._counters, settings)
         old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
         self._catalog.configure(table_names(settings), uplifts(settings))
-        self._ttl_s = settings.sessions.ttl_s
+        self._kept_s = settings.kept_s
         self._leases.lease_s = settings.budget.lease_s
         self._results.most = settings.sessions.results_max_bytes
         logger.info("configuration reloaded")
@@ -298,13 +302,15 @@ class Worker:
 
     async def _expire(self) -> None:
         while True:
+            began = time.monotonic()
             try:
-                await self.store.expire(time.time() - self._ttl_s)
+                await self.store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
-                pass  # what is old is still there in an hour
+                pass  # what is old is still there the next time
             except Exception:
                 logger.exception("what is old was not forgotten this time")
-            await asyncio.sleep(_EXPIRE_EVERY_S)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(min(_EXPIRE_SHARE * self._kept_s, _EXPIRE_EVERY_S), took / _EXPIRE_WORK))
 
     async def aclose(self) -> None:
         """End calls, settle them, close connections."""

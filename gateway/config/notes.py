@@ -15,7 +15,8 @@ from gateway.core.routing import is_of_provider, is_pattern
 
 def without_effect(settings: Settings) -> list[str]:
     """What is set and changes nothing, as another key stands against it."""
-    return [*_unreached(settings), *_unasked(settings), *_unread(settings), *_unlimited(settings), *_keyless(settings)]
+    checks = (_unreached, _unasked, _unread, _unlimited, _kept_longer, _keyless)
+    return [note for check in checks for note in check(settings)]
 
 
 def _unreached(settings: Settings) -> Iterator[str]:
@@ -60,6 +61,15 @@ def _unlimited(settings: Settings) -> Iterator[str]:
         budget = key.budget
         if budget.window is not None and (budget.tokens, budget.usd, budget.calls) == (None, None, None):
             yield f"auth.keys[{index}].budget.window: there is nothing to refill; set tokens, usd or calls"
+
+
+def _kept_longer(settings: Settings) -> Iterator[str]:
+    """A time to live that is over before calls of workers that are gone are settled."""
+    if settings.kept_s > settings.sessions.ttl_s:
+        yield (
+            f"sessions.ttl: sessions are kept for {settings.kept_s:g} s, which is twice budget.lease_s, as a call may "
+            "be settled as late as that; lower budget.lease_s"
+        )
 
 
 def _keyless(settings: Settings) -> Iterator[str]:

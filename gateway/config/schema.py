@@ -89,7 +89,11 @@ class Sessions(Section):
     on_missing: Literal["derive", "require", "none"] = Field(
         "derive", description="A call that names no session: guess it, refuse it, or keep nothing."
     )
-    ttl: str = Field("30d", description="A session is forgotten this long after its last call: 90s, 15m, 12h, 30d.")
+    ttl: str = Field(
+        "30d",
+        description="A session is forgotten this long after its last call: 15m, 12h, 30d. No sooner than two "
+        "budget.lease_s.",
+    )
     results_max_mb: float = Field(
         64,
         ge=0,
@@ -286,6 +290,15 @@ class Settings(Section):
             if not is_valid(name):
                 raise ValueError(f"the name of an agent is {ID_FORM}; {name!r} does not do")
         return value
+
+    @property
+    def kept_s(self) -> float:
+        """Seconds for which a session is kept after its last call.
+
+        At least two leases of a hold: a call whose worker was gone may be settled late and twice, and that is one
+        charge only as long as the store knows the call.
+        """
+        return max(self.sessions.ttl_s, 2 * self.budget.lease_s)
 
 
 #: routes every installation has, after the configured ones

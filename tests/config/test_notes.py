@@ -68,6 +68,14 @@ def test_a_window_of_a_client_key_without_a_limit_is_noted(loaded: Load) -> None
     assert loaded("budget: {window: 1d}").notes == (), "a session may have a budget of its own"
 
 
+def test_a_ttl_shorter_than_two_leases_is_noted(loaded: Load) -> None:
+    text = "default_provider: ollama\nsessions: {ttl: 90s}"
+    (note,) = loaded(text).notes
+    assert note.startswith("sessions.ttl: sessions are kept for 360 s, which is twice budget.lease_s")
+    assert loaded(text + "\nbudget: {lease_s: 45}").notes == ()
+    assert loaded(text.replace("90s", "6m")).notes == ()
+
+
 @pytest.mark.parametrize("clients", ["keys: [{name: alice, key: 0123456789abcdef}]", "required: true"])
 def test_a_default_provider_without_a_key_is_noted_where_callers_send_client_keys(clients: str, loaded: Load) -> None:
     text = f"auth: {{{clients}}}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -14,7 +15,7 @@ from gateway.mock import Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway
 from tests.support import stopping
 from tests.support.formats import Format
-from tests.support.gateways import GatewayThread, write_config
+from tests.support.gateways import GatewayThread, until, write_config
 from tests.support.web import CHAT, Reply, Web
 
 ROWS = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(80)])
@@ -64,6 +65,27 @@ def test_what_is_left_out_can_be_fetched_whole(gateway: GatewayThread, mock: Pro
         assert answer.body.decode() == original
         assert answer.header("content-type") == "text/plain; charset=utf-8"
         assert answer.header("x-content-type-options") == "nosniff"
+
+
+def test_a_session_its_budget_and_its_kept_texts_are_forgotten_soon_after_a_short_ttl(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"sessions.ttl": "1s", "budget.lease_s": 5, "budget.tokens": 100_000})
+    web = gateway.web
+    call(web, "left", "handle_only", ROWS)
+    handle = handle_in(sent(mock)[2]["content"])
+
+    def is_gone() -> bool:
+        assert web.chat("used").status == 200
+        time.sleep(0.1)
+        return web.get("/api/sessions/left").status == 404
+
+    assert web.get(f"/api/results/{handle}").status == web.get("/api/sessions/left").status == 200
+    until(is_gone, seconds=60)
+    assert web.get(f"/api/results/{handle}").status == 404
+    with closing(sqlite3.connect(gateway.store)) as database:
+        assert database.execute("SELECT id FROM accounts WHERE kind = 'session'").fetchall() == [("used",)]
+        assert database.execute("SELECT id FROM sessions").fetchall() == [("used",)]
 
 
 @pytest.mark.parametrize("asked", ["raw", "handle_only"])
