@@ -240,6 +240,16 @@ class CallRecord:
         """Whether another record of the same call may yet take the place of this one, and its charge that of its."""
         return self.outcome in _PROVISIONAL
 
+    def replaces(self, known: CallRecord) -> bool:
+        """Whether it takes the place of a record of the same call that was settled before.
+
+        Of two that were made for a worker that is gone, the one that knows of more: the store was told of an answer
+        once a second, and the journal went on with that while the store was away.
+        """
+        if not self.is_provisional:
+            return known.is_provisional
+        return self.outcome == known.outcome == LOST and self.spent.tokens > known.spent.tokens
+
     @property
     def was_fetched(self) -> bool:
         """Whether its answer was made in the background: it has lasted until somebody fetched that, however late."""

@@ -667,6 +667,42 @@ async def test_a_call_that_was_settled_is_not_lost(store: Store, hold: Make) -> 
     assert await store.call("alice", opened.hold.id) == real
 
 
+async def test_of_two_records_of_a_lost_call_the_one_that_knows_of_more_counts_once(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, opened)
+    moments.go_on(LEASE_S + 2)
+    less, more, most = (replace(opened, noted=noted).as_lost() for noted in (3, 20, 50))
+    await soon(store.settle(more))
+    totals = await store.totals(SESSION)
+    assert (totals.calls, totals.total_tokens, totals.estimated_tokens) == (1, 27, 27)
+    assert await soon(store.settle(less)) == totals
+    for _ in range(2):
+        totals = await soon(store.settle(most))
+        assert (totals.calls, totals.total_tokens, totals.estimated_calls, totals.estimated_tokens) == (1, 57, 1, 57)
+    assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(60), NOTHING)
+    assert await store.call("alice", opened.hold.id) == most
+    real = spends(opened, Amount(33, 5, 1))
+    for late in (real, most, replace(opened, noted=90).as_lost()):
+        totals = await soon(store.settle(late))
+        assert (totals.calls, totals.total_tokens, totals.estimated_calls) == (1, 33, 0)
+    assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
+
+
+async def test_what_a_lost_call_is_known_to_have_brought_after_a_reset_takes_nothing_from_others(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100))
+    await soon(store.settle(opened.as_lost()))
+    assert await store.reset(SESSION)
+    await soon(store.settle(spends(hold(claim(S)), Amount(5))))
+    await soon(store.settle(replace(opened, noted=20).as_lost()))
+    assert await used_and_held(store) == (Amount(35), NOTHING)
+    await soon(store.settle(spends(opened, Amount(33))))
+    assert await used_and_held(store) == (Amount(38), NOTHING)
+
+
 async def test_a_lost_call_that_cost_nothing_after_all_is_taken_back(store: Store, hold: Make) -> None:
     opened = hold(claim(S, 100))
     await granted(store, opened)

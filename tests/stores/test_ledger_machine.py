@@ -126,7 +126,7 @@ class Reference:
     def settle(self, record: CallRecord, *, steps: bool = False) -> Totals:
         known = self.settled.get(record.call_id)
         totals = self.totals.get(record.session, Totals()) if record.session else Totals()
-        if known is not None and (record.outcome == LOST or known.outcome != LOST):
+        if known is not None and not _replaces(record, known):
             return totals
         if steps and record.session is not None:
             self.steps[record.session] = self.steps.get(record.session, 0) + 1
@@ -173,6 +173,10 @@ class Reference:
             if self.settled[name].session == session:
                 self.assumed[name] = -1, epochs  # nothing is to be taken from its new totals
         self.spent.pop(session.account, None)
+
+
+def _replaces(record: CallRecord, known: CallRecord) -> bool:
+    return known.outcome == LOST and (record.outcome != LOST or record.spent.tokens > known.spent.tokens)
 
 
 def alike(said: object, expected: object) -> bool:

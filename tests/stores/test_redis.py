@@ -929,7 +929,7 @@ async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
         return #was
     """
     names = (keys.calls(tag)[2], *map(keys.account, ACCOUNTS))
-    assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "4\n"
+    assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "5\n"
     await store.settle(replace(spent(opened.lost), outcome="ok"))
     assert await stands(store) == [(Amount(7), NOTHING)] * 2
 

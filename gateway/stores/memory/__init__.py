@@ -138,7 +138,7 @@ class MemoryStore:
 
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
-        is_new = known is None or (known.is_provisional and not record.is_provisional)
+        is_new = known is None or record.replaces(known)
         if is_new:
             if ending is not None and (key := record.session) is not None:
                 state = self._state(key)

@@ -255,7 +255,7 @@ class BooksApart:
     async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))
         arguments = self._clerk.basic() | {
-            "lost": record.is_provisional,
+            "lost": record.outcome if record.is_provisional else False,
             "spent": values.spent(record),
             "accounts": values.accounts_of(accounts, self._keys),
         }

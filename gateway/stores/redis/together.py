@@ -91,7 +91,7 @@ class Clerk:
         """The arguments of a settlement."""
         return self.basic() | {
             "id": record.call_id,
-            "lost": record.is_provisional,
+            "lost": record.outcome if record.is_provisional else False,
             "session": record.session is not None,
             "spent": values.spent(record),
             "accounts": accounts,

@@ -32,7 +32,7 @@ _INSERT_CALL: Final = (
 )
 #: with a new number the call comes again for whoever watches
 _CORRECT_CALL: Final = (
-    f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ?, answer = ? "  # noqa: S608  # constants
+    f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = ?, record = ?, answer = ? "  # noqa: S608  # constants
     "WHERE call_id = ?"
 )
 _COME_BACK: Final = "DELETE FROM gone WHERE call_id = ?"
@@ -120,7 +120,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
     sums = _charge(connection, record)
     namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
-    epochs = _epochs(connection, record) if record.is_provisional else None
+    epochs = _epochs(connection, record)
     values = (record.call_id, request_id, namespace, session_id, _encoded(sums), epochs, encoded, record.answer)
     connection.execute(_INSERT_CALL, values)
     return _totals(sums), True
@@ -136,7 +136,8 @@ def _correct(
     accounts.correct(connection, record, lost.record, lost.epochs)
     _take_back(connection, lost, record.session)
     sums = _charge(connection, record)
-    connection.execute(_CORRECT_CALL, (_encoded(sums), encoded, record.answer, record.call_id))
+    values = (_encoded(sums), _epochs(connection, record), encoded, record.answer, record.call_id)
+    connection.execute(_CORRECT_CALL, values)
     return _totals(sums), True
 
 
@@ -184,10 +185,10 @@ class _Lost:
 def _lost(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _Lost | None:
     """What a call was written as when it was taken for lost; None where it was not, or `record` says no more."""
     value, epochs = known
-    if record.is_provisional or value is None:
+    if value is None:
         return None
     lost = _RECORDS.decode(value)
-    if not lost.is_provisional:
+    if not record.replaces(lost):
         return None
     # An older version kept no epochs, and did not count them.
     resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(lost.accounts))
@@ -200,8 +201,10 @@ def _take_back(connection: sqlite3.Connection, lost: _Lost, key: SessionKey | No
         connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, lost.resets))
 
 
-def _epochs(connection: sqlite3.Connection, record: CallRecord) -> bytes:
-    """When a call that is taken for lost was charged; see `_Lost`."""
+def _epochs(connection: sqlite3.Connection, record: CallRecord) -> bytes | None:
+    """When a call that is taken for lost was charged, see `_Lost`; None for any other."""
+    if not record.is_provisional:
+        return None
     key = record.session
     row = connection.execute(_RESETS, (key.namespace, key.id)).fetchone() if key else None
     return msgspec.json.encode((row[0] if row else 0, *accounts.epochs(connection, record.accounts)))

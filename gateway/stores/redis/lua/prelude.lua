@@ -5,6 +5,7 @@
 local MOST = 9007199254740992
 local NONE = -1 -- no limit, no window
 local HOUR = 3600000 -- milliseconds
+local LOST = 'worker_lost' -- the outcome of a call whose worker was gone
 local A = cmsgpack.unpack(ARGV[2])
 
 -- Microseconds since the epoch.
@@ -286,6 +287,14 @@ local function charge(accounts, wrong, epochs, right, held)
     end
     release(held)
     return found
+end
+
+-- Whether a record takes the place of a provisional one of this outcome that spent so much: `CallRecord.replaces`.
+local function replaces(outcome, spent)
+    if not A.lost then
+        return true
+    end
+    return A.lost == LOST and outcome == LOST and tonumber(A.spent[1]) > tonumber(spent[1])
 end
 
 -- Nothing of an account is used any more; what calls under way hold stays held. Gives whether there is such an account.

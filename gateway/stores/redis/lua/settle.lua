@@ -77,7 +77,7 @@ if was then
         error('what is known of the lost call was written by another version')
     end
 end
-local is_old = known and (A.lost or not was)
+local is_old = known and not (was and replaces(was[5], was[1]))
 if A.version and not is_old then
     local kept = changed_since(state, A.version)
     if kept then
@@ -105,7 +105,7 @@ local epochs = charge(A.accounts, was[1], was[3] or {}, A.spent, held)
 redis.call('ZADD', ids, '0', A.id)
 redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then
-    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false, epochs, resets }))
+    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false, epochs, resets, A.lost }))
 end
 local number = redis.call('ZCARD', ids)
 if number > A.keep then

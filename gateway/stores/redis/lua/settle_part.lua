@@ -10,10 +10,10 @@ if known and known ~= '' then
     end
 end
 local held = end_hold(hold, A.accounts)
-if known and (A.lost or known == '') then
+if known and (known == '' or not replaces(was[3], was[1])) then
     release(held)
     return 0
 end
 local epochs = charge(A.accounts, was[1], was[2], A.spent, held)
-redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs }) or '', 'PX', A.ttl)
+redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs, A.lost }) or '', 'PX', A.ttl)
 return 1
