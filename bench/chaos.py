@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -41,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway import config, opening  # noqa: E402
+from gateway.core.counting.heuristic import estimate_tokens  # noqa: E402
 from gateway.core.ledger import Amount, Claim  # noqa: E402
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
@@ -63,8 +65,11 @@ CALLS_KEPT, SESSIONS_SHOWN = 1000, 1000
 COMPLAINTS = ("Traceback", " bug", "is lost")
 #: a client that is told to come again later does so
 AFTER_503_S = 0.3
-#: a call without a budget is not known to the store before it has lasted for two ticks
+#: a call without a budget, or one that is taken while the store is away, is not known before it has lasted two ticks
 HELD_AFTER_S = 2.5
+#: what a client has of a stream is known to the store or the journal but for so many tokens, or what came so lately: a
+#: tick, and a store that is waited for once
+UNKNOWN_TOKENS, UNKNOWN_S = 256, 2.5
 #: into an outage of the store
 KILL_WITHIN_S = 0.9
 #: an estimate of the input that is further off than this is a mistake, and no estimate
@@ -159,6 +164,7 @@ BEHAVIOURS = (
     (6, "", "delay=0.5"),
     (14, "stream", "chunks=30;interval=0.005"),
     (8, "stream", "chunks=60;interval=0.02"),
+    (3, "stream", "chunks=150;interval=0.03"),
     (1, "stream", "chunks=3000"),
     (4, "", "status=500"),
     (2, "", "status=429;retry_after=1"),
@@ -537,35 +543,65 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
 
 @dataclass
 class Seen:
-    """What a client saw of its call. `usage`: total tokens, where the answer said so; `ended`: the time of day."""
+    """What a client saw of its call. `usage`: total tokens, where the answer said so; `ended`: the time of day.
+
+    `came`: tokens that a stream had brought, as the gateway estimates them; `came_before`: `UNKNOWN_S` before its end.
+    """
 
     call: Call
     how: str
     code: str = ""
     usage: int | None = None
     ended: float = 0.0
+    came: int = 0
+    came_before: int = 0
+
+
+class Come:
+    """The bytes of an answer, and when they came."""
+
+    def __init__(self) -> None:
+        self.answer = bytearray()
+        self._times: list[tuple[float, int]] = []
+
+    def add(self, piece: bytes) -> None:
+        self.answer += piece
+        self._times.append((time.monotonic(), len(self.answer)))
+
+    def tokens(self, before_s: float = 0.0) -> int:
+        """Of the texts that had come so long before the last ones."""
+        last = self._times[-1][0] - before_s if self._times else 0.0
+        length = max((length for at, length in self._times if at <= last), default=0)
+        return int(estimate_tokens("".join(map(json.loads, CONTENT.findall(self.answer[:length].decode())))))
+
+
+#: the text of an event
+CONTENT = re.compile(r'"content": ?("(?:[^"\\]|\\.)*")')
 
 
 async def make(call: Call, port: int) -> Seen:
     """Make a call, and leave it where the plan says so."""
+    come = Come()
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            seen = await _made(call, port)
+            seen = await _made(call, port, come)
     except TimeoutError:
         seen = Seen(call, "unanswered")
     except OSError:
         seen = Seen(call, "broken")
     seen.ended = time.time()
+    if call.stream:
+        seen.came, seen.came_before = come.tokens(), come.tokens(UNKNOWN_S)
     return seen
 
 
-async def _made(call: Call, port: int) -> Seen:
+async def _made(call: Call, port: int, come: Come) -> Seen:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(call.request())
         try:
             async with asyncio.timeout(call.leave_after_s if call.leave == "early" else None):
-                answer = await _read(reader, call)
+                answer = await _read(reader, call, come)
         except TimeoutError:
             answer = None
         if answer is not None:
@@ -580,11 +616,11 @@ async def _made(call: Call, port: int) -> Seen:
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, call: Call) -> bytes | None:
+async def _read(reader: asyncio.StreamReader, call: Call, come: Come) -> bytes | None:
     """The whole answer; None where the client has enough of it."""
-    answer = bytearray()
+    answer = come.answer
     while piece := await reader.read(65536):
-        answer += piece
+        come.add(piece)
         if call.leave == "within" and answer.count(b"data:" if call.stream else b"\r\n\r\n") > call.stream:
             return None
     return bytes(answer)
@@ -905,6 +941,8 @@ class Audit:
         self._estimated[reason] += 1
         if reason == "unexplained":
             self._wrong(seen, "estimated without need")
+        if record.outcome == LOST and record.charge.usage.output_tokens < self._least(seen):
+            self._wrong(seen, f"charged for less than its client had, {seen.came} tokens")
         bound = max(billed, self._hold(seen.call, record, bill))
         report.over_estimate += max(0, tokens - billed)
         if tokens > bound:
@@ -920,15 +958,22 @@ class Audit:
         self._inexact.add(seen.call.session.id)
         report.unknown_calls += 1
         report.unknown += bill.total
-        # Nothing is held for a call that is taken while the store is away, so that nobody knows of it after a crash;
-        # nor at first where there is no budget.
+        if seen.came:
+            self._wrong(seen, f"brought {seen.came} tokens, and not charged")
+            return
+        # Nobody knows at first of a call without a budget, nor of one that is taken while the store is away.
         ends = [kill for kill, _ in self._kills if kill > bill.at]
         # A kill may have come before the provider had the call, and then the next one was not its end.
         ends += [seen.ended] if seen.how == "broken" or not ends else []
         lasted = min(ends) - bill.at
-        is_young = not seen.call.session.is_limited and lasted < HELD_AFTER_S
-        if self._plan.on_failure == "closed" and not is_young:
+        is_put_off = not seen.call.session.is_limited or self._plan.on_failure == "open"
+        if lasted >= HELD_AFTER_S or not is_put_off:
             self._wrong(seen, "billed, and not charged")
+
+    @staticmethod
+    def _least(seen: Seen) -> int:
+        """What was noted at the least of a stream whose worker was killed."""
+        return max(seen.came - UNKNOWN_TOKENS, seen.came_before)
 
     @staticmethod
     def _reason(seen: Seen, record: CallRecord) -> str:

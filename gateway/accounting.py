@@ -290,15 +290,23 @@ class Accounts:
     async def deliver(self, progress: Progress) -> None:
         """Before a part of the answer goes out: see to it that the call is charged even if this worker dies."""
         taken = progress.taken
-        # What is held while the store is away is counted by this worker, and `Leases` takes it once the store is back.
-        if taken is None or taken.hold is not None or taken.lease.pending is None:
+        if taken is None:
             return
-        if not self._settler.is_away:
-            try:
-                if await self._budgets.deliver(taken):
-                    return
-            except StoreUnavailable as error:
-                self._settler.away(error)
+        lease, come = taken.lease, progress.response_bytes
+        # What is held while the store is away is counted by this worker, and `Leases` takes it once the store is back.
+        if taken.hold is None and not lease.is_known and not self._settler.is_away:
+            await self._take(taken)
+        if not lease.is_known or come >= lease.note_at:
+            await self._budgets.note(lease, come)
+
+    async def _take(self, taken: Taken) -> None:
+        """Take a hold that was put off."""
+        try:
+            if await self._budgets.deliver(taken):
+                return
+        except StoreUnavailable as error:
+            self._settler.away(error)
+            return
         # The record that is written when the call has ended corrects this one.
         record = self._budgets.lost(taken)
         if record is not None:

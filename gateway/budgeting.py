@@ -300,6 +300,7 @@ class Budgets:
         hold, after = opened.hold, Book.of(book.claims, granted.standings, is_blind=book.is_blind)
         grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
+        lease.opened = replace(opened, units=granted.units)
         if book.is_blind:
             lease.pending = lambda: _as_granted(opened, granted.units)
             lease.taken = lambda outcome: self._blind.handed_over(hold.id, outcome.standings)
@@ -340,6 +341,10 @@ class Budgets:
         """
         pending, taken.lease.pending = taken.lease.pending, None
         return pending().as_lost() if pending is not None else None
+
+    async def note(self, lease: Lease, come: int) -> None:
+        """See `Leases.note`."""
+        await self._leases.note(lease, come)
 
     async def look(self, lease: Lease) -> None:
         """See `Leases.look`."""

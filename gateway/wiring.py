@@ -146,6 +146,7 @@ class Worker:
             lease_s=settings.budget.lease_s,
             is_away=lambda: self._settler.is_away,
             away=self._settler.away,
+            note=self._settler.note,
         )
         self._results = Results(store, settings.sessions.results_max_bytes)
         self.keys = KeyRing(store, is_away=lambda: self._settler.is_away, away=self._settler.away)

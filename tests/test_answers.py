@@ -245,7 +245,8 @@ async def test_a_stream_that_cannot_be_held_is_written_down_before_a_part_of_it_
         assert not isinstance(reply.body, bytes)
         world.store.away = True
         await anext(aiter(reply.body))
-        assert world.settler.waiting == 1, "should this worker die now, its journal has the call"
+        (noted,) = world.noted
+        assert (noted.outcome, noted.charge is not None) == (LOST, True), "should this worker die now"
     await world.settler.aclose()
 
 

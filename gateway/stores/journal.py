@@ -2,7 +2,8 @@
 
 Each line holds a record behind its checksum, and is on the disk when `append` returns. A worker holds a lock on its own
 file for as long as it lives; a file that nobody holds is read, settled and deleted by whoever finds it. Settling is
-idempotent by the call's id, so that a record may be read more than once. An end that a crash cut off is left out: its
+idempotent by the call's id, so that a record may be read more than once. What is noted of calls under way stands in a
+file of its own, of which each takes the place of the one before. An end that a crash cut off is left out: its
 `append` never returned. What the store refuses goes to a second file, which nobody reads until its name is changed.
 """
 
@@ -49,6 +50,7 @@ class Journal:
         self._file: int | None = None
         self._path: Path | None = None
         self._aside: tuple[int, Path] | None = None
+        self._notes: tuple[int, Path] | None = None
 
     def obstacle(self) -> str | None:
         """What keeps it from being written, and what to do; None: nothing that shows before it is."""
@@ -91,6 +93,25 @@ class Journal:
                 self._file, self._path = self._made(_SUFFIX)
             _add(self._file, line)
 
+    def note(self, records: Sequence[CallRecord]) -> None:
+        """Write down what is to be settled of calls under way should this worker die, in the place of the last notes.
+
+        Raises:
+            OSError, ValueError: they are not on the disk; the last notes still are.
+        """
+        lines = b"".join(map(_line, records))
+        with self._lock:
+            old, made = self._notes, self._made(_SUFFIX) if records else None
+            if made is not None:
+                try:
+                    _add(made[0], lines)
+                except OSError:
+                    _drop(*made)
+                    raise
+            self._notes = made
+            if old is not None:
+                _drop(*old)
+
     def set_aside(self, record: CallRecord) -> Path:
         """Write a record down that the store cannot take, where nobody reads it unasked; in which file it is.
 
@@ -121,27 +142,23 @@ class Journal:
         with self._lock:
             file, path = self._file, self._path
             self._file = self._path = None
-            try:
-                if path is not None:
-                    path.unlink(missing_ok=True)
-            finally:
-                # One that could not be deleted is found like that of a worker that is gone, and charges nobody twice.
-                if file is not None:
-                    os.close(file)
+            if file is not None and path is not None:
+                _drop(file, path)
 
     def close(self) -> None:
         """Leave what is in the file to whoever finds it."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
-            if self._aside is not None:
-                os.close(self._aside[0])
-            self._file = self._path = self._aside = None
+            for made in (self._aside, self._notes):
+                if made is not None:
+                    os.close(made[0])
+            self._file = self._path = self._aside = self._notes = None
 
     def left_behind(self) -> Iterator[Left]:
         """Files of workers that are gone, each locked for as long as it is looked at."""
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
-            if path == self._path:
+            if path == self._path or (self._notes is not None and path == self._notes[1]):
                 continue
             try:
                 file = os.open(path, os.O_RDWR)
@@ -176,7 +193,7 @@ class Left:
         with self.path.open("rb") as lines:
             records = self._records(lines)
             while part := [*itertools.islice(records, most)]:
-                yield part
+                yield _once_each(part)
 
     def _records(self, lines: BinaryIO) -> Iterator[CallRecord]:
         while line := lines.readline(_LONGEST):
@@ -199,6 +216,28 @@ class Left:
             )
         else:
             self.path.unlink(missing_ok=True)
+
+
+def _once_each(records: Sequence[CallRecord]) -> Sequence[CallRecord]:
+    """Of several records of a call, which are settled side by side, the one that the others would give way to."""
+    kept: dict[str, CallRecord] = {}
+    for record in records:
+        known = kept.get(record.call_id)
+        if known is None or record.replaces(known):
+            kept[record.call_id] = record
+    return [*kept.values()]
+
+
+def _drop(file: int, path: Path) -> None:
+    """Delete a file of ours. One that cannot be is found like that of a worker that is gone, and charges nobody twice.
+
+    Raises:
+        OSError: it is still there.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
 
 
 def _is_ours(file: int, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """The holds of this worker: renewed, extended, and noted with how far their streams are; and holds that others left.
 
 A worker that dies renews its holds no more. When their leases end, any worker that shares the store settles them by
-what was noted last.
+what was noted last. While the store is away, that is noted in the journal of the worker.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
@@ -23,8 +23,12 @@ from gateway.core.stored import OpenHold
 
 logger = logging.getLogger("gateway")
 
-#: seconds between two notes of how far a stream is: what came after the last one is not known after a crash
+#: Seconds between two notes of how far a stream is, and tokens of a fast one: what came after the last one is not known
+#: after a crash.
 TICK_S: Final = 1.0
+NOTE_TOKENS: Final = 256
+#: bytes of an answer between two looks whether so many have come: as text without anything around it, they are no more
+_NOTE_BYTES: Final = 1_024
 #: a lease is renewed when this share of it has passed
 _RENEW_AT: Final = 0.33
 #: seconds between two looks for holds whose lease has ended, and how many of them one look settles
@@ -45,6 +49,7 @@ class Lease:
         answers: how many the call asks for: a unit is one token of each.
         delivered: gives the tokens of the answer that have come.
         pending: gives the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
+        opened: the hold as it was or is to be taken, once it is known.
         taken: is told once that is done.
         is_over: all that is held has come, and no more can be held: the answer has to end.
     """
@@ -56,6 +61,7 @@ class Lease:
     answers: int = 1
     delivered: Callable[[], int] = field(default=lambda: 0)
     pending: Callable[[], OpenHold] | None = None
+    opened: OpenHold | None = None
     taken: Callable[[Granted], None] = field(default=lambda _: None)
     is_over: bool = False
     #: bytes of the answer that had come when it was looked at last
@@ -63,6 +69,15 @@ class Lease:
     #: monotonic seconds, and tokens of the answer that the store knows of
     renewed_at: float = 0.0
     noted: int = 0
+    #: the same that the journal knows of; None: it does not know the call
+    journalled: int | None = None
+    #: bytes of the answer that have come when it is to be looked at whether to note it
+    note_at: int = _NOTE_BYTES
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the call is charged should this worker die."""
+        return self.pending is None or self.journalled is not None
 
     def end_at(self, delivered: int) -> None:
         """End the answer if that is all that is held."""
@@ -78,6 +93,7 @@ class Leases:
         lease_s: of holds that are taken from now on, see `Lease`.
         is_away: whether the store is known to be away.
         away: called with the error when the store is found to be away.
+        note: writes down what is to be settled should this worker die, in the place of what it wrote last.
         tick_s: seconds between two notes of how far streams are.
         sweep_s: seconds between two looks for holds whose worker is gone.
     """
@@ -90,6 +106,7 @@ class Leases:
         lease_s: float,
         is_away: Callable[[], bool] = lambda: False,
         away: Callable[[StoreUnavailable], None] = lambda _: None,
+        note: Callable[[Sequence[CallRecord]], Awaitable[None]] | None = None,
         tick_s: float = TICK_S,
         sweep_s: float = _SWEEP_S,
     ) -> None:
@@ -97,6 +114,11 @@ class Leases:
         self._settle = settle
         self._is_away = is_away
         self._away = away
+        self._note = note
+        #: notes are written one after the other, and each holds all that had come when it was begun
+        self._noting = asyncio.Lock()
+        self._notes_asked = self._notes_written = 0
+        self._has_notes = False
         self.lease_s = lease_s
         self._tick_s = tick_s
         self._sweep_s = sweep_s
@@ -132,17 +154,30 @@ class Leases:
     async def tick(self) -> None:
         """Note how far streams are, renew what is due, extend what is nearly used up.
 
+        While the store is away, what it would be told is journalled.
+
         Raises:
             StoreUnavailable: the store is away; answers whose hold is used up were ended.
         """
+        if self._is_away():
+            await self._without_store()
+            return
         try:
             await self._renew()
             for lease in self._growing():
                 await self._keep_up_or_end(lease)
-        except StoreUnavailable:
-            for lease in self._growing():
-                lease.end_at(lease.delivered())
+        except StoreUnavailable as error:
+            self._away(error)
+            await self._without_store()
             raise
+        if self._has_notes:
+            # The store knows it all now, but for calls that it could not take.
+            await self._journal()
+
+    async def _without_store(self) -> None:
+        for lease in self._growing():
+            lease.end_at(lease.delivered())
+        await self._journal()
 
     async def _keep_up_or_end(self, lease: Lease) -> None:
         delivered = lease.delivered()
@@ -193,12 +228,55 @@ class Leases:
             StoreUnavailable: nothing is held.
         """
         if lease.pending is not None:
-            outcome = await self._store.reserve(lease.pending(), lease.lease_s)
+            lease.opened = lease.pending()
+            outcome = await self._store.reserve(lease.opened, lease.lease_s)
             if isinstance(outcome, Refused):
                 return False
             lease.pending = None
             lease.taken(outcome)
         return True
+
+    async def note(self, lease: Lease, come: int) -> None:
+        """Before a part of an answer goes out: note what has come, where that is the first of it, or much.
+
+        `come`: its bytes, with this part.
+        """
+        lease.note_at = come + _NOTE_BYTES
+        delivered = lease.delivered()
+        if lease.is_known and delivered - max(lease.noted, lease.journalled or 0) < NOTE_TOKENS:
+            return
+        if lease.pending is None and not self._is_away():
+            try:
+                await self._store.renew({lease.id: delivered})
+            except StoreUnavailable as error:
+                self._away(error)
+            else:
+                lease.noted, lease.renewed_at = delivered, time.monotonic()
+        if self._is_away():
+            await self._journal()
+
+    async def _journal(self) -> None:
+        """Note in the journal what the store does not know. Those who ask meanwhile share the next note."""
+        if self._note is None:
+            return
+        self._notes_asked += 1
+        asked = self._notes_asked
+        async with self._noting:
+            if self._notes_written >= asked:
+                return
+            upto, now = self._notes_asked, time.monotonic()
+            come = {lease: lease.delivered() for lease in self._open.values() if self._is_news(lease, now)}
+            await self._note([record for lease in come if (record := _lost(lease, come[lease])) is not None])
+            for lease in self._open.values():
+                lease.journalled = come.get(lease)
+            self._notes_written, self._has_notes = upto, bool(come)
+
+    def _is_news(self, lease: Lease, now: float) -> bool:
+        """Whether the store does not know of a call what it is to be charged. One that has just begun may end soon."""
+        delivered = lease.delivered()
+        if lease.pending is None:
+            return delivered != lease.noted
+        return delivered > 0 or lease.is_known or now - lease.renewed_at >= self._tick_s
 
     def _news(self, lease: Lease, now: float) -> int | None:
         """The tokens to note of a hold; None where none have come since and its lease is not due."""
@@ -246,6 +324,15 @@ class Leases:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._has_notes:
+            await self._journal()
+
+
+def _lost(lease: Lease, delivered: int) -> CallRecord | None:
+    """What is to be settled should this worker die when so much has been delivered."""
+    if lease.opened is None and lease.pending is not None:
+        lease.opened = lease.pending()
+    return replace(lease.opened, noted=delivered).as_lost() if lease.opened is not None else None
 
 
 async def _survived(work: Callable[[], Awaitable[None]]) -> None:

@@ -83,6 +83,8 @@ class Settler:
         #: what the log has named already
         self._damages: set[str] = set()
         self._unreadable: set[Path] = set()
+        #: whether the last notes are on the disk, or there was no need of any
+        self._can_note = True
 
     def start(self) -> None:
         """Look for journals of workers that are gone, now and again, from now on.
@@ -248,6 +250,23 @@ class Settler:
                 logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
             return False
         return True
+
+    async def note(self, records: Sequence[CallRecord]) -> None:
+        """Write down what is to be settled of calls under way should this worker die, in the place of the last notes.
+
+        Nobody but who finds the journal of a worker that is gone ever reads them. Where they cannot be written, calls
+        go on all the same: the log says so once.
+        """
+        if self._journal is None:
+            return
+        try:
+            await self._surely(asyncio.to_thread(self._journal.note, records))
+        except Exception as error:  # noqa: BLE001  # of the disk, or of encoding
+            if self._can_note:
+                logger.error("what has come of calls under way cannot be journalled: %s", error)  # noqa: TRY400
+            self._can_note = False
+        else:
+            self._can_note = True
 
     async def _write_down(self) -> None:
         """Try again to journal what could not be: the disk may have room again before the store is back."""

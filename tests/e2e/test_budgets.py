@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from gateway.core.counting.heuristic import estimate_tokens, rounded_up
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway, StartProcess, StartUpstream
-from tests.support.gateways import GatewayThread, until
+from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import Held, completion
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, shown_usage
 
@@ -429,6 +433,85 @@ def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its
     assert holds(gateway.store) == 0
     (record,) = again.web.get("/api/sessions/s/calls").json["calls"]
     assert (record["outcome"], record["usage_source"]) == ("worker_lost", "estimated")
+
+
+class Reading:
+    """A stream that is read by a client that stays, in a thread."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._text, self._pool = bytearray(), ThreadPoolExecutor(1)
+        self._done = self._pool.submit(self._read, gateway)
+
+    def _read(self, gateway: GatewayProcess) -> None:
+        body = {"model": "mock-small", "messages": HI, "stream": True, "max_tokens": 60_000}
+        with connect(gateway.url) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(chat_bytes(json.dumps(body).encode(), b"x-session-id: s"))
+            while piece := sock.recv(65_536):
+                self._text += piece
+
+    @property
+    def tokens(self) -> int:
+        """What has come, as the gateway estimates it."""
+        texts = re.findall(rb'"content":"([^"]*)"', bytes(self._text))
+        return rounded_up(estimate_tokens(b"".join(texts).decode()))
+
+    def all(self) -> int:
+        """The same once its connection has ended."""
+        self._done.result()
+        self._pool.shutdown()
+        return self.tokens
+
+
+def charged_after_a_kill(gateway: GatewayProcess, start: Callable[[], GatewayProcess]) -> Any:
+    again = start()
+    view = until(lambda: (reply := again.web.get("/api/sessions/s")).status == 200 and reply.json, 60)
+    until(lambda: holds(gateway.store) == 0 and not [*gateway.folder.rglob("*.journal")], 60)
+    view = again.web.get("/api/sessions/s").json
+    assert view["calls"] == 1
+    assert view["cumulative_token_usage"]["estimated_tokens"] == view["cumulative_token_usage"]["total_tokens"]
+    assert view["budget"]["used"]["tokens"] == view["cumulative_token_usage"]["total_tokens"]
+    (record,) = again.web.get("/api/sessions/s/calls").json["calls"]
+    assert record["outcome"] == "worker_lost"
+    return view["cumulative_token_usage"]["output_tokens"]
+
+
+def test_of_a_fast_stream_no_more_than_256_tokens_are_not_charged_where_its_worker_is_killed(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000}
+    gateway = gateway_process(mock_server.url, **flags)
+    mock.behaviour = Behaviour(chunks=60_000, interval=0.0001)
+    reading = Reading(gateway)
+    until(lambda: reading.tokens > 1_000)
+    gateway.signal(signal.SIGKILL)
+    gateway.wait()
+    came = reading.all()
+    again = partial(gateway_process, mock_server.url, folder=gateway.folder, **flags)
+    assert came - 256 <= charged_after_a_kill(gateway, again) <= came + 256
+
+
+@pytest.mark.parametrize(("on_failure", "begun"), [("closed", "before"), ("open", "before"), ("open", "meanwhile")])
+def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker_is_killed_meanwhile(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, on_failure: str, begun: str
+) -> None:
+    flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000, "store.timeout_ms": 250}
+    flags |= {"store.on_failure": on_failure, "store.journal": "journals"}
+    gateway = gateway_process(mock_server.url, **flags)
+    mock.behaviour = Behaviour(chunks=60_000, interval=0.005)
+    with contextlib.closing(sqlite3.connect(gateway.store, isolation_level=None)) as db:
+        if begun == "meanwhile":
+            db.execute("BEGIN EXCLUSIVE")
+        reading = Reading(gateway)
+        if begun == "before":
+            until(lambda: holds(gateway.store) == 1)
+            until(lambda: _locked(db))
+        until(lambda: reading.tokens > 700)
+        gateway.signal(signal.SIGKILL)
+        gateway.wait()
+        came = reading.all()
+        db.execute("ROLLBACK")
+    again = partial(gateway_process, mock_server.url, folder=gateway.folder, **flags)
+    assert came - 256 <= charged_after_a_kill(gateway, again) <= came + 256
 
 
 # --- changing a budget ----------------------------------------------------------------------------------------------------

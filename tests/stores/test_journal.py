@@ -9,11 +9,13 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.core.record import CallRecord
+from gateway.core.ledger import Amount
+from gateway.core.record import LOST, CallRecord
 from gateway.stores.journal import Journal, Left
 
 MakeRecord = Callable[..., CallRecord]
@@ -199,6 +201,59 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", script], check=False)
     assert len(read(tmp_path)) == 1
+
+
+def test_what_is_noted_of_calls_under_way_takes_the_place_of_what_was_and_is_found_when_their_worker_is_gone(
+    tmp_path: Path, record: MakeRecord
+) -> None:
+    journal, ended, under_way = Journal(tmp_path), record(), record("t", outcome=LOST)
+    journal.append(ended)
+    for tokens in range(1, 50):
+        noted = replace(under_way, spent=Amount(tokens))
+        journal.note([noted, replace(noted, call_id=f"other-{tokens}")])
+    assert len(files(tmp_path)) == 2
+    assert read(tmp_path) == [], "its worker still lives"
+    assert [*journal.left_behind()] == []
+    journal.close()
+    assert read(tmp_path) == [ended, noted, replace(noted, call_id="other-49")]
+    assert [path.stat().st_mode & 0o777 for path in files(tmp_path)] == [0o600] * 2
+
+
+def test_notes_are_gone_once_nothing_is_to_be_noted(tmp_path: Path, record: MakeRecord) -> None:
+    journal = Journal(tmp_path)
+    journal.note([])
+    assert files(tmp_path) == []
+    journal.note([record()])
+    journal.note([])
+    assert files(tmp_path) == []
+    journal.close()
+
+
+def test_notes_that_cannot_be_written_leave_those_before_them(tmp_path: Path, record: MakeRecord) -> None:
+    journal, one = Journal(tmp_path), record(outcome=LOST)
+    journal.note([one])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            journal.note([replace(one, spent=Amount(9))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(files(tmp_path)) == 1
+    journal.close()
+    assert read(tmp_path) == [one]
+
+
+def test_of_several_records_of_a_call_the_one_that_stays_is_read(tmp_path: Path, record: MakeRecord) -> None:
+    journal, real = Journal(tmp_path), record()
+    less, more = (replace(real, outcome=LOST, spent=Amount(tokens)) for tokens in (5, 9))
+    for records in ((less, more), (more, less), (less, real, more)):
+        for one in records:
+            journal.append(one)
+        journal.close()
+        assert read(tmp_path) == [max(records, key=lambda one: (one is real, one.spent.tokens))]
+        for path in files(tmp_path):
+            path.unlink()
 
 
 def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Path, record: MakeRecord) -> None:

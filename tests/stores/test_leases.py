@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
+from itertools import groupby
 
 import pytest
 
@@ -370,6 +373,101 @@ async def test_an_answer_goes_on_when_the_store_is_back_in_time(record: MakeReco
     await leases.look(lease)
     assert not lease.is_over
     assert lease.tokens > 3_000
+
+
+def _same(one: OpenHold) -> OpenHold:
+    return one
+
+
+class Notes:
+    """What is written down while the store is away, as a worker writes it."""
+
+    def __init__(self, store: Gone) -> None:
+        self.store, self.is_away, self.written = store, False, list[dict[str, int]]()
+        self.leases = Leases(
+            store, store.settle, lease_s=60, tick_s=60, is_away=lambda: self.is_away, away=self._away, note=self._note
+        )
+
+    def _away(self, error: StoreUnavailable) -> None:
+        self.is_away = self.store.is_gone = True
+
+    async def _note(self, records: Sequence[CallRecord]) -> None:
+        await asyncio.sleep(0)
+        self.written.append({one.call_id: one.charge.usage.output_tokens for one in records if one.charge})
+
+    async def tick(self) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await self.leases.tick()
+
+
+async def kept(notes: Notes, record: CallRecord) -> Lease:
+    """The lease of a hold that the store has."""
+    granted = await taken(notes.store, record)
+    return notes.leases.open(Lease(record.call_id, 60, granted.units, opened=opened(record)))
+
+
+async def test_what_a_stream_brings_while_the_store_is_away_is_noted_until_the_store_knows_it(
+    record: MakeRecord,
+) -> None:
+    notes, one = Notes(Gone()), record()
+    lease, still = await kept(notes, one), await kept(notes, record())
+    notes.store.is_gone = True
+    for delivered in (7, 9):
+        lease.delivered = lambda come=delivered: come  # type: ignore[misc]
+        await notes.tick()
+    assert notes.is_away, "found out although no call came"
+    assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
+    assert still.journalled is None
+    notes.is_away = notes.store.is_gone = False
+    await notes.tick()
+    await notes.tick()
+    assert notes.written[2:] == [{}], "once"
+    assert lease.noted == 9
+
+
+async def test_a_call_that_the_store_has_not_heard_of_is_noted_once_something_came_of_it_or_it_lasts(
+    record: MakeRecord,
+) -> None:
+    notes = Notes(Gone())
+    notes.is_away = notes.store.is_gone = True
+    young, old, begun = opened(record()), opened(record()), opened(record())
+    leases = [notes.leases.open(Lease(one.hold.id, 60, 0, pending=partial(_same, one))) for one in (young, old, begun)]
+    leases[1].renewed_at -= 60
+    leases[2].delivered = lambda: 1
+    await notes.leases.note(leases[2], 10)
+    await notes.tick()
+    assert notes.written == [{old.hold.id: 0, begun.hold.id: 1}] * 2
+    assert [lease.is_known for lease in leases] == [False, True, True]
+    notes.is_away = notes.store.is_gone = False
+    for lease in leases:
+        lease.renewed_at -= 60
+    await notes.tick()
+    assert notes.written[2:] == [{}]
+    (stands,) = await notes.store.standings([CLAIM])
+    assert stands.held.calls == 3
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at_once(
+    record: MakeRecord, *, is_gone: bool
+) -> None:
+    notes, delivered = Notes(Gone()), 0
+    leases = [await kept(notes, record()) for _ in range(4)]
+    for lease in leases:
+        lease.delivered = lambda: delivered
+    notes.is_away = notes.store.is_gone = is_gone
+    asked = notes.store.asked
+    for delivered in range(0, 1_024, 64):
+        await asyncio.gather(*(notes.leases.note(lease, 9 * delivered) for lease in leases))
+        assert delivered - (leases[0].journalled or leases[0].noted) < 256
+    if is_gone:
+        written = [noted for noted, _ in groupby(notes.written)]
+        assert written == [dict.fromkeys((lease.id for lease in leases), come) for come in (256, 512, 768)]
+        assert len(notes.written) <= 2 * len(written), "those who ask meanwhile share the next one"
+        assert notes.store.asked == asked
+    else:
+        assert notes.written == []
+        assert notes.store.asked == asked + 3 * len(leases)
 
 
 async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: MakeRecord) -> None:

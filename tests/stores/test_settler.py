@@ -277,6 +277,24 @@ def full(tmp_path: Path) -> Path:
     return blocked
 
 
+async def test_calls_under_way_go_on_where_what_came_of_them_cannot_be_journalled_and_the_log_says_so_once(
+    store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler, none = Settler(store, Journal(full)), Settler(store)
+    await none.note([record()])
+    with caplog.at_level(logging.ERROR, "gateway"):
+        for _ in range(3):
+            await settler.note([record()])
+        full.unlink()
+        await settler.note([record()])
+    assert [*map(logging.LogRecord.getMessage, caplog.records)] == [
+        f"what has come of calls under way cannot be journalled: [Errno 17] File exists: '{full}'"
+    ]
+    assert len([*full.glob("*.journal")]) == 1
+    await settler.aclose()
+    await none.aclose()
+
+
 async def test_a_journal_that_has_room_again_before_the_store_is_back_gets_what_waits_in_memory(
     store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -213,7 +213,16 @@ class World:
         self.settler = Settler(self.store)
         self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
         ids = count(1)
-        self.leases = Leases(self.store, self.settler.settle, lease_s=60)
+        #: what is to be settled should the worker die while the store is away
+        self.noted: Sequence[CallRecord] = ()
+        self.leases = Leases(
+            self.store,
+            self.settler.settle,
+            lease_s=60,
+            is_away=lambda: self.settler.is_away,
+            away=self.settler.away,
+            note=self._note,
+        )
         #: seconds by which the worker's clock is ahead of the machine's
         self.ahead_s = 0.0
         learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
@@ -269,6 +278,9 @@ class World:
             started=self.gateway.clock(),
         )
         return replace(plain, **changes)
+
+    async def _note(self, records: Sequence[CallRecord]) -> None:
+        self.noted = records
 
     async def call(self, incoming: Incoming | None = None) -> tuple[Reply, bytes]:
         """A reply and its whole body, as a client that stays gets it."""
