@@ -256,6 +256,8 @@ class Accounts:
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress, call)
         # Summaries of tool results are made after the hold, and may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
+        can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
+        can_end = can_end and not progress.is_fetched_later
         kept = progress.kept_by(*ahead)
         outputs = [facts.output for facts in known]
         rates = self._rates(progress, call, ahead, tokens + kept)
@@ -270,12 +272,10 @@ class Accounts:
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not progress.incoming.endpoint.estimated,
             model=progress.route.model,
-            can_grow=call.stream
-            and wire is not None
-            and not asks_for_more_than_text(fields)
+            can_grow=can_end
             and all(facts.reasoning is False for facts in known)
-            and not any(route in self._in_one_piece for route in ahead)
-            and not progress.is_fetched_later,
+            and not any(route in self._in_one_piece for route in ahead),
+            can_end=can_end,
             goes_on=progress.is_fetched_later,
             # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
@@ -327,11 +327,11 @@ class Accounts:
             return True
 
     async def is_over(self, progress: Progress) -> bool:
-        """Whether a stream has to end now, as its hold cannot be extended. The caller passes nothing on meanwhile."""
+        """Whether a stream has to end now, as its hold is used up. The caller passes nothing on meanwhile."""
         if progress.taken is None:
             return False
         lease = progress.taken.lease
-        if lease.step and progress.response_bytes - lease.looked_at >= _LOOK_BYTES:
+        if (lease.step or lease.most is not None) and progress.response_bytes - lease.looked_at >= _LOOK_BYTES:
             lease.looked_at = progress.response_bytes
             await self._budgets.look(lease)
         return lease.is_over

@@ -24,6 +24,7 @@ from gateway.core.spending import (
     claims_of,
     hold_for,
     limit_to_set,
+    most_text,
 )
 from gateway.core.stored import OpenHold, Opening
 from gateway.core.values import dataclass
@@ -301,6 +302,8 @@ class Budgets:
         grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         lease.opened = replace(opened, units=granted.units)
+        if need.can_end and not grows and bounds_answers(after.budgets):
+            lease.most = most_text(lease.tokens)
         if book.is_blind:
             lease.pending = lambda: _as_granted(opened, granted.units)
             lease.taken = lambda outcome: self._blind.handed_over(hold.id, outcome.standings)

@@ -172,6 +172,7 @@ class Need:
         is_priced: its price is known, or it is no call that is billed by its tokens.
         model: the model that the price is for.
         can_grow: its hold can be extended while the answer comes.
+        can_end: its answer is text that comes piece by piece, and can be ended where it passes what is held by far.
         goes_on: the answer is made to its end, whether or not anybody waits for it.
     """
 
@@ -184,6 +185,7 @@ class Need:
     is_priced: bool = True
     model: str = ""
     can_grow: bool = False
+    can_end: bool = False
     goes_on: bool = False
     least_output: int = 0
     room: int | None = None
@@ -259,6 +261,15 @@ def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
     # The hold grows with the answer; what is left bounds it at the provider too.
     total = granted.units + _units_left(granted.standings, NOTHING, hold.unit, most)
     return _roomy(total, need) if total < most else None
+
+
+def most_text(held: int) -> int:
+    """Tokens of text, as they are estimated, with which an answer surely has passed what is held whole for it.
+
+    Its provider keeps to the limit it was sent, as a rule, and then no estimate is a reason to end it: for code or
+    tables that may be half as much again, and for a few words anything.
+    """
+    return 2 * held + STREAM_STEP // 2
 
 
 def bounds_answers(standings: Sequence[Standing]) -> bool:

@@ -46,6 +46,7 @@ class Lease:
         lease_s: seconds that it lives on after it was renewed, in the store too; a reload changes that of later ones.
         tokens: how many of the answer are held so far.
         step: units (see `Hold`) by which it is extended when it is nearly used up; 0: it never is.
+        most: tokens with which the answer has to end, although its hold is never extended; None: whatever comes.
         answers: how many the call asks for: a unit is one token of each.
         delivered: gives the tokens of the answer that have come.
         pending: gives the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
@@ -59,6 +60,7 @@ class Lease:
     tokens: int
     step: int = 0
     answers: int = 1
+    most: int | None = None
     delivered: Callable[[], int] = field(default=lambda: 0)
     pending: Callable[[], OpenHold] | None = None
     opened: OpenHold | None = None
@@ -210,6 +212,9 @@ class Leases:
         While the store is away nothing can be held, and nobody waits for it: the answer ends where its hold does.
         """
         delivered = lease.delivered()
+        if lease.most is not None:
+            lease.is_over = delivered > lease.most
+            return
         if not self._is_away():
             try:
                 await self._keep_up(lease, delivered)

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,7 +21,7 @@ from gateway.core.counting.heuristic import estimate_tokens, rounded_up
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
-from tests.support.scripted import Held, completion
+from tests.support.scripted import SSE_HEAD, Connection, Held, chunk, completion
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, shown_usage
 
 PRICED = [{"match": "priced", "provider": "upstream", "price": {"input": 100, "output": 1000}}]
@@ -616,6 +617,26 @@ def test_a_stream_is_not_ended_because_it_is_fast(
     finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
     assert finish[-1] == "stop", reply.comments
     assert reply.totals[1] == 60_000
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": None}, {"max_tokens": 1_500}])
+def test_a_stream_that_is_held_whole_is_ended_where_its_provider_goes_far_beyond_the_limit(
+    byte_server: StartUpstream, gateway_server: StartGateway, fields: dict[str, Any]
+) -> None:
+    def without_end(connection: Connection) -> None:
+        connection.send(SSE_HEAD)
+        for _ in range(5_000):
+            connection.send(chunk("four words and more " * 10))
+            time.sleep(0.002)  # a model takes its time, and one read brings little
+
+    gateway = gateway_server(byte_server(without_end).url, **{"budget.tokens": 3_000})
+    reply = call(gateway.web, "s", stream=True, model="unknown-model", **fields)
+    finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
+    assert finish[-1] == "length"
+    held = min(3_000, fields["max_tokens"] or 3_000)
+    assert held < reply.totals[1] < 2 * held + 1_024 + 5_000, "one look, and one read"
+    (record,) = gateway.web.get("/api/sessions/s/calls").json["calls"]
+    assert record["outcome"] == "budget_end"
 
 
 def test_streams_side_by_side_spend_no_more_than_was_left_while_the_store_is_away(
