@@ -8,6 +8,7 @@ top of what the store says, should it go again.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.stores import clock
+
+logger = logging.getLogger("gateway")
 
 #: how many accounts are remembered as they were seen last, and for how many of those that have no limit and hold
 #: nothing it is remembered what was spent on them
@@ -57,10 +60,27 @@ class Blind:
     def saw(self, standings: Iterable[Standing]) -> None:
         """Remember how accounts stand, as the store said: with their own limits, not with what one call declared."""
         for stands in standings:
+            if stands.key.kind == "key":
+                self._name_loss(stands)
             self._seen[stands.key] = stands
             self._seen.move_to_end(stands.key)
         while len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
+
+    def _name_loss(self, stands: Standing) -> None:
+        """Say so where an account of a client key has begun anew: only its window ends, nothing else lets it do so."""
+        seen = self._seen.get(stands.key)
+        if seen is None or seen.limits.window_s is not None or stands.limits.window_s is not None:
+            return
+        if seen.used.calls and (stands.used, stands.held) == (NOTHING, NOTHING):
+            logger.error(
+                'the store has lost what client key "%s" had used: %d tokens in %d calls when this worker looked last, '
+                "and nothing now, so that its budget has room again. Find out who deletes keys (a Redis needs "
+                "maxmemory-policy noeviction), and lower its budget by that until it is mended",
+                stands.key.namespace,
+                seen.used.tokens,
+                seen.used.calls,
+            )
 
     def saw_used(self, standings: Iterable[Standing]) -> None:
         """Remember what is used and held of accounts that were seen before, not the limits: those are of one call."""

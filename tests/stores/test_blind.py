@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from gateway.core.ledger import (
     NO_LIMITS,
     AccountKey,
@@ -18,6 +22,7 @@ from gateway.stores.blind import Blind
 
 KEY = AccountKey("session", "alice", "s")
 OTHER = AccountKey("session", "alice", "other")
+ALICE = AccountKey("key", "alice")
 RATE = AccountKey("rate", "alice")
 CLAIM = Claim(KEY, Limits(tokens=100))
 
@@ -40,6 +45,32 @@ def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
     assert isinstance(blind.reserve(hold(31)), Refused)
     assert isinstance(blind.reserve(hold(30)), Granted)
     assert isinstance(blind.reserve(hold(1, number=2)), Refused)
+
+
+@pytest.mark.parametrize(
+    ("key", "limits", "now", "is_said"),
+    [
+        (ALICE, Limits(tokens=1_000), Amount(), True),
+        (ALICE, NO_LIMITS, Amount(), True),
+        (ALICE, Limits(tokens=1_000), Amount(700, 0, 7), False),
+        (ALICE, Limits(tokens=1_000, window_s=60), Amount(), False),
+        (KEY, Limits(tokens=1_000), Amount(), False),
+    ],
+    ids=["lost", "without a limit", "used", "in a window", "of a session"],
+)
+def test_a_client_keys_account_that_the_store_has_lost_is_named_once(
+    key: AccountKey, limits: Limits, now: Amount, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    blind, seen = Blind(), Standing(key, limits, Amount(800, 0, 8), Amount())
+    with caplog.at_level(logging.ERROR, "gateway"):
+        blind.saw([Standing(key, limits, Amount(), Amount())])
+        blind.saw([seen])
+        assert caplog.records == []
+        for _ in range(2):
+            blind.saw([Standing(key, limits, now, Amount())])
+    said = [*map(logging.LogRecord.getMessage, caplog.records)]
+    assert len(said) == is_said
+    assert not said or 'client key "alice" had used: 800 tokens in 8 calls' in said[0]
 
 
 def test_a_session_nobody_saw_has_its_configured_budget() -> None:
