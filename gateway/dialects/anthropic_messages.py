@@ -168,8 +168,7 @@ class MessagesReader(AtOnceReader[_Event]):
         self._other(message, message.get("type"))
 
     def _other(self, value: dict[str, Any], kind: object) -> None:
-        if kind == "error" or value.get("error") is not None:
-            self._gathered.error = True
+        self._gathered.failed(kind == "error" or value.get("error"))
 
     def _head(self, message: dict[str, Any], *, input_side_only: bool) -> None:
         usage = message.get("usage")

@@ -251,7 +251,7 @@ class ChoicesReader(AtOnceReader[_Payload]):
             self._id, self._created = payload.id, payload.created
         self._gathered.head(payload.model, payload.service_tier)
         if payload.error is not None:
-            self._gathered.error = True
+            self._gathered.failed(payload.error)
 
     def _choice(self, choice: _Choice) -> None:
         gathered, index = self._gathered, choice.index

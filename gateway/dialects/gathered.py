@@ -52,6 +52,11 @@ class Gathered:
         if isinstance(reason, str):
             self.finish_reason = reason
 
+    def failed(self, error: object) -> None:
+        """Take what it says of an error; what is empty, or holds nothing but nulls, says that there is none."""
+        if any(part is not None for part in error.values()) if isinstance(error, dict) else error:
+            self.error = True
+
     def weigh(self, value: object) -> float:
         """Add every text in a value to what was delivered; its tokens."""
         if value is None:

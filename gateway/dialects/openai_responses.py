@@ -201,8 +201,7 @@ class ResponsesReader(AtOnceReader[_Event]):
             self._output(response)
 
     def _other(self, kind: str, value: dict[str, Any], data: bytes) -> None:
-        if kind in _FAILED or value.get("error") is not None:
-            self._gathered.error = True
+        self._gathered.failed(kind in _FAILED or value.get("error"))
         response = value.get("response")
         if not isinstance(response, dict):
             return
@@ -231,8 +230,7 @@ class ResponsesReader(AtOnceReader[_Event]):
             gathered.ended(status)
         if isinstance(details, dict) and not is_running:
             gathered.ended(details.get("reason"))
-        if response.get("error") is not None or status == _FAILED_STATUS:
-            gathered.error = True
+        gathered.failed(status == _FAILED_STATUS or response.get("error"))
 
     def _output(self, response: dict[str, Any]) -> None:
         output = response.get("output")

@@ -154,8 +154,7 @@ class PassThroughReader(EventReader):
                 self._said(choice.get("delta"))
                 self._said(choice.get("message"))
         self._whole(value)
-        if value.get("error") is not None:
-            self._gathered.error = True
+        self._gathered.failed(value.get("error"))
         return Verdict.PASS
 
     def _whole(self, value: dict[str, Any]) -> None:

@@ -455,6 +455,11 @@ def test_an_error_inside_a_stream_is_noted() -> None:
     assert not answer_to({"error": None}).error
 
 
+@pytest.mark.parametrize("error", [{}, {"code": None, "message": None, "param": None}, "", False])
+def test_an_error_in_which_nothing_is_said_is_none(error: object) -> None:
+    assert not answer_to({"error": error}).error
+
+
 def test_usage_is_read_from_both_places_groq_puts_it() -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     for chunk in ({"x_groq": {"usage": usage}}, {"x_groq": {"usage": usage}, "usage": usage}, {"usage": usage}):

@@ -223,6 +223,11 @@ def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
     assert answer_to(event).error
 
 
+@pytest.mark.parametrize("error", [{}, {"code": None, "message": None, "param": None}, "", False])
+def test_an_error_in_which_nothing_is_said_is_none(error: object) -> None:
+    assert not answer_to({"error": error}).error
+
+
 def test_usage_of_a_choice_is_read() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 2}
     reported = PassThrough("x").answer(json.dumps({"choices": [{"delta": {}, "usage": usage}]}).encode()).usage
