@@ -271,9 +271,13 @@ class AnswerFrames:
         """The one message for a response that came whole, from a host that knows no streams."""
         self.has_ended = True
         try:
-            status = _text(_FIELDS.decode(body).get("status"))
+            fields = _FIELDS.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return error_message(502, body, headers, self._create.lane)
+        if "status" not in fields and bytes(fields.get("error", b"null"))[:1] in (b"{", b'"'):
+            # No response, but an error in its place.
+            return error_message(status_of(body), body, headers, self._create.lane)
+        status = _text(fields.get("status"))
         kind = f"response.{status}" if f"response.{status}" in _LAST else "response.completed"
         if kind in _TOLD:
             self._take(body)

@@ -552,6 +552,9 @@ class Talk:
     [
         (200, b'{"id":"resp_1","status":"completed","output":[]}', "response.completed"),
         (201, b'{"id":"resp_1","status":"incomplete","output":[]}', "response.incomplete"),
+        (200, b'{"error":{"code":"server_error"},"user_id":"u"}', "server_error"),
+        (200, b'{"id":"resp_1","status":"failed","error":{"code":"server_error"}}', "response.failed"),
+        (200, b'{"id":"resp_1","error":null,"output":[]}', "response.completed"),
         (300, b'{"error":{"code":"elsewhere"}}', "elsewhere"),
         (404, b'{"error":{"code":"model_not_found"}}', "model_not_found"),
     ],
