@@ -217,8 +217,10 @@ def _merge(layers: list[tuple[str, ModelFacts]]) -> ModelFacts:
     for source, facts in layers:
         for name in ("betas", "window", "input", "output", "tokenizer", "price", "reasoning"):
             value = getattr(facts, name)
-            # A window that was configured is not made larger by what a table has.
+            # A window that was configured is not made larger by what a table has, nor is a larger one than the table's
+            # limited by the input that fits that.
             is_said = name in chosen or (name == "betas" and "window" in chosen)
+            is_said |= name == "input" and facts.window is not None and chosen["window"] > facts.window
             if value is not None and not is_said:
                 chosen[name] = value
                 sources[name] = source

@@ -139,6 +139,15 @@ def test_a_window_that_is_configured_is_not_made_larger_by_a_table() -> None:
     assert known.facts(Route("anthropic", "m", both)).betas == {"wide": 300_000}
 
 
+@pytest.mark.parametrize(("window", "limit"), [(300_000, 272_000), (400_000, 272_000), (1_050_000, None)])
+def test_a_window_configured_beyond_that_of_a_table_is_not_limited_by_its_input(window: int, limit: int | None) -> None:
+    table = {"m": raw('{"litellm_provider": "openai", "max_input_tokens": 272000, "max_output_tokens": 128000}')}
+    found = Catalog({"m": Facts(window=window)}, table).facts(Route("openai", "m"))
+    assert (found.window, found.input, found.output) == (window, limit, 128_000)
+    own = Catalog({"m": Facts(window=window, input=9_000)}, table).facts(Route("openai", "m"))
+    assert own.input == 9_000
+
+
 def test_the_models_that_have_a_larger_window_for_a_beta_are_data() -> None:
     known = Catalog(model_facts(), {})
     assert known.facts(Route("anthropic", "claude-sonnet-4-5-20250929")).betas == {"context-1m-2025-08-07": 1_000_000}
