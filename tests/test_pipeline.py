@@ -60,7 +60,7 @@ WAYS_OUT: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply], str, bool]] = 
     "whole breaks off": (BODY, lambda _: FakeReply(pieces=[b"{", BROKEN]), "upstream_broken", True),
     "stream breaks off": (STREAM, lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), BROKEN]), "upstream_broken", True),
     "file breaks off": (BODY, lambda _: FakeReply(headers=[(b"content-type", b"audio/wav")], pieces=[b"x", BROKEN]), "upstream_broken", True),
-    "error in the stream": (STREAM, lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), b'data: {"error":{}}\n\n', DONE]), "provider_error", True),
+    "error in the stream": (STREAM, lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), b'data: {"error":{"message":"overloaded"}}\n\n', DONE]), "provider_error", True),
 }  # fmt: skip
 
 
