@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
@@ -20,8 +20,6 @@ _DISCARD_S: Final = 10.0
 #: keep its place among the calls under way for days.
 _SILENCES: Final = 4
 _LEAST_RATE: Final = 512
-#: the message of the cancel by which a wait for the next piece ends
-_LATE: Final = "the body is late"
 #: how a body is packed that is not unpacked in `core`, which knows the standard library only
 _ZSTD: Final = "zstd"
 #: digits of a content length; one with more is over every limit
@@ -129,18 +127,12 @@ async def discard(receive: Receive, headers: Sequence[tuple[bytes, bytes]]) -> N
 
 async def _next(receive: Receive, silence_s: float, left_s: float) -> Any:
     """The next piece. `left_s`: seconds until the body has come too slowly."""
-    # By hand, as each call comes by here: `asyncio.timeout` takes as long as all else that is done for a small body.
-    task = cast("asyncio.Task[Any]", asyncio.current_task())
-    timer = asyncio.get_running_loop().call_later(min(silence_s, left_s), task.cancel, _LATE)
     try:
-        message = await receive()
-    except asyncio.CancelledError as error:
-        if error.args != (_LATE,) or task.uncancel() > 0:
-            raise
+        async with asyncio.timeout(min(silence_s, left_s)):
+            message = await receive()
+    except TimeoutError:
         what = f"stopped for {silence_s:g} s" if silence_s <= left_s else f"came at under {_LEAST_RATE} bytes a second"
         raise RequestTimeout(f"The request body {what} (server.body_timeout_s).") from None
-    finally:
-        timer.cancel()
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message
