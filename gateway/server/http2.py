@@ -21,7 +21,14 @@ from uvicorn.server import ServerState
 
 from gateway.core.forwarding import BODILESS
 from gateway.server.endpoints import TRAILERS
-from gateway.server.protocol import MAX_HEADERS, STOPPING, GatewayProtocol, ServerConfig, refused
+from gateway.server.protocol import (
+    MAX_HEADERS,
+    STOPPING,
+    GatewayProtocol,
+    ServerConfig,
+    is_continue_expected,
+    refused,
+)
 
 #: what a client sends first that speaks HTTP/2 without having asked (RFC 9113, section 3.4), as far as it looks like a
 #: head of HTTP/1.1
@@ -194,7 +201,7 @@ class Http2Protocol(ZttpH2Protocol):
             # Nothing more is said of a request without a body.
             cycle.more_body = False
             cycle.message_event.set()
-        cycle.waits_to_continue = (b"expect", b"100-continue") in scope["headers"]
+        cycle.waits_to_continue = is_continue_expected(scope["headers"])
         cycle.patience_s = self.timeout_keep_alive
         self.cycles[event.stream_id] = cycle
         task = self.loop.create_task(cycle.run_asgi(self._refusal(scope, event.target) or self.app))

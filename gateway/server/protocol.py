@@ -225,7 +225,7 @@ class GatewayProtocol(HttpToolsProtocol):
             access_log=False,
             default_headers=[],
             message_event=asyncio.Event(),
-            expect_100_continue=not is_old and _is_continue_expected(self.headers),
+            expect_100_continue=not is_old and is_continue_expected(self.headers),
             keep_alive=not is_old and parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
@@ -301,7 +301,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _is_continue_expected(headers: Headers) -> bool:
+def is_continue_expected(headers: Headers) -> bool:
     """Whether the client waits for a word before it sends the body (RFC 9110, section 10.1.1)."""
     return b"expect" in dict(headers) and b"100-continue" in [
         value.lower() for name, value in headers if name == b"expect"

@@ -177,8 +177,9 @@ def test_a_refusal_is_in_the_callers_format_and_leaves_the_connection_open(talk:
     assert talk.end(talk.chat(chat())).statuses == [200]
 
 
-def test_a_client_that_waits_is_told_to_send_its_body(talk: Talk) -> None:
-    stream = talk.ask("POST", CHAT, ("expect", "100-continue"), ends=False)
+@pytest.mark.parametrize("expected", ["100-continue", "100-Continue"])
+def test_a_client_that_waits_is_told_to_send_its_body(talk: Talk, expected: str) -> None:
+    stream = talk.ask("POST", CHAT, ("expect", expected), ends=False)
     while not talk.answers[stream].statuses:
         talk.read()
     talk.h2.send_data(stream, chat(), end_stream=True)
