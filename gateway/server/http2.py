@@ -25,7 +25,7 @@ from gateway.server.protocol import (
     MAX_HEADERS,
     STOPPING,
     GatewayProtocol,
-    ServerConfig,
+    bounds_of,
     is_continue_expected,
     refused,
 )
@@ -82,7 +82,7 @@ class Http2Protocol(ZttpH2Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        bounds = config if isinstance(config, ServerConfig) else ServerConfig
+        bounds = bounds_of(config)
         self._max_head_bytes = bounds.max_head_bytes
         self._linger_s = bounds.linger_s
         self._requests = 0

@@ -55,6 +55,11 @@ class ServerConfig(Config):
         """Do nothing."""
 
 
+def bounds_of(config: Config) -> ServerConfig | type[ServerConfig]:
+    """What holds a configuration's bounds: another than ours has the defaults."""
+    return config if isinstance(config, ServerConfig) else ServerConfig
+
+
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection. A head is kept until it is whole, and only then parsed."""
 
@@ -66,7 +71,7 @@ class GatewayProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        bounds = config if isinstance(config, ServerConfig) else ServerConfig
+        bounds = bounds_of(config)
         self._max_head_bytes = bounds.max_head_bytes
         self._head_timeout_s = bounds.head_timeout_s
         self._linger_s = bounds.linger_s

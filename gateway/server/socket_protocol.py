@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from gateway.server.protocol import SOCKET_STOPS, ServerConfig
+from gateway.server.protocol import SOCKET_STOPS, bounds_of
 
 #: "try again later" (IANA's registry of close codes)
 _TRY_LATER: Final = 1013
@@ -33,7 +33,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        bounds = config if isinstance(config, ServerConfig) else ServerConfig
+        bounds = bounds_of(config)
         self._pool = bounds.arriving
         self._linger_s = bounds.linger_s
         #: what has come and was not read yet
