@@ -16,7 +16,6 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import urllib.request
@@ -45,8 +44,7 @@ def bring(folder: Path) -> Path:
         download = [*pip, "download", "--quiet", "--no-deps", "--no-binary=openai", f"--dest={folder}", "openai"]
         subprocess.run(download, env=clean(), check=True)
         (archive,) = folder.glob("openai-*.tar.gz")
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+        subprocess.run(["tar", "-xzf", str(archive), "-C", str(folder)], check=True)
         source = str(folder / archive.name.removesuffix(".tar.gz"))
         subprocess.run([*pip, "install", "--quiet", f"{source}[aiohttp]", *TEST_PACKAGES], env=clean(), check=True)
         npm_install(folder / "steady", ["@stdy/cli"])
