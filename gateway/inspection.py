@@ -82,7 +82,7 @@ class Inspector:
 
         `show`: `items` for each message's tokens, `tools` for those of each tool's results.
         """
-        came, learned, _ = await self._planner.weigh(asked, remembered)
+        came, learned, *_ = await self._planner.weigh(asked, remembered)
         parts = came.estimate.context
         found: dict[str, Any] = {
             "model": came.request.model,

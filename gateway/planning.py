@@ -62,18 +62,20 @@ _MOST_WAITED: Final = 5
 class Weighing(NamedTuple):
     """What a request weighs as it came, what earlier calls taught, and the keys of its messages (`keys_of`).
 
-    `keys`: None where the messages are no array.
+    `keys` and `beside`, what stands beside the messages: None where these are no array.
     """
 
     came: Weighed
     learned: Learned
     keys: tuple[bytes, ...] | None
+    beside: Beside | None
 
     @property
     def alone(self) -> Weighing:
         """The same without what other sessions taught."""
         learned = self.learned.alone
-        return Weighing(weigh(self.came.request, self.came.estimate, learned, self.came.key), learned, self.keys)
+        came = weigh(self.came.request, self.came.estimate, learned, self.came.key)
+        return self._replace(came=came, learned=learned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class _Estimated(NamedTuple):
     request: Request
     estimate: Estimate
     keys: tuple[bytes, ...] | None
+    beside: Beside | None
 
 
 class Threads:
@@ -169,7 +172,7 @@ class Planner:
         return alone if alone.is_safe else plan
 
     async def _planned(self, asked: Asked, weighing: Weighing, remembered: Remembered, use: Use) -> Plan:
-        came, learned, keys = weighing
+        came, learned, keys, beside = weighing
         facts = within(asked.facts, asked.wishes, learned.limit)
         budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
         trim = asked.wishes.trim or self.policy.trim
@@ -181,7 +184,7 @@ class Planner:
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
             return unchanged
-        scales, since = Scales(self._estimator, self._reader(came)), self._clock()
+        scales, since = Scales(self._estimator, self._reader(came), beside), self._clock()
 
         def choose() -> tuple[Plan, Conversation]:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
@@ -289,13 +292,13 @@ class Planner:
     async def _weigh(self, asked: Asked, remembered: Remembered, said: LengthLimit | None) -> Weighing:
         if asked.weighing is not None and said is None:
             return asked.weighing
-        request, estimate, keys = await self._estimated(asked)
+        request, estimate, keys, beside = await self._estimated(asked)
         if said is None:
             said = await self._said_before(asked)
         kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
         key = key_of(request, estimate, kept)
         learned = Learned(*await self._learner.taught(key), remembered.last_turn, said, kept)
-        return Weighing(weigh(request, estimate, learned, key), learned, keys)
+        return Weighing(weigh(request, estimate, learned, key), learned, keys, beside)
 
     async def _said_before(self, asked: Asked) -> LengthLimit | None:
         """What a provider said of late, unless the configuration names that limit, which is not overruled by it."""
@@ -331,13 +334,13 @@ class Planner:
     def _estimate(self, contents: Contents, request: Request, known: Beside | None, key: Hashable) -> _Estimated:
         estimator = self._estimator
         if contents.array is None:
-            return _Estimated(request, estimator.estimate(request), None)
+            return _Estimated(request, estimator.estimate(request), None, None)
         beside = known
         if beside is None:
             beside = estimator.beside(request)
             self._beside.keep(key, beside, _size_beside(contents))
         sums, keys = self._sums(beside, contents)
-        return _Estimated(request, estimator.of(beside, sums), keys)
+        return _Estimated(request, estimator.of(beside, sums), keys, beside)
 
     def _sums(self, beside: Beside, contents: Contents) -> tuple[Sums, tuple[bytes, ...]]:
         """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""

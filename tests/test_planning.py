@@ -103,7 +103,7 @@ class World:
     async def estimate(self, body: bytes, wire: Wire = "chat", model: str = "gpt-4o", tokenizer: str = "") -> Estimate:
         contents = self.contents(body, wire)
         asked = Asked(contents, Route("p", model), ModelFacts(tokenizer=tokenizer or None), Wishes(), len(body))
-        weighed, _, _ = await self.planner.weigh(asked, Remembered())
+        weighed, *_ = await self.planner.weigh(asked, Remembered())
         return weighed.estimate
 
 

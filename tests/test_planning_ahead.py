@@ -51,7 +51,7 @@ async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
     share: float, trim: Any, *, reads: bool
 ) -> None:
     planner = planner_of(Planner)
-    weighed, _, _ = await planner.weigh(asked(planner), Remembered())
+    weighed, *_ = await planner.weigh(asked(planner), Remembered())
     before = fitting_threads()
     plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * share), trim=trim), Remembered())
     assert plan.messages is None
@@ -71,7 +71,7 @@ class Blind(Planner):
 
 async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     planner = planner_of(Blind)
-    weighed, _, _ = await planner.weigh(asked(planner), Remembered())
+    weighed, *_ = await planner.weigh(asked(planner), Remembered())
     for turn in (1, 2):
         await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
         await eventually(lambda turn=turn: caplog.text.count("RecursionError: 40 messages") == turn)  # type: ignore[misc]
@@ -81,7 +81,7 @@ async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog:
 
 async def test_a_call_that_is_planned_while_the_worker_stops_is_planned() -> None:
     planner = planner_of(Planner)
-    weighed, _, _ = await planner.weigh(asked(planner), Remembered())
+    weighed, *_ = await planner.weigh(asked(planner), Remembered())
     planner.close()
     plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
     assert plan.overflow is None

@@ -231,8 +231,8 @@ class Hashed:
 
 
 def instead(came: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
-    """Bytes with others in the place of some; None stands for nothing."""
-    return tuple([one for one in map(changes.get, count(), came) if one is not None])
+    """Bytes with others in the place of some; None, or none, stands for nothing."""
+    return tuple(filter(None, map(changes.get, count(), came)))
 
 
 def hashed(raws: Sequence[bytes] | Hashed) -> Hashed:
@@ -257,7 +257,8 @@ def read(raw: bytes) -> tuple[Any, bool]:
         value = odd.decoder.decode(raw.decode())
     except (ValueError, RecursionError):
         return None, True
-    return value, odd.found or is_deep(value) or (_SURROGATE.search(raw) is not None and not _is_writable(value))
+    is_odd = odd.found or (_may_be_deep(raw) and is_deep(value))
+    return value, is_odd or (_SURROGATE.search(raw) is not None and not _is_writable(value))
 
 
 class _Odd:
@@ -302,6 +303,10 @@ def _is_writable(value: object) -> bool:
 def has_too_many_values(text: str) -> bool:
     """Whether a JSON text is not read for what it says, see `MOST_VALUES`; told without reading it."""
     return len(text) > MOST_VALUES and sum(map(text.count, _BEFORE_VALUES)) > MOST_VALUES
+
+
+def _may_be_deep(raw: bytes) -> bool:
+    return raw.count(b"{") + raw.count(b"[") >= DEEPEST
 
 
 def is_deep(value: object) -> bool:

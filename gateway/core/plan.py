@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation import Conversation
+from gateway.core.counting.beside import Beside
 from gateway.core.counting.calibration import ceiling, may_become
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.request import Request
@@ -100,10 +101,14 @@ def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | No
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What weighs a choice: whole requests, and single messages with the numbers of the same model."""
+    """What weighs a choice: whole requests, and single messages with the numbers of the same model.
+
+    `beside`: what stands beside the messages of the request, where that was measured before.
+    """
 
     estimator: Estimator
     reader: Reader
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +347,9 @@ def _chosen(case: _Case, room: Room, fitted: Fitted) -> _Chosen:
     elements = case.view.restored(fitted.changes, fitted.new)
     if case.came.request.wire == "chat":
         elements = Hashed(elements.raws, fitted.keys)
-    request = replace(case.came.request, messages=elements.raws)
-    estimate = case.scales.estimator.estimate(request, keys=elements.keys)
+    request, estimator = case.came.request, case.scales.estimator
+    beside = case.scales.beside or estimator.beside(request)
+    estimate = estimator.having(beside, elements.raws, elements.keys)
     return _Chosen(fitted, elements, weigh(request, estimate, room.learned))
 
 

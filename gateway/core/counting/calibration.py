@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import lru_cache
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +42,8 @@ _FRAMES_KEPT: Final = 32
 #: Tokens that a frame can add at the most: an id of 20 tokens stands in a call and in its result, beside the marks that
 #: templates set round both. A turn that is off by more for each frame has other reasons.
 _MOST_FRAME: Final = 64
+#: what the frames of so many keys add is kept at hand
+_STATES_KEPT: Final = 128
 #: One strange report must not shut a window: the most that earlier residuals may add to the margin, as a share of the
 #: tokens or in tokens, whichever is more.
 _MOST_SEEN: Final = 0.25
@@ -135,41 +137,48 @@ def corrected(
     surprises: Sequence[Residual] = (),
     *,
     frames: Sequence[Residual] = (),
+    estimated: int | None = None,
 ) -> Corrected:
     """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key.
 
     What a provider adds differs between sessions of one key more than within a session. So the margin of an estimate
     that follows its session's last turn comes from `surprises`: by how much such estimates were off, reported less
     expected tokens. The margin of any other comes from how far the residuals lie apart. `frames`: for sessions of the
-    key, tokens that frames added, and over how many frames.
+    key, tokens that frames added, and over how many frames. `estimated`: correct it as if it were of so many tokens.
     """
+    if estimated is None:
+        estimated = estimate.tokens
     if last is not None and last.key == key:
-        return _following(estimate, last, surprises, frames)
+        return _following(estimate, estimated, last, surprises, frames)
     if not residuals:
-        return Corrected(estimate.tokens, _margin(estimate, estimate.tokens), 0, estimate.source)
-    seen = _scaled(residuals, estimate.tokens)
+        return Corrected(estimated, _margin(estimate, estimated), 0, estimate.source)
+    seen = _scaled(residuals, estimated)
     wanted = round(median(seen))
-    offset = _clamped(wanted, estimate.tokens)
-    tokens = estimate.tokens + offset
+    offset = _clamped(wanted, estimated)
+    tokens = estimated + offset
     return Corrected(tokens, _margin(estimate, tokens, max(seen) - wanted, len(seen)), offset, "learned")
 
 
 def _following(
-    estimate: Estimate, last: LastTurn, surprises: Sequence[Residual], frames: Sequence[Residual]
+    estimate: Estimate, estimated: int, last: LastTurn, surprises: Sequence[Residual], frames: Sequence[Residual]
 ) -> Corrected:
     frame = _frame(last, frames)
     more = estimate.frames - last.frames if last.frames is not None else 0
-    offset = _clamped(last.residual + round(frame * more), estimate.tokens)
-    tokens = estimate.tokens + offset
-    above = _scaled(surprises, estimate.tokens) or (0,)
+    offset = _clamped(last.residual + round(frame * more), estimated)
+    tokens = estimated + offset
+    above = _scaled(surprises, estimated) or (0,)
     least = _LEAST_KNOWN if len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
     return Corrected(tokens, _margin(estimate, tokens, max(above), len(above), least), offset, "learned", last, frame)
 
 
 def _frame(last: LastTurn, frames: Sequence[Residual]) -> float:
     """What a frame adds: as the session has seen it, and before that as others have."""
-    others = median([_mean(added, over) for added, over in frames]) if frames else 0.0
-    return _mean(last.added, last.over, others)
+    return _mean(last.added, last.over, _usual_frame(tuple(frames)) if frames else 0.0)
+
+
+@lru_cache(maxsize=_STATES_KEPT)  # a turn asks several times
+def _usual_frame(frames: tuple[Residual, ...]) -> float:
+    return median([_mean(added, over) for added, over in frames])
 
 
 def _mean(added: int, over: int, first: float = 0.0) -> float:
@@ -191,10 +200,10 @@ def ceiling(
 
     The rest of the offset and the margin are taken off the budget.
     """
-    found = corrected(replace(estimate, tokens=budget), key, residuals, last, surprises, frames=frames)
+    found = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=budget)
     # The margin is that of the budget, not of the budget and the offset.
-    largest = replace(estimate, tokens=max(0, budget - found.offset))
-    found = corrected(largest, key, residuals, last, surprises, frames=frames)
+    largest = max(0, budget - found.offset)
+    found = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=largest)
     return budget - found.margin - found.offset + round(found.frame * estimate.frames)
 
 

@@ -107,7 +107,21 @@ class Estimator:
     def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None) -> Estimate:
         """The prompt tokens of a request. `keys`: what `keys_of` says of its messages, where it was asked before."""
         beside = self.beside(request)
-        return self.of(beside, self._sums(beside, keys))
+        if keys is None:
+            return self.of(beside, self.sums(beside, request.messages))
+        return self.having(beside, request.messages, keys)
+
+    def having(self, beside: Beside, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
+        """The prompt tokens of a request with these messages, of which `keys_of` says `keys`.
+
+        The sums of the messages go on from those of a shorter conversation.
+        """
+
+        def extend(start: int, known: Sums | None) -> Sums:
+            return self.sums(beside, messages[start:], keys[start:], known)
+
+        sums = self._runs.extended(f"sums\0{beside.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
+        return self.of(beside, sums)
 
     def of(self, beside: Beside, total: Sums) -> Estimate:
         """The prompt tokens of a request. `total`: the sums of its messages, which the request need not hold then."""
@@ -214,17 +228,6 @@ class Estimator:
         if starts:
             measures, before = measures[starts[-1] :], None
         return (beside.start if before is None else before).plus(measures)
-
-    def _sums(self, beside: Beside, keys: Sequence[bytes] | None) -> Sums:
-        """Sums of all messages; where their keys are known they go on from those of a shorter conversation."""
-        messages = beside.request.messages
-        if keys is None:
-            return self.sums(beside, messages)
-
-        def extend(start: int, known: Sums | None) -> Sums:
-            return self.sums(beside, messages[start:], keys[start:], known)
-
-        return self._runs.extended(f"sums\0{beside.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
 
     def _system(self, request: Request, counter: TokenCounter) -> tuple[Measure, ...]:
         if request.system is None:

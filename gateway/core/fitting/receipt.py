@@ -122,6 +122,8 @@ class Sent:
     hows: Mapping[int, str]
     #: those in whose place another message stands: a summary, or the mark of what may not be changed
     new: frozenset[int]
+    #: what `weights` said last, and for which framing: that changes on few turns
+    _weighed: dict[Framing, Weights] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, draft: Draft) -> Sent:
@@ -165,11 +167,17 @@ class Sent:
         )
 
     def weights(self, came: Sequence[int], framing: Framing) -> Weights:
-        """What they weigh; `came`: what all messages weighed as they came."""
+        """What they weigh; `came`: what all messages weighed as they came, in this framing."""
+        known = self._weighed.get(framing)
+        if known is not None:
+            return known
         tokens = dict.fromkeys(self.made, 0)
         for index, calls in self.calls.items():
             tokens[index] = framing.added(self.made[index].tokens, calls)
-        return Weights(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()))
+        weights = Weights(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()))
+        self._weighed.clear()
+        self._weighed[framing] = weights
+        return weights
 
     @cached_property
     def changes(self) -> Mapping[int, bytes | None]:
