@@ -188,7 +188,7 @@ class Planner:
 
         def choose() -> tuple[Plan, Conversation]:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
-            room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt)
+            room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt, window)
             return self._roomy(came, asked, keys, room, scales)
 
         try:
@@ -202,7 +202,7 @@ class Planner:
             part = await self._heaviest_beside(asked)
             return replace(unchanged, overflow=overflow if part is None else overflow.naming(part))
         self._read_ahead(came, asked.contents, keys, budget, conversation)
-        return replace(plan, window=window)
+        return plan
 
     async def _of_one_text(self, unchanged: Plan, asked: Asked, came: Weighed, budget: int, trim: Trim) -> Plan:
         """The plan for a request without messages to choose among: sent as it came, or refused."""

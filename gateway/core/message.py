@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, compress, count
 from math import isinf
 from operator import is_not
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, cast
 
 from gateway.core.values import dataclass
 
@@ -230,9 +230,12 @@ class Hashed:
         return tuple([digest(self.raws[at]) if at in self.marked else key for at, key in enumerate(self.keys)])
 
 
+_is_some: Final = cast("Callable[[bytes | None], TypeGuard[bytes]]", partial(is_not, None))
+
+
 def instead(came: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
-    """Bytes with others in the place of some; None, or none, stands for nothing."""
-    return tuple(filter(None, map(changes.get, count(), came)))
+    """Bytes with others in the place of some; None stands for nothing."""
+    return tuple(filter(_is_some, map(changes.get, count(), came)))
 
 
 def hashed(raws: Sequence[bytes] | Hashed) -> Hashed:

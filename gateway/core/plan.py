@@ -36,6 +36,9 @@ from gateway.core.views import View, new_faults
 _TRIES: Final = 3
 #: a limit, in tokens, that only what must stay is left at
 _NOTHING: Final = 0
+#: nobody changes these
+_NO_FATES: Final = Fates()
+_NOTHING_SAVED: Final[Mapping[str, int]] = {}
 
 
 class Unsound(Exception):
@@ -81,7 +84,16 @@ def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None
     return Plan(record, weighed.expected.safe_tokens, window=window, beside=beside)
 
 
-def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | None) -> ContextRecord:
+def _record(
+    came: Weighed,
+    sent: Weighed,
+    budget: int | None,
+    safety: float | None,
+    *,
+    fates: Fates = _NO_FATES,
+    saved: Mapping[str, int] = _NOTHING_SAVED,
+    shadow: bool = False,
+) -> ContextRecord:
     return ContextRecord(
         tokens=sent.tokens,
         original_tokens=came.tokens,
@@ -94,6 +106,10 @@ def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | No
         frames=sent.estimate.frames,
         before=sent.expected.last,
         tool_weights=sent.estimate.context.tools,
+        trimmed=fates.actions if fates else {},
+        saved=saved,
+        shadow=shadow,
+        message_fates=fates,
         margin=sent.margin(safety),
         kept=sent.kept,
     )
@@ -124,6 +140,7 @@ class Room:
         expired: says True once the choice has taken too long.
         use: whether a summary may be asked for, or one that was made be used; with `shadow`, neither.
         salt: part of the name of a decision: one for another model, or of a shadow, is not gone on from.
+        window: of the model, as far as anyone knows.
     """
 
     budget: int
@@ -134,6 +151,7 @@ class Room:
     expired: Callable[[], bool]
     use: Use = "off"
     salt: str = ""
+    window: int | None = None
 
 
 def make_room(came: Weighed, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
@@ -156,7 +174,7 @@ def make_room(came: Weighed, view: View, conversation: Conversation, room: Room,
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
     if not conversation.messages:
         # There is nothing to leave out.
-        return as_it_came(came, room.budget, room.policy.safety)
+        return as_it_came(came, room.budget, room.policy.safety, window=room.window)
     case = _Case(came, view, conversation, scales)
     try:
         return _decided(case, room)
@@ -181,7 +199,8 @@ def _decided(case: _Case, room: Room) -> Plan:
         needs = _needs(wanted.passage, room.policy.summary, case.scales.estimator)
     if needs is None:
         return _roomy(case, replace(room, use="off"))
-    return replace(as_it_came(case.came, room.budget, room.policy.safety), needs=needs)
+    came = as_it_came(case.came, room.budget, room.policy.safety, window=room.window)
+    return replace(came, needs=needs)
 
 
 def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> NeedsSummary | None:
@@ -358,18 +377,17 @@ def _plan(case: _Case, chosen: _Chosen, room: Room, epoch: Epoch | None) -> Plan
     is_changed = fitted.changed
     if is_changed and (faults := new_faults(came.request.wire, case.view.came, elements, case.view.book)):
         raise Unsound("; ".join(faults))
-    fates = case.view.fates(fitted.fates) if is_changed else Fates()
-    record = replace(
-        _record(came, came if room.shadow else sent, room.budget, room.policy.safety),
-        trimmed=fates.actions,
-        shadow=room.shadow,
-        message_fates=fates,
+    weighed = came if room.shadow else sent
+    fates = case.view.fates(fitted.fates) if is_changed else _NO_FATES
+    record = _record(
+        came, weighed, room.budget, room.policy.safety, fates=fates, saved=fitted.saved_by_rule, shadow=room.shadow
     )
     return Plan(
         record,
-        (came if room.shadow else sent).expected.safe_tokens,
+        weighed.expected.safe_tokens,
         messages=elements.raws if is_changed and not room.shadow else None,
         epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
         resumed=epoch.prefix if epoch is not None else None,
+        window=room.window,
         beside=came.estimate.beside,
     )

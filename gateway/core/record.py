@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from hashlib import blake2b
@@ -47,7 +46,7 @@ LOST: Final[Outcome] = "worker_lost"
 PENDING: Final[Outcome] = "pending"
 #: what such a call is charged for now, and by what it cost is replaced once that is known
 _PROVISIONAL: Final = frozenset[Outcome]({LOST, PENDING})
-#: what left tokens out where no message's fate tells it
+#: what left tokens out where no rule did, or an older record does not say
 _UNKNOWN_RULE: Final = "other"
 _NAME_BYTES: Final = 16
 
@@ -69,6 +68,7 @@ class ContextRecord:
         conversation_tokens: of what was sent, texts, calls and thinking; no tool results or definitions of tools.
         tool_tokens: tool results in what was sent, each counted once.
         trimmed: number of messages by the rule that changed them, as their fates tell it.
+        saved: tokens that messages lost by such a rule, as chat messages; the estimate of a whole request is no sum.
         shadow: it was only decided; what was sent is what came.
         key: under which the difference to the reported usage is learned.
         estimate: `tokens` before anything learned was added.
@@ -92,6 +92,7 @@ class ContextRecord:
     frames: int | None = None
     before: LastTurn | None = None
     trimmed: Mapping[str, int] = field(default_factory=dict)
+    saved: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
     message_fates: Fates = Fates()  # of no message, and nobody changes it
     tool_weights: ToolWeights = field(default_factory=dict)
@@ -125,21 +126,14 @@ class ContextRecord:
 
     @property
     def saved_by_rule(self) -> Sequence[tuple[str, int]]:
-        """The same by the rule that left them out, shared out by what the fates of the messages say.
-
-        The estimate of a whole request is not the sum of its messages'.
-        """
-        saved, fates = self.saved_tokens, self.message_fates
+        """The same by the rule that left them out, shared out by what the messages lost by it."""
+        saved = self.saved_tokens
         if len(self.trimmed) == 1:
             return [(rule, saved) for rule in self.trimmed]
-        off = Counter[int]()
-        for rule, before, after in zip(fates.rules, fates.before, fates.after, strict=True):
-            if after < before:
-                off[rule] += before - after
-        total, given, found = off.total(), 0, list[tuple[str, int]]()
-        for (rule, _), upto in zip(off.items(), accumulate(off.values()), strict=True):
+        total, given, found = sum(self.saved.values()), 0, list[tuple[str, int]]()
+        for rule, upto in zip(self.saved, accumulate(self.saved.values()), strict=True):
             share = saved * upto // total
-            found.append((fates.names[rule], share - given))
+            found.append((rule, share - given))
             given = share
         return found or [(_UNKNOWN_RULE, saved)]
 

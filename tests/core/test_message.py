@@ -18,6 +18,7 @@ from gateway.core.message import (
     encode,
     has_too_many_values,
     hashed,
+    instead,
     key_of,
     keys_of,
     plain,
@@ -328,3 +329,7 @@ def test_written_messages_are_compact_and_half_a_pair_is_a_question_mark() -> No
     assert encode({"a": [1, "\u00e9"]}) == '{"a":[1,"\u00e9"]}'.encode()
     assert encode({"a": "x\ud800"}) == b'{"a":"x?"}'
     assert decode(encode({"a": [1, "\u00e9"]})) == {"a": [1, "\u00e9"]}
+
+
+def test_others_stand_in_the_place_of_some_and_what_is_empty_is_not_nothing() -> None:
+    assert instead([b"a", b"", b"c", b"d"], {0: b"A", 2: None}) == (b"A", b"", b"d")

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from gateway.core.counting.context import ToolWeight
-from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
@@ -112,8 +111,7 @@ def test_what_was_trimmed_is_counted_by_rule_and_in_tokens() -> None:
 
 
 def test_tokens_that_were_not_sent_are_counted_by_what_left_them_out() -> None:
-    fates = Fates.of([Fate("tool", 60, 20, "condense"), Fate("user", 40, 0, "drop"), Fate("user", 9, 9, "pinned")])
-    context = replace(CONTEXT, message_fates=fates)
+    context = replace(CONTEXT, saved={"condense": 40, "drop": 40})
     found = counted(replace(CALL, context=context), replace(CALL, context=replace(context, trimmed={"drop": 3})))
     assert found.value("gateway_trimmed_tokens_total", strategy="condense", **WHERE) == 30
     assert found.value("gateway_trimmed_tokens_total", strategy="drop", **WHERE) == 30 + 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -66,7 +65,13 @@ class Sums:
 
     def parts(self, definition_tokens: int) -> ContextCounts:
         """The parts of the context, with the definitions of the tools offered."""
-        return replace(self.context, definition_tokens=definition_tokens) if definition_tokens else self.context
+        if not definition_tokens:
+            return self.context
+        parts = self.context
+        return ContextCounts(
+            parts.conversation_tokens, parts.tool_tokens, definition_tokens,
+            parts.results, parts.repeated_tokens, parts.tools,
+        )  # fmt: skip
 
     @property
     def size_bytes(self) -> int:

@@ -68,4 +68,4 @@ class FitPolicy:
         if self.may_drop and not any(isinstance(one, Drop) for one in given):
             # As deep as any cut: down to the limit alone it would be needed again on the next turn.
             given.append(Drop())
-        return replace(self, strategies=given)
+        return replace(self, strategies=given) if given != [*self.strategies] else self

@@ -95,10 +95,15 @@ class Fates:
 
 
 class Weights(NamedTuple):
-    """Tokens of what stands in the place of messages, by their index, and how many fewer these are in all."""
+    """What stands in the place of messages, in tokens.
+
+    `tokens`: of each, by its index; `saved`: how many fewer these are in all; `saved_by_rule`: about the same by the
+    rule that changed the message, to share out by, without those that became more.
+    """
 
     tokens: Mapping[int, int]
     saved: int
+    saved_by_rule: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -174,10 +179,20 @@ class Sent:
         tokens = dict.fromkeys(self.made, 0)
         for index, calls in self.calls.items():
             tokens[index] = framing.added(self.made[index].tokens, calls)
-        weights = Weights(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()))
+        # The shares are as good in any framing.
+        last = next(iter(self._weighed.values()), None)
+        shares = last.saved_by_rule if last is not None else self._saved_by_rule(came, tokens)
+        weights = Weights(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()), shares)
         self._weighed.clear()
         self._weighed[framing] = weights
         return weights
+
+    def _saved_by_rule(self, came: Sequence[int], tokens: Mapping[int, int]) -> Mapping[str, int]:
+        saved = Counter[str]()
+        for index, now in tokens.items():
+            if now < came[index]:
+                saved[self.hows[index]] += came[index] - now
+        return saved
 
     @cached_property
     def changes(self) -> Mapping[int, bytes | None]:
@@ -239,6 +254,8 @@ class Fitted:
     sent: Sent | None = field(repr=False)
     #: of the messages that are not sent as they came
     weights: Mapping[int, int] = field(repr=False)
+    #: see `Weights`
+    saved_by_rule: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> Fitted:
@@ -271,6 +288,7 @@ class Fitted:
             came=came,
             sent=sent,
             weights=weights.tokens,
+            saved_by_rule=weights.saved_by_rule,
         )
 
     @cached_property

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,6 +44,22 @@ def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
 
 
+def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "I do, and think of it. " * 20, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "here it is"},
+    ]
+    reader = Reader(weigher(len))
+    for framing in (Framing(), Framing(call=7), Framing(call=7), Framing()):
+        framed = reader.weighing(weigher(len), "", framing)
+        now = Draft.untouched(Conversation.of_messages(messages), framed).having({1: ()})
+        sent = framed.kept("sent", "of them", partial(Sent.of, now), lambda sent: sent.size_bytes)
+        assert sent.weights(now.came, framing).tokens == {1: now.weight(1)}
+        assert now.came[1] == reader.weights(now.conversation)[1] + framing.call
+
+
 def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     before = draft()
     done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
@@ -60,6 +78,8 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
     assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(weigher(len)(fitted.messages))
     assert fitted.fates.actions == {"shorten": 1, "drop": 1, "recall": 1}
+    lost = {fate.rule: fate.tokens_before - fate.tokens_after for fate in fitted.fates}
+    assert fitted.saved_by_rule == {"shorten": lost["shorten"], "drop": lost["drop"]}
     assert len(fitted.keys) == len(fitted.messages) == 3
     assert fitted.keys == Conversation.of(fitted.messages).keys
 
