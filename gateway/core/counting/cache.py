@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.message import digest
@@ -40,7 +40,16 @@ class CountCache:
         For content that comes again with each call, as tools do; messages have keys. `size` tells how many bytes a
         value takes. Two threads that ask at once may both compute; the results are equal.
         """
-        return self.get_keyed(kind, (digest_again(content),), lambda _: (compute(),), size)[0]
+        return self.get_one(kind, digest_again(content), compute, size)
+
+    def get_one(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
+        """`get` for a caller who has a key: a digest of the content, or what tells it apart as well."""
+        known = self.peek(kind, key)
+        if known is not None:
+            return cast("T", known)
+        value = compute()
+        self.put(kind, key, value, size(value) if size is not None else 0)
+        return value
 
     def get_keyed(
         self,
@@ -49,7 +58,7 @@ class CountCache:
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """`get` of many at once, for a caller who has keys: digests of the contents, or what tells them apart as well.
+        """`get_one` of many at once.
 
         `compute` is given the indices of all keys that are new, in one call, and is not called when none is.
         """
@@ -92,7 +101,7 @@ class CountCache:
     def tokens(self, counter: TokenCounter, text: str) -> int:
         """Tokens of a text, counted once."""
         key = digest(text.encode("utf-8", "surrogatepass"))
-        return self.get_keyed(f"text\0{counter.name}", (key,), lambda _: (counter.count(text),))[0]
+        return self.get_one(f"text\0{counter.name}", key, lambda: counter.count(text))
 
     def _keep(self, key: Hashable, value: object, cost: int) -> None:
         if cost > self._limit:

@@ -230,11 +230,11 @@ class Reader:
 
     def _sliced(self, key: bytes, raw: bytes, watch: Watch, *, sealed: bool) -> Sliced:
 
-        def compute(_: Sequence[int]) -> list[Sliced]:
+        def compute() -> Sliced:
             watch.tick()
-            return [_UNCUT if sealed else slice_message(decode(plain(raw)), watch)]
+            return _UNCUT if sealed else slice_message(decode(plain(raw)), watch)
 
-        return self._cache.get_keyed("sliced", (key,), compute, _sliced_bytes)[0]
+        return self._cache.get_one("sliced", key, compute, _sliced_bytes)
 
     def parameters(self, tools: Sequence[bytes]) -> Parameters:
         """What tools take, see `parameters_of`."""
@@ -270,11 +270,11 @@ class Reader:
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here of a conversation, under a key of their own, about what this reader has weighed."""
-        return self._conversations.get_keyed(f"{kind}\0{self._name}", (key,), lambda _: [compute()], size)[0]
+        return self._conversations.get_one(f"{kind}\0{self._name}", key, compute, size)
 
     def kept_of_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here of a single message."""
-        return self._cache.get_keyed(f"{kind}\0{self._name}", (key,), lambda _: [compute()], size)[0]
+        return self._cache.get_one(f"{kind}\0{self._name}", key, compute, size)
 
     def renewed(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
         """`kept` for what grows: `renew` is given what is kept and says what it is now."""

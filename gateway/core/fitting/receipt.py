@@ -176,9 +176,9 @@ class Sent:
         known = self._weighed.get(framing)
         if known is not None:
             return known
-        tokens = dict.fromkeys(self.made, 0)
-        for index, calls in self.calls.items():
-            tokens[index] = framing.added(self.made[index].tokens, calls)
+        tokens = dict(self._bare)
+        for index, calls in (self.calls if framing.message else self._callers).items():
+            tokens[index] = framing.added(tokens[index], calls)
         # The shares are as good in any framing.
         last = next(iter(self._weighed.values()), None)
         shares = last.saved_by_rule if last is not None else self._saved_by_rule(came, tokens)
@@ -186,6 +186,16 @@ class Sent:
         self._weighed.clear()
         self._weighed[framing] = weights
         return weights
+
+    @cached_property
+    def _bare(self) -> Mapping[int, int]:
+        """What they weigh without framing."""
+        return {index: one.tokens for index, one in self.made.items()}
+
+    @cached_property
+    def _callers(self) -> Mapping[int, int]:
+        """How many calls each makes of those that make any."""
+        return {index: calls for index, calls in self.calls.items() if calls}
 
     def _saved_by_rule(self, came: Sequence[int], tokens: Mapping[int, int]) -> Mapping[str, int]:
         saved = Counter[str]()
