@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.context_budget import LengthLimit, least
+from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
@@ -102,7 +102,7 @@ class Composer:
         budget = least(asked.budget, affordable, step)
         # Decisions for a fallback are kept apart: it goes on from none of the first model's, and replaces none.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
-        wishes, weighing = replace(asked, budget=budget, output=output), self._weighing(progress, contents)
+        wishes, weighing = Wishes(asked.trim, budget, output, asked.betas), self._weighing(progress, contents)
         progress.asked = Asked(contents, route, facts, wishes, len(call.body), salt, weighing)
         progress.plan = await self._plan(progress, progress.asked)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.

@@ -377,10 +377,8 @@ class Planner:
 
     async def message_tokens(self, asked: Asked) -> list[int]:
         """What each message weighs."""
-        request = request_of(asked)
-        if asked.contents.messages is not None:
-            request = replace(request, messages=asked.contents.messages)
-        return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request))
+        request, messages = request_of(asked), asked.contents.messages
+        return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request, messages))
 
     def _deadline(self, since: float) -> Callable[[], bool]:
         """Says True once a choice that begins now has taken too long. `since`: when it was asked for.
@@ -397,7 +395,7 @@ class Planner:
         bare = Request(wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer)
         family = self._estimator.family(request)
         return self._book.weighing(
-            lambda messages: self._estimator.message_tokens(replace(bare, messages=messages), read_as="chat"),
+            lambda messages: self._estimator.message_tokens(bare, messages, read_as="chat"),
             # models of one family may have different rules for images
             f"{family.name}\0{family.image}\0{request.tokenizer}",
             framing,

@@ -254,7 +254,7 @@ def _as_sent_last(came: Weighed, learned: Learned) -> Weighed:
     if last is None or not may_become(came.key, last.key):
         return came
     frames = came.estimate.frames if last.frames is None else last.frames
-    return weigh(came.request, replace(came.estimate, frames=frames), learned, last.key)
+    return weigh(came.request, came.estimate.with_frames(frames), learned, last.key)
 
 
 def _safely(came: Weighed, room: Room) -> int:

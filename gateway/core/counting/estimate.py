@@ -75,6 +75,13 @@ class Estimate:
     beside: int = 0
     frames: int = 0
 
+    def with_frames(self, frames: int) -> Estimate:
+        """The same for a request of so many frames."""
+        return Estimate(
+            self.tokens, self.source, self.spread, self.doubt, self.shape, self.family, self.counter, self.context,
+            self.beside, frames,
+        )  # fmt: skip
+
     @property
     def has_tools(self) -> bool:
         """Whether tools are offered."""
@@ -197,15 +204,19 @@ class Estimator:
         """The name of the tokenizer a request is counted with."""
         return request.tokenizer or self.family(request).tokenizer
 
-    def message_tokens(self, request: Request, *, read_as: Wire | None = None) -> list[int]:
-        """What each message adds, in the order of `request.messages`; without its tools and what frames the whole.
+    def message_tokens(
+        self, request: Request, messages: Sequence[Piece] | None = None, *, read_as: Wire | None = None
+    ) -> list[int]:
+        """What each message of a request adds, in order; without its tools and what frames the whole.
 
-        `read_as`: the format the messages are written in, where it is not the request's.
+        `messages`: others than its own; `read_as`: the format they are written in, where it is not the request's.
         """
         family, counter = self.family(request), self.counter(request)
         return [
             round(_measure_tokens(item, family))
-            for item in self._of_messages(read_as or request.wire, request.messages, counter)
+            for item in self._of_messages(
+                read_as or request.wire, request.messages if messages is None else messages, counter
+            )
         ]
 
     def sums(

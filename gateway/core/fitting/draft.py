@@ -167,7 +167,10 @@ class Draft:
     ) -> Draft:
         """The draft with its first messages as decided before; `made`: what some of these became then."""
         rest = len(self.decisions) - len(decisions)
-        draft = replace(self, decisions=(*decisions, *(KEEP,) * rest), recalls=recalls, rules=rules)
+        draft = Draft(
+            self.conversation, self.reader, self.came, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
+            self.steps, self.watch, self.memo,
+        )  # fmt: skip
         for index, one in made.items():
             self.memo.made[index, decisions[index], recalls.get(index, ())] = one
         return draft

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, compress
 from operator import add
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -21,7 +21,7 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.runs import Runs
 from gateway.core.fitting.blocks import GAP, Sliced, emptied, render, slice_message
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
-from gateway.core.fitting.terms import WORD, Lexicon, highest
+from gateway.core.fitting.terms import Lexicon, highest
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import RESULT_ROLES, Message, Sketch, decode, digest, encode, plain, read, sketch, text_of
 from gateway.core.values import dataclass
@@ -334,7 +334,7 @@ _UNCUT: Final = Sliced((), (), "", is_verbatim=True)
 
 
 def _named(terms: Mapping[str, int]) -> frozenset[str]:
-    return frozenset([term for term, kind in terms.items() if kind != WORD])
+    return frozenset(compress(terms, terms.values()))  # of all kinds `WORD` alone is 0
 
 
 def _sketch_bytes(found: Sketch) -> int:

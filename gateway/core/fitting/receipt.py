@@ -177,8 +177,10 @@ class Sent:
         if known is not None:
             return known
         tokens = dict(self._bare)
-        for index, calls in (self.calls if framing.message else self._callers).items():
-            tokens[index] = framing.added(tokens[index], calls)
+        framed = self.calls if framing.message else self._callers
+        tokens.update(
+            zip(framed, framing.added_to([*map(tokens.__getitem__, framed)], [*framed.values()]), strict=True)
+        )
         # The shares are as good in any framing.
         last = next(iter(self._weighed.values()), None)
         shares = last.saved_by_rule if last is not None else self._saved_by_rule(came, tokens)

@@ -92,8 +92,7 @@ class Lexicon(dict[str, Term | None]):
 
 def highest(terms: Sequence[Term]) -> dict[str, int]:
     """Every term with the highest kind that it was met as."""
-    named = sorted([term for term in terms if term[1] != WORD], key=itemgetter(1))
-    return {**dict(terms), **dict(named)}
+    return {**dict(terms), **dict(sorted(terms, key=itemgetter(1)))}
 
 
 def shapes_of(terms: Sequence[str]) -> list[str]:
