@@ -118,6 +118,7 @@ class GatewayApp:
         self._router: Starlette | None = None
         self._serve: ASGIApp = self._dispatch
         self._sockets: ASGIApp = _refuse_socket
+        self._is_stopping = False
 
     @property
     def running(self) -> int:
@@ -150,7 +151,7 @@ class GatewayApp:
                 self._router = Starlette(routes=self._routes(runtime), exception_handlers=_HANDLERS)
                 self._runtime = runtime
                 self._sockets = Sockets(lambda: runtime.forwarder, self._new_id)
-                state[STOPPING] = runtime.events_api.stop
+                state[STOPPING] = lambda: self._stop(runtime)
                 if runtime.cors_origins:
                     self._serve = _Cors(self._dispatch, runtime.cors_origins, self._new_id)
                 await send({"type": "lifespan.startup.complete"})
@@ -167,6 +168,12 @@ class GatewayApp:
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
+    def _stop(self, runtime: Runtime) -> None:
+        """The server begins to stop: nothing new is begun, and what has no end of its own ends."""
+        self._is_stopping = True
+        runtime.forwarder.take_no_more()
+        runtime.events_api.stop()
+
     def _naming(self, scope: Scope, send: Send) -> Send:
         """`send` that puts the request's id on the answer."""
         request_id = headers.request_id(scope["headers"]) or self._new_id()
@@ -180,6 +187,8 @@ class GatewayApp:
 
     def _routes(self, runtime: Runtime) -> list[BaseRoute]:
         async def ready(_: Request) -> Response:
+            if self._is_stopping:
+                return JSONResponse({"status": "stopping"}, 503)
             problem = await runtime.health_api.unready()
             if problem is not None:
                 return JSONResponse({"status": "not ready", "store": problem}, 503)

@@ -231,8 +231,14 @@ class Forwarder:
         if self._closing:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
 
+    def take_no_more(self) -> None:
+        """Refuse all calls that come from now on; those under way go on."""
+        self._closing = True
+
     async def _admit(self, receive: Receive, headers: Headers) -> None:
-        self._refuse_if_closing()
+        if self._closing:
+            await discard(receive, headers)
+            self._refuse_if_closing()
         if self.running > self._bounds.max_concurrency:
             await discard(receive, headers)
             raise Overloaded(
@@ -373,7 +379,7 @@ class Forwarder:
 
     async def close(self) -> None:
         """End what is running; every call is settled when this returns, or was given its time to."""
-        self._closing = True
+        self.take_no_more()
         left = {task for task, connection in self._running.items() if connection.gone}
         if left:
             # Nobody is connected any more, so the server did not wait for them; their usage is worth a wait.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -47,6 +47,8 @@ _STARTS_S = 120.0
 _AGAIN_S = 5.0
 #: seconds to wait for the first sign of life at each look; a signal to stop waits no longer than that
 _LOOKS_S = 0.1
+#: seconds of the grace that are left for calls to write their last, once the listeners are closed
+_LAST_S = 1
 
 
 def make_config(
@@ -128,6 +130,62 @@ def stop_without_parent() -> None:
     loop.add_reader(parent.sentinel, stop)
 
 
+class Server(uvicorn.Server):
+    """One worker. `ready` is called once calls are taken."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; at once where we were stopping already, whichever signal came second."""
+        if self.should_exit:
+            self.force_exit = True
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop by a signal as uvicorn does, but do not raise it again at the end: a clean stop is a success."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the listeners."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new calls while those under way end, each with an answer that says so; then stop as uvicorn does.
+
+        uvicorn closes the listeners first. Until whoever sends calls here has noticed, they would find nobody.
+        """
+        config, state = self.config, self.server_state
+        grace_s = config.timeout_graceful_shutdown or 0
+        until = time.monotonic() + grace_s - _LAST_S
+        under_way = set(state.tasks)
+        for connection in list(state.connections):
+            # Who has just connected is told so, too: the request is on its way.
+            if getattr(connection, "cycle", connection) is not None:
+                connection.shutdown()
+        while under_way & state.tasks and not self.force_exit and time.monotonic() < until:
+            await asyncio.wait(under_way, timeout=_LOOKS_S)
+        config.timeout_graceful_shutdown = max(1, math.ceil(until + _LAST_S - time.monotonic()))
+        await super().shutdown(sockets)
+
+
+class Worker(Process):
+    """One of several worker processes, as its parent knows it; uvicorn's own would run uvicorn's server."""
+
+    @property
+    def server(self) -> Server:
+        """What runs in the process. Its parent learns by other means that it takes calls."""
+        if self._server is None:
+            self._server = Server(self.config, lambda: None)
+        return cast("Server", self._server)
+
+
 class Supervisor(Multiprocess):
     """Several workers. SIGHUP is passed on to them: each reads the configuration anew and keeps its calls.
 
@@ -155,17 +213,17 @@ class Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
         """Replace workers that died, and call `ready` once the first worker takes calls.
 
-        uvicorn also kills workers that do not answer, and one that is only starting does not. So it is not asked to
-        look while one is starting, unless another has died, which is to be replaced without waiting.
+        Workers that do not answer are replaced, too, and one that is only starting does not. So nobody looks while one
+        is starting, unless another has died, which is to be replaced without waiting.
         """
         if self.should_exit.is_set():
             return
         self._try_again()
         starting = [process for process in self.processes if self._is_starting(process)]
         if not starting or not all(process.process.is_alive() for process in self.processes):
-            super().keep_subprocess_alive()
+            self._replace()
             if self._goes_on_without():
-                # uvicorn ends all workers where one cannot start, as for a store that is away, though others serve.
+                # One that cannot start, as for a store that is away, is no reason to end those that serve.
                 self.should_exit.clear()
         if not self._is_ready and not self.should_exit.is_set():
             up = (process for process in self.processes if self._awaited.get(process, 0.0) is None)
@@ -187,9 +245,34 @@ class Supervisor(Multiprocess):
             self.processes = self._not_failed()
             self._again_at = time.monotonic() + _AGAIN_S
         elif self._is_ready and len(self.processes) < self.processes_num and time.monotonic() >= self._again_at:
-            process = Process(self.config, self.sockets)
-            process.start()
-            self.processes.append(process)
+            self.processes.append(self._started())
+
+    def init_processes(self) -> None:
+        """Start the workers."""
+        self.processes += [self._started() for _ in range(self.processes_num)]
+
+    def handle_ttin(self) -> None:
+        """SIGTTIN: one worker more."""
+        self.processes_num += 1
+        self.processes.append(self._started())
+
+    def _started(self) -> Worker:
+        worker = Worker(self.config, self.sockets)
+        worker.start()
+        return worker
+
+    def _replace(self) -> None:
+        """Start a worker in the place of each that died or does not answer; stop all where one could not start."""
+        for number, process in enumerate(self.processes):
+            if process.is_alive(self.config.timeout_worker_healthcheck):
+                continue
+            process.kill()
+            process.join()
+            if process.exitcode == STARTUP_FAILURE:
+                self.should_exit.set()
+            if self.should_exit.is_set():
+                return
+            self.processes[number] = self._started()
 
     def _is_starting(self, process: Process) -> bool:
         """Whether a worker has given no sign of life yet, and may still take its time."""
@@ -214,8 +297,8 @@ class Supervisor(Multiprocess):
     def terminate_all(self) -> None:
         """Stop the workers; at once where the second signal came before they heard of the first.
 
-        With them the listener is closed here: as long as one process had it open, the system would go on accepting
-        clients that nobody serves, and leave them waiting until the last call has ended.
+        With them the listener is closed here: as long as a process has it open that serves nobody, the system goes on
+        accepting clients, and leaves them waiting until the last call has ended.
         """
         super().terminate_all()
         for listener in self.sockets:
@@ -247,33 +330,6 @@ def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]
     except SystemExit:
         return False  # uvicorn's way to say that the lifespan failed to start; the application has said why
     return True
-
-
-class Server(uvicorn.Server):
-    """One worker. `ready` is called once calls are taken."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; at once where we were stopping already, whichever signal came second."""
-        if self.should_exit:
-            self.force_exit = True
-        super().handle_exit(sig, frame)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop by a signal as uvicorn does, but do not raise it again at the end: a clean stop is a success."""
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the listeners."""
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
 
 
 class ServerThread:

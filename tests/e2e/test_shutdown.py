@@ -57,8 +57,13 @@ def kept(gateway: GatewayProcess, session: str) -> tuple[int, int, int]:
     return row or (0, 0, 0)
 
 
+def is_stopping(gateway: GatewayProcess) -> bool:
+    """Whether the gateway has heard a signal: it is alive, and not ready."""
+    return gateway.web.get("/readyz").status == 503 and gateway.web.get("/healthz").status == 200
+
+
 def takes_nobody(gateway: GatewayProcess) -> bool:
-    """Whether the gateway has heard a signal: it takes no more connections."""
+    """Whether no worker listens any more."""
     try:
         socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))).close()
     except ConnectionError:
@@ -67,7 +72,7 @@ def takes_nobody(gateway: GatewayProcess) -> bool:
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_stream_under_way_ends_within_the_grace_and_nobody_else_is_left_waiting(
+def test_a_stream_under_way_ends_within_the_grace_and_new_calls_are_told_to_come_again(
     number: signal.Signals, workers: int, byte_server: StartUpstream, gateway_process: StartProcess
 ) -> None:
     held = Held()
@@ -76,7 +81,15 @@ def test_a_stream_under_way_ends_within_the_grace_and_nobody_else_is_left_waitin
     running = Running(lambda: gateway.web.stream("s"))
     until(lambda: upstream.requests)
     gateway.signal(number)
-    until(lambda: takes_nobody(gateway))
+    until(lambda: is_stopping(gateway))
+    time.sleep(0.5)  # the other worker may not have heard of it yet
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/models", "/s/new/v1/responses"):
+        refused = gateway.web.post(path, {"model": "mock-small", "messages": HI, "input": HI, "max_tokens": 5})
+        assert (refused.status, refused.header("retry-after")) == (503, "1")
+        assert refused.header("connection") == "close"
+        assert "stopping" in refused.error["message"]
+        assert (refused.json.get("type") == "error") == (path == "/v1/messages"), "in the caller's own format"
+    assert len(upstream.requests) == 1
     assert not running.answers
     held.release()
     answer = running.end()
@@ -84,6 +97,7 @@ def test_a_stream_under_way_ends_within_the_grace_and_nobody_else_is_left_waitin
     assert answer.data_lines[-1] == "[DONE]"
     assert answer.totals == (10, 5, 15)
     gateway.wait()
+    assert takes_nobody(gateway)
     assert kept(gateway, "s") == (1, 15, 0)
     assert "Traceback" not in gateway.errors.read_text()
 
@@ -182,7 +196,7 @@ def test_a_second_signal_ends_at_once(mock_server: MockServer, mock: Provider, g
     running = Running(lambda: raw_stream(gateway, "s", ENDLESS))
     until(lambda: len(mock.calls) == 2)
     gateway.signal(signal.SIGINT)
-    until(lambda: takes_nobody(gateway))
+    until(lambda: is_stopping(gateway))
     assert gateway.process.poll() is None
     gateway.signal(signal.SIGINT)
     gateway.wait()

@@ -378,8 +378,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "Alive": record("the process answers", {"status": text(one_of=("alive",))}),
     "Ready": record(
-        "whether the store can be written",
-        {"status": text(one_of=("ready", "not ready")), "store": text("why it cannot")},
+        "whether the store can be written, and calls are taken",
+        {"status": text(one_of=("ready", "not ready", "stopping")), "store": text("why it cannot")},
         optional=("store",),
     ),
     "Deleted": record("what was deleted", {"id": text(), "deleted": {"const": True}}),
