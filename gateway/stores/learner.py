@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.core.allowance import Allowance
 from gateway.core.context_budget import LengthLimit
-from gateway.core.counting.calibration import KEPT, Residual, residuals_from
+from gateway.core.counting.calibration import KEPT, Residual, is_telling, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
@@ -131,6 +131,8 @@ class Learner(Observer):
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
         del totals, left
         tokens, context = call.request_tokens, call.context
+        if context is not None and not is_telling(tokens, context.estimate + context.kept, context.key):
+            return
         if tokens:
             self._refute(call.provider, call.model, tokens)
         if not tokens or context is None:

@@ -291,3 +291,14 @@ async def test_a_damaged_lesson_is_none() -> None:
     assert (await learner.taught("k")).offsets == ()
     assert await learner.limit("p", "m") is None
     assert [await learner.limit("p", str(number)) for number in range(len(odd))] == [None] * len(odd)
+
+
+async def test_one_absurd_report_teaches_nothing_of_other_sessions() -> None:
+    learner = Learner(MemoryStore())
+    learner.report_limit("p", "m", LengthLimit(2_000))
+    for tokens in (10**12, 200_000):
+        learner.record(replace(answered(tokens), context=weighed(8, 1, None)), None)
+    assert await learner.taught("k") == ((), (), ())
+    assert await learner.limit("p", "m") == LengthLimit(2_000)
+    learner.record(replace(answered(5_000), context=weighed(8, 1, None)), None)
+    assert (await learner.taught("k")).offsets == (Residual(4_992, 8),), "a host's own system prompt"

@@ -48,6 +48,11 @@ _STATES_KEPT: Final = 128
 #: tokens or in tokens, whichever is more.
 _MOST_SEEN: Final = 0.25
 _SOME_SEEN: Final = 1_024
+#: No window is as large. And no tokenizer makes so many times the tokens that we count of what can be read here.
+_MOST_REPORTED: Final = 2**24
+_MOST_TIMES: Final = 8
+#: marks of a shape with parts whose size cannot be seen in the request
+_UNSEEN: Final = frozenset({"image", "media", "server", "sealed", "other", "kept"})
 
 
 class Residual(NamedTuple):
@@ -122,6 +127,16 @@ def may_become(key: str, other: str) -> bool:
     """Whether a request of one key may be one of the other once some of its messages are left out."""
     (made_for, marks), (made_for_other, left) = map(_parts, (key, other))
     return made_for == made_for_other and left <= marks and marks - left <= OF_MESSAGES
+
+
+def is_telling(reported: int, estimate: int, key: str) -> bool:
+    """Whether reported input tokens can be those of a request of so many estimated ones, and say something of others.
+
+    What is reported is charged in any case. But one provider's slip in one session is no reason to expect it of all.
+    """
+    if reported > _MOST_REPORTED:
+        return False
+    return reported <= _MOST_TIMES * estimate + _MOST_ADDED or not _UNSEEN.isdisjoint(_parts(key)[1])
 
 
 def _parts(key: str) -> tuple[str, set[str]]:

@@ -15,6 +15,7 @@ from gateway.core.counting.calibration import (
     calibration_key,
     ceiling,
     corrected,
+    is_telling,
     may_become,
     residuals_from,
 )
@@ -292,3 +293,19 @@ def test_the_ceiling_has_what_calls_add_in_it() -> None:
     for calls in (0, 4, 10):
         text = estimate(most - 40 * calls, spread=0.0, frames=calls)
         assert 9_990 <= corrected(text, KEY, (), turn, frames=others).safe_tokens <= 10_000
+
+
+@pytest.mark.parametrize(
+    ("reported", "shape", "tells"),
+    [
+        (8 * 1000 + 8_192, "tools", True),
+        (8 * 1000 + 8_193, "tools", False),
+        (900_000, "tools+image", True),  # a picture that is only named may be of any size
+        (2**24 + 1, "image", False),
+        (0, "", True),
+    ],
+)
+def test_what_no_tokenizer_makes_of_a_request_tells_nothing_of_others(
+    reported: int, shape: str, *, tells: bool
+) -> None:
+    assert is_telling(reported, 1000, calibration_key("p", "m", "chat", shape)) is tells
