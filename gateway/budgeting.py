@@ -108,7 +108,7 @@ class Budgets:
         `read`: see `sessions_above`.
 
         Raises:
-            InvalidRequest: the session has another parent already, is its own, or there are too many.
+            InvalidRequest: the session has another parent already, is its own, or there are too many above it.
         """
         if known is not None and named is not None and known != named:
             raise InvalidRequest(
@@ -117,7 +117,15 @@ class Budgets:
                 param=PARENT.decode(),
             )
         if known is not None or named is None:
-            found, _ = await sessions_above(self._store, session, known, read)
+            found, next_one = await sessions_above(self._store, session, known, read)
+            if next_one is not None and next_one not in (session, *found):
+                # It has grown at its top. Who is up there would not be charged, so that its budget were escaped.
+                raise InvalidRequest(
+                    f'{len(found) + 1} sessions or more are above session "{session.id}" by now, and a call is charged '
+                    f"to at most {_MOST_PARENTS}. Start a new session, for a parent that has fewer than "
+                    f"{_MOST_PARENTS} above itself.",
+                    param=PARENT.decode(),
+                )
             return found
         await self._above_with(session, named, read)
         state = await self._store.update(session, lambda state: state.with_parent(named))
@@ -376,8 +384,6 @@ async def sessions_above(
     """The parent, its parent and so on, as many as are charged, and who would be the next one; None: nobody.
 
     `read`: the parents of some of them, for which the store is not asked again.
-    A chain may grow at its top after its lower sessions were used. Their calls are then charged to the nearest of those
-    above only, and are not refused.
     """
     found: list[SessionKey] = []
     while parent is not None:

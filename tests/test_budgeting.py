@@ -89,7 +89,6 @@ async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was
         ("aba", "b"),  # two calls may have made a circle that is in the store
         ("abcb", "bc"),
         ("abcdefghi", "bcdefghi"),
-        ("abcdefghijkl", "bcdefghi"),  # it has grown at its top
     ],
 )
 @pytest.mark.parametrize("is_named", [True, False])
@@ -102,6 +101,19 @@ async def test_a_call_is_charged_once_to_each_of_the_nearest_above_it_whatever_t
     asked = budgets(store)
     for _ in range(2):
         assert await above(asked, A, "b" if is_named else None) == list(charged)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_chain_that_has_grown_too_long_at_its_top_is_refused_and_nobody_in_it_is_left_out(
+    *, is_named: bool
+) -> None:
+    asked = budgets(MemoryStore())
+    for one, parent in itertools.pairwise("abcdefghijkl"):
+        await above(asked, SessionKey("alice", one), parent)
+    assert await above(asked, SessionKey("alice", "d")) == list("efghijkl")
+    for one, parent in (("a", "b"), ("c", "d")):
+        with pytest.raises(InvalidRequest, match=r'9 sessions or more are above session ".".*at most 8.*Start a new'):
+            await above(asked, SessionKey("alice", one), parent if is_named else None)
 
 
 async def test_while_the_store_is_away_those_are_above_a_session_that_were_seen_there_last() -> None:
