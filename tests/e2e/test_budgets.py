@@ -375,19 +375,19 @@ def test_a_circle_of_parents_is_refused(small: GatewayThread) -> None:
     assert "one parent" in other.error["message"]
 
 
-def test_a_chain_that_grew_at_its_top_goes_on_and_a_new_link_to_it_is_refused(small: GatewayThread) -> None:
+def test_below_a_chain_that_grew_at_its_top_nobody_escapes_who_is_up_there(small: GatewayThread) -> None:
     for number in range(1, 12):
         parent = {"x-parent-session-id": f"p{number + 1}"}
         assert call(small.web, f"p{number}", parent, max_tokens=2).status == 200
-    used = {name: budget(small.web, name)["used"]["tokens"] for name in ("p9", "p10")}
-    assert call(small.web, "p1", max_tokens=2).status == 200
-    assert call(small.web, "p1", {"x-parent-session-id": "p2"}, max_tokens=2).status == 200
-    assert budget(small.web, "p9")["used"]["tokens"] > used["p9"]
-    assert budget(small.web, "p10")["used"]["tokens"] == used["p10"]
-    refused = call(small.web, "new", {"x-parent-session-id": "p1"}, max_tokens=2)
-    assert (refused.status, refused.error["param"]) == (400, "x-parent-session-id")
-    assert "9 sessions or more" in refused.error["message"]
-    assert "at most 8" in refused.error["message"]
+    used = budget(small.web, "p12")["used"]["tokens"]
+    assert call(small.web, "p4", max_tokens=2).status == 200
+    assert budget(small.web, "p12")["used"]["tokens"] > used, "it is the eighth above"
+    grown = {"x-parent-session-id": "p2"}
+    for session, named in (("p1", {}), ("p1", grown), ("p3", {}), ("new", {"x-parent-session-id": "p1"})):
+        refused = call(small.web, session, named, max_tokens=2)
+        assert (refused.status, refused.error["param"]) == (400, "x-parent-session-id")
+        assert "9 sessions or more" in refused.error["message"]
+        assert "at most 8" in refused.error["message"]
     assert call(small.web, "new", {"x-parent-session-id": "p5"}, max_tokens=2).status == 200
 
 
