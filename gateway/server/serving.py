@@ -169,8 +169,8 @@ class Server(uvicorn.Server):
             # Who has just connected is told so, too: the request is on its way.
             if getattr(connection, "cycle", connection) is not None:
                 connection.shutdown()
-        while under_way & state.tasks and not self.force_exit and time.monotonic() < until:
-            await asyncio.wait(under_way, timeout=_LOOKS_S)
+        while under_way and not self.force_exit and time.monotonic() < until:
+            _, under_way = await asyncio.wait(under_way, timeout=_LOOKS_S)
         config.timeout_graceful_shutdown = max(1, math.ceil(until + _LAST_S - time.monotonic()))
         await super().shutdown(sockets)
 

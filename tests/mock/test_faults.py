@@ -64,10 +64,10 @@ def test_a_turn_and_the_provider_have_behaviours_too(web: Http, provider: Provid
 
 
 def test_delay_and_interval(web: Http) -> None:
-    # a timer may be up to a millisecond early
-    with in_time(at_least=0.09):
+    # each timer may be up to a millisecond early
+    with in_time(at_least=0.099):
         assert web.chat("delay=0.1").status == 200
-    with in_time(at_least=0.14):
+    with in_time(at_least=0.147):
         web.stream("chunks=4;interval=0.05")
 
 

@@ -43,7 +43,10 @@ class CountCache:
         return self.get_one(kind, digest_again(content), compute, size)
 
     def get_one(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
-        """`get` for a caller who has a key: a digest of the content, or what tells it apart as well."""
+        """`get` for a caller who has a key: a digest of the content, or what tells it apart as well.
+
+        A value of None is worked out anew each time.
+        """
         known = self.peek(kind, key)
         if known is not None:
             return cast("T", known)
