@@ -276,6 +276,9 @@ class Worker:
         settings, needing_restart = self._reread()
         add_counters(self._counters, settings)
         old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
+        if old.forwarder.takes_no_more:
+            # We are stopping, whatever the file says.
+            self._parts.forwarder.take_no_more()
         self._catalog.configure(table_names(settings), uplifts(settings))
         self._kept_s = settings.kept_s
         self._leases.lease_s = settings.budget.lease_s

@@ -231,6 +231,11 @@ class Forwarder:
         if self._closing:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
 
+    @property
+    def takes_no_more(self) -> bool:
+        """Whether all calls that come are refused."""
+        return self._closing
+
     def take_no_more(self) -> None:
         """Refuse all calls that come from now on; those under way go on."""
         self._closing = True

@@ -102,6 +102,41 @@ def test_a_stream_under_way_ends_within_the_grace_and_new_calls_are_told_to_come
     assert "Traceback" not in gateway.errors.read_text()
 
 
+def test_a_stopping_gateway_that_reads_its_file_again_takes_no_new_calls_either(
+    byte_server: StartUpstream, gateway_process: StartProcess
+) -> None:
+    held = Held()
+    upstream = byte_server(held)
+    gateway = gateway_process(upstream.url, **{"server.shutdown_grace_s": 60, "telemetry.log.level": "info"})
+    running = Running(lambda: gateway.web.stream("s"))
+    until(lambda: upstream.requests)
+    gateway.signal(signal.SIGTERM)
+    until(lambda: is_stopping(gateway))
+    gateway.signal(signal.SIGHUP)
+    until(lambda: "configuration reloaded" in gateway.errors.read_text())
+    assert gateway.web.chat("s").error["code"] == "shutting_down"
+    held.release()
+    assert running.end().clean
+    gateway.wait()
+
+
+def test_one_worker_more_on_a_signal_is_one_like_all_others(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.workers": 2, "server.shutdown_grace_s": 60})
+    until(lambda: _both(gateway), STARTS_S, "both answer")
+    gateway.signal(signal.SIGTTIN)
+    until(lambda: len(_workers(gateway)) == 3, STARTS_S, "a third answers")
+    streams = [Running(lambda: gateway.web.stream("s", "chunks=20;interval=0.1")) for _ in range(24)]
+    until(lambda: len(mock.calls) == 24)
+    gateway.signal(signal.SIGTERM)
+    until(lambda: is_stopping(gateway))
+    time.sleep(0.5)  # others may not have heard of it yet
+    assert {gateway.web.chat("s").status for _ in range(24)} == {503}
+    assert all(stream.end().clean for stream in streams)
+    assert gateway.wait() == 0
+
+
 def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
     mock_server: MockServer, mock: Provider, gateway_process: StartProcess
 ) -> None:
