@@ -78,8 +78,11 @@ class Store(Protocol):
         """
         ...
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
-        """Begin the leases of these holds anew, and note the tokens delivered so far. Unknown holds are passed over.
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
+        """Begin the leases of these holds anew, and note the tokens delivered so far.
+
+        Gives the ids of those that there is no hold of: settled, by their own worker or as that of one that is gone,
+        or lost with the store's data.
 
         Raises:
             StoreUnavailable: it did not happen, or it is not known whether.

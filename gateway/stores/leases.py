@@ -11,13 +11,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import Granted, Refused
-from gateway.core.ports import Store
+from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
 
@@ -127,6 +127,8 @@ class Leases:
         self._open: dict[str, Lease] = {}
         #: ids of left holds that were handed to `settle`: one that is still there was refused, and would be again
         self._handed_on: set[str] = set()
+        #: whether the last look for left holds found the store there
+        self._was_there = True
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -173,7 +175,7 @@ class Leases:
             await self._without_store()
             raise
         if self._has_notes:
-            # The store knows it all now, but for calls that it could not take.
+            # The store knows it all now, but for what it could not take.
             await self._journal()
 
     async def _without_store(self) -> None:
@@ -201,10 +203,33 @@ class Leases:
                     await self.take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
         if noted:
-            await self._store.renew(noted)
+            await self._tell(noted)
+
+    async def _tell(self, noted: Mapping[str, int]) -> None:
+        """Tell the store how far streams are. Calls that it has no hold of are charged for what has come, at once.
+
+        They were taken for lost, as this worker could not renew their leases in time, or their hold was refused: should
+        it die, nobody would find them. When they end, their own record takes the place of this one.
+        """
+        now = time.monotonic()
+        gone = await self._store.renew(noted)
         for hold_id, tokens in noted.items():
-            if hold_id in self._open:
-                self._open[hold_id].noted, self._open[hold_id].renewed_at = tokens, now
+            lease = self._open.get(hold_id)
+            if lease is None or (hold_id in gone and not await self._settled(lease, tokens)):
+                continue
+            lease.noted, lease.renewed_at = tokens, now
+
+    async def _settled(self, lease: Lease, delivered: int) -> bool:
+        """Settle a call that goes on, for what has come of it; whether the store can take that."""
+        record = _lost(lease, delivered)
+        try:
+            if record is not None:
+                await self._store.settle(record)
+        except (StoreDamaged, RecordRefused):
+            # The log names it when the call has ended. Until then it is in the journal.
+            self._has_notes = True
+            return False
+        return True
 
     async def look(self, lease: Lease) -> None:
         """Extend a hold now, where what has come of the answer is about to use it up.
@@ -252,11 +277,9 @@ class Leases:
             return
         if lease.pending is None and not self._is_away():
             try:
-                await self._store.renew({lease.id: delivered})
+                await self._tell({lease.id: delivered})
             except StoreUnavailable as error:
                 self._away(error)
-            else:
-                lease.noted, lease.renewed_at = delivered, time.monotonic()
         if self._is_away():
             await self._journal()
 
@@ -300,6 +323,8 @@ class Leases:
         granted = await self._store.extend(lease.id, asked)
         if granted is not None:
             lease.tokens += granted.units * lease.answers
+            if lease.opened is not None:
+                lease.opened = replace(lease.opened, units=lease.opened.units + granted.units)
         lease.end_at(delivered)
 
     async def _sweep(self) -> None:
@@ -308,13 +333,19 @@ class Leases:
             await asyncio.sleep(self._sweep_s)
 
     async def sweep(self) -> None:
-        """Settle the calls whose worker is gone.
+        """Settle the calls whose worker is gone; not in the first look at a store that was away.
+
+        Others, too, could not renew their leases meanwhile, and are left the time until the next one.
 
         Raises:
             StoreUnavailable: the store is away.
         """
+        was_there, self._was_there = self._was_there, False
         # Our own may be among those found: so many more are asked for that they keep no others out.
         found = await self._store.overdue(_SWEEP_MOST + len(self._open) + len(self._handed_on))
+        self._was_there = True
+        if not was_there:
+            return
         self._handed_on &= {opened.hold.id for opened in found}
         for opened in found:
             hold_id = opened.hold.id

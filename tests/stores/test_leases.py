@@ -14,12 +14,12 @@ from itertools import groupby
 
 import pytest
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Moment, Refused
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import LOST, CallRecord
-from gateway.core.stored import OpenHold
-from gateway.core.usage import Charge, Usage
+from gateway.core.stored import Ending, OpenHold
+from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.memory import MemoryStore
 from tests.support.timing import eventually
@@ -122,6 +122,57 @@ async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
     assert await store.totals(KEY) == totals
 
 
+@pytest.mark.parametrize("way", ["tick", "note"])
+async def test_a_call_that_was_taken_for_lost_while_its_worker_lives_is_charged_for_what_still_comes(
+    leases: Leases, store: MemoryStore, record: MakeRecord, way: str
+) -> None:
+    one, delivered = opened(record()), 0
+    await taken(store, one.lost)
+    lease = leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: delivered))
+    await store.settle(replace(one, noted=100).as_lost())
+    for delivered in (100, 400, 700):
+        await (leases.tick() if way == "tick" else leases.note(lease, 4 * delivered))
+        totals = await store.totals(KEY)
+        assert (totals.calls, totals.output_tokens) == (1, delivered)
+    (stands,) = await store.standings([CLAIM])
+    assert (stands.used.tokens, stands.held) == (800, Amount())
+    whole = replace(one.lost, outcome="ok", charge=Charge(Usage.of(90, 720), "provider"), spent=Amount(810, 0, 1))
+    await store.settle(whole)
+    await leases.tick()
+    totals = await store.totals(KEY)
+    assert (totals.calls, totals.input_tokens, totals.output_tokens) == (1, 90, 720), "its own record is the last word"
+
+
+async def test_what_still_comes_of_a_call_taken_for_lost_is_journalled_where_the_store_cannot_take_it(
+    record: MakeRecord,
+) -> None:
+    class Damaged(Gone):
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            raise StoreDamaged("its session cannot be read")
+
+    notes, one = Notes(Damaged()), opened(record())
+    lease = notes.leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: 7))
+    await notes.tick()
+    assert notes.written == [{one.hold.id: 7}]
+    assert not notes.is_away, "the store is well"
+    assert lease.is_known
+
+
+async def test_the_first_look_at_a_store_that_was_away_takes_no_call_for_lost(clock: Clock, record: MakeRecord) -> None:
+    store = Gone(moment=clock)
+    leases = Leases(store, store.settle, lease_s=60)
+    await taken(store, record())
+    clock.seconds += 61
+    store.is_gone = True
+    with pytest.raises(StoreUnavailable):
+        await leases.sweep()
+    store.is_gone = False
+    await leases.sweep()
+    assert (await store.totals(KEY)).calls == 0, "others could not renew it either, and may be about to"
+    await leases.sweep()
+    assert (await store.totals(KEY)).calls == 1
+
+
 async def test_holds_of_its_own_that_are_overdue_hide_no_others(
     leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
@@ -171,9 +222,9 @@ class Counting(MemoryStore):
             await meanwhile()
         return await super().reserve(opened, lease_s)
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         self.renewed.append(dict(noted))
-        await super().renew(noted)
+        return await super().renew(noted)
 
 
 async def test_a_call_that_ends_soon_or_has_nothing_new_costs_the_store_nothing(record: MakeRecord) -> None:
@@ -306,7 +357,7 @@ async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: Mak
     class Away(MemoryStore):
         renewals = looks = 0
 
-        async def renew(self, noted: object) -> None:
+        async def renew(self, noted: object) -> frozenset[str]:
             self.renewals += 1
             raise StoreUnavailable("away")
 
@@ -330,13 +381,17 @@ class Gone(MemoryStore):
     is_gone = False
     asked = 0
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         self._check()
-        await super().renew(noted)
+        return await super().renew(noted)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
         self._check()
         return await super().extend(hold_id, units)
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        self._check()
+        return await super().overdue(limit)
 
     def _check(self) -> None:
         self.asked += 1

@@ -546,14 +546,16 @@ async def test_a_renewed_hold_is_not_overdue_and_knows_what_was_delivered(
     for opened in (one, two, other):
         await granted(store, opened)
     moments.go_on(LEASE_S - 2)
-    await soon(store.renew({one.hold.id: 40, two.hold.id: 0, "unknown": 9}))
+    assert await soon(store.renew({one.hold.id: 40, two.hold.id: 0, "unknown": 9})) == {"unknown"}
     moments.go_on(4)
     assert await overdue(store) == [other.hold.id]
     await soon(store.renew({one.hold.id: 30}))
     moments.go_on(LEASE_S + 2)
     found = {opened.hold.id: opened.noted for opened in await soon(store.overdue(10))}
     assert found == {one.hold.id: 40, two.hold.id: 0, other.hold.id: 0}
-    await soon(store.renew({}))
+    assert await soon(store.renew({})) == set()
+    await soon(store.settle(one.as_lost()))
+    assert await soon(store.renew({one.hold.id: 50, two.hold.id: 0})) == {one.hold.id}, "it was settled as left"
 
 
 async def test_the_lease_of_a_hold_is_its_own(store: Store, hold: Make, moments: Time) -> None:

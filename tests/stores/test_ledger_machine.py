@@ -113,11 +113,12 @@ class Reference:
         leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
         return granted
 
-    def renew(self, noted: Mapping[str, int], now: Moment) -> None:
+    def renew(self, noted: Mapping[str, int], now: Moment) -> frozenset[str]:
         for hold_id, tokens in noted.items():
             if hold_id in self.holds:
                 opened = self.holds[hold_id].opened
                 self.holds[hold_id] = Leased(replace(opened, noted=max(tokens, opened.noted)), now)
+        return frozenset(noted.keys() - self.holds.keys())
 
     def overdue(self, now: Moment) -> dict[str, OpenHold]:
         over = (one.opened for one in self.holds.values() if ledger.is_over(one.renewed, LEASE_S, now))
@@ -273,8 +274,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(numbers=st.dictionaries(small, small, max_size=4))
     def renew(self, numbers: dict[int, int]) -> None:
         noted = {self.call(number).hold.id: tokens for number, tokens in numbers.items()}
-        self.reference.renew(noted, self.moments())
-        self.run(_all(self.store.renew(noted)))
+        gone = self.reference.renew(noted, self.moments())
+        assert self.run(_all(self.store.renew(noted))) == gone
 
     @precondition(lambda self: self.calls)
     @rule(number=small, spent=spendings, charged=st.booleans(), tools=TOOLS, steps=st.booleans())

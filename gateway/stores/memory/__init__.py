@@ -226,9 +226,9 @@ class MemoryStore:
         """See `Store.extend`."""
         return self._books.extend(hold_id, units)
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        self._books.renew(noted)
+        return self._books.renew(noted)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""

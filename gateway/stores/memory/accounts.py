@@ -65,13 +65,14 @@ class Books:
         leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
         return granted
 
-    def renew(self, noted: Mapping[str, int]) -> None:
+    def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
         for hold_id, tokens in noted.items():
             leased = self._holds.get(hold_id)
             if leased is not None:
                 leased.renewed = self._moment()
                 leased.opened = replace(leased.opened, noted=max(tokens, leased.opened.noted))
+        return frozenset(noted.keys() - self._holds.keys())
 
     def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""

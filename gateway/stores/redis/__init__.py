@@ -114,9 +114,9 @@ class RedisStore:
         """See `Store.extend`."""
         return await self._books.extend(hold_id, units)
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        await self._books.renew(noted)
+        return await self._books.renew(noted)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""

@@ -152,20 +152,23 @@ class BooksApart:
             parts.append(_Part(name, granted.units, claims, granted.standings))
         return await self._level(parts, opened.hold.claims)
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        await asyncio.gather(*(self._renew(hold_id, tokens) for hold_id, tokens in noted.items()))
+        held = await asyncio.gather(*(self._renew(hold_id, tokens) for hold_id, tokens in noted.items()))
+        return frozenset(one for one, is_held in zip(noted, held, strict=True) if not is_held)
 
-    async def _renew(self, hold_id: str, tokens: int) -> None:
+    async def _renew(self, hold_id: str, tokens: int) -> bool:
+        """Whether there is such a hold."""
         home = await self._home(hold_id)
         if home is None:
-            return
+            return False
         arguments = {"noted": [tokens], "ids": [hold_id]}
         verb = self._clerk.call("renew", (self._keys.hold(hold_id, home),), arguments)
         [[lease]] = await self._link.call(verb)
         if lease:
             deadlines = self._keys.shard_of(hold_id)[:1]
             await self._link.call(self._clerk.call("prolong", deadlines, {"lease": lease, "id": hold_id}))
+        return bool(lease)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""

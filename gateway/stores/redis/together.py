@@ -43,7 +43,7 @@ class Books(Protocol):
     async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept: ...  # noqa: D102
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
-    async def renew(self, noted: Mapping[str, int]) -> None: ...  # noqa: D102
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]: ...  # noqa: D102
     async def overdue(self, limit: int) -> Sequence[OpenHold]: ...  # noqa: D102
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]: ...  # noqa: D102
     def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]: ...  # noqa: D102
@@ -208,11 +208,14 @@ class BooksTogether:
         opened = values.opened(kept)
         return values.granted(opened.hold.claims, reply) if reply is not None and opened is not None else None
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        if noted:
-            arguments = {"noted": list(noted.values()), "ids": list(noted), "index": self._keys.holds}
-            await self._link.call(self._clerk.call("renew", [self._keys.hold(one) for one in noted], arguments))
+        if not noted:
+            return frozenset()
+        arguments = {"noted": list(noted.values()), "ids": list(noted), "index": self._keys.holds}
+        holds = [self._keys.hold(one) for one in noted]
+        [leases] = await self._link.call(self._clerk.call("renew", holds, arguments))
+        return frozenset(one for one, lease in zip(noted, leases, strict=True) if not lease)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""

@@ -125,9 +125,9 @@ class SqliteStore:
         """See `Store.extend`."""
         return await self._writer.write(lambda db: accounts.extend(db, hold_id, units, self._moment()))
 
-    async def renew(self, noted: Mapping[str, int]) -> None:
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        await self._writer.write(lambda db: accounts.renew(db, noted, self._moment()))
+        return await self._writer.write(lambda db: accounts.renew(db, noted, self._moment()))
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""

@@ -134,9 +134,12 @@ def extend(db: sqlite3.Connection, hold_id: str, units: int, now: Moment) -> Gra
     return granted
 
 
-def renew(db: sqlite3.Connection, noted: Mapping[str, int], now: Moment) -> None:
+def renew(db: sqlite3.Connection, noted: Mapping[str, int], now: Moment) -> frozenset[str]:
     """See `Store.renew`."""
-    db.executemany(_RENEW, ((now.boot, now.mono, now.wall, tokens, *_at(hold_id)) for hold_id, tokens in noted.items()))
+    moment = (now.boot, now.mono, now.wall)
+    return frozenset(
+        one for one, tokens in noted.items() if not db.execute(_RENEW, (*moment, tokens, *_at(one))).rowcount
+    )
 
 
 def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds) -> list[OpenHold]:
