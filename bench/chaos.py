@@ -72,6 +72,9 @@ HELD_AFTER_S = 2.5
 UNKNOWN_TOKENS, UNKNOWN_S = 256, 2.5
 #: into an outage of the store
 KILL_WITHIN_S = 0.9
+#: One of several gateways is frozen for so long, which ends all its leases, after each pause like this; then some of
+#: its workers are killed, when they have gone on for a while.
+FROZEN_S, THAWED_S, KILL_AFTER_S = LEASE_S + 6.0, 20.0, 2.0
 #: an estimate of the input that is further off than this is a mistake, and no estimate
 MOST_OFF, OFF_BY = 2, 64
 
@@ -459,10 +462,14 @@ class Gateway:
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            for pid in tree(self._process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send it to all its processes."""
+        for pid in tree(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     @property
     def workers(self) -> list[int]:
@@ -698,6 +705,8 @@ class Events:
 
     kills: list[tuple[float, int]] = field(default_factory=list)
     outages: list[float] = field(default_factory=list)
+    #: from when to when a gateway was frozen
+    freezes: list[tuple[float, float]] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -754,8 +763,8 @@ async def _storm(
             if seen[-1].code.startswith("503"):
                 await asyncio.sleep(AFTER_503_S)
 
-    def kill(most: int = 1) -> None:
-        for victim in dice.sample(workers := dice.choice(gateways).workers, min(most, len(workers))):
+    def kill(most: int = 1, of: Gateway | None = None) -> None:
+        for victim in dice.sample(workers := (of or dice.choice(gateways)).workers, min(most, len(workers))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
                 events.kills.append((time.time(), victim))
@@ -764,6 +773,19 @@ async def _storm(
         while True:
             await asyncio.sleep(plan.kill_every * dice.uniform(0.5, 1.5))
             kill()
+
+    async def freezer() -> None:
+        while len(gateways) > 1:
+            await asyncio.sleep(THAWED_S * dice.uniform(0.5, 1.5))
+            frozen, at = dice.choice(gateways), time.time()
+            frozen.signal(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(FROZEN_S)
+            finally:
+                frozen.signal(signal.SIGCONT)
+                events.freezes.append((at, time.time()))
+            await asyncio.sleep(KILL_AFTER_S)
+            kill(plan.workers // 2, frozen)
 
     async def outages() -> None:
         for number, take_away in enumerate(kept.outages, 1):
@@ -774,10 +796,12 @@ async def _storm(
             asyncio.get_running_loop().call_later(KILL_WITHIN_S, kill, plan.workers)
             await take_away()
 
-    kills, aways = asyncio.create_task(killer()), asyncio.create_task(outages())
+    faults, aways = [asyncio.create_task(one()) for one in (killer, freezer)], asyncio.create_task(outages())
     await asyncio.gather(*(client(number) for number in range(plan.clients)))
     await aways
-    kills.cancel()
+    for fault in faults:
+        fault.cancel()
+    await asyncio.gather(*faults, return_exceptions=True)
     return seen
 
 
@@ -829,6 +853,7 @@ class Report:
     seed: int
     kills: int
     outages: int
+    freezes: int
     seconds: float
     seen: dict[str, int]
     refusals: dict[str, int]
@@ -859,6 +884,7 @@ class Audit:
         self._plan = plan
         self._books = books
         self._kills = events.kills
+        self._freezes = events.freezes
         self._bills: dict[str, list[Bill]] = defaultdict(list)
         for bill in books.bills:
             self._bills[bill.call].append(bill)
@@ -867,7 +893,7 @@ class Audit:
             self._records[record.request_id].append(record)
         self._inexact: set[str] = set()
         self.report = Report(
-            plan.seed, len(events.kills), len(events.outages), round(events.seconds, 1),
+            plan.seed, len(events.kills), len(events.outages), len(events.freezes), round(events.seconds, 1),
             seen=_counted(seen.how for seen in books.seen),
             refusals=_counted(seen.code for seen in books.seen if seen.code),
             records=_counted(record.outcome for record in books.stored.records),
@@ -965,7 +991,7 @@ class Audit:
         ends = [kill for kill, _ in self._kills if kill > bill.at]
         # A kill may have come before the provider had the call, and then the next one was not its end.
         ends += [seen.ended] if seen.how == "broken" or not ends else []
-        lasted = min(ends) - bill.at
+        lasted = min(ends) - bill.at - self._frozen(bill.at, min(ends))
         is_put_off = not seen.call.session.is_limited or self._plan.on_failure == "open"
         if lasted >= HELD_AFTER_S or not is_put_off:
             self._wrong(seen, "billed, and not charged")
@@ -995,6 +1021,10 @@ class Audit:
         known = bill.input if bill else record.charge.usage.input_tokens if record.charge else 0
         limit = call.max_tokens if call.max_tokens is not None else 16_384
         return MOST_OFF * known + OFF_BY + limit * call.answers
+
+    def _frozen(self, begin: float, end: float) -> float:
+        """For how many of these seconds some gateway was frozen."""
+        return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in self._freezes)
 
     def _most(self, record: CallRecord) -> int:
         """What a call that was taken for lost may have cost."""
@@ -1049,10 +1079,12 @@ class Audit:
         """By how much a call may have cost more than was held for it."""
         assert record.charge is not None
         tokens = record.charge.usage.total_tokens
-        if "store" in record.notes or record.context is None:
-            return tokens
         bills = self._bills[record.request_id]
-        call = next(seen.call for seen in self._books.seen if seen.call.id == record.request_id)
+        call, ended = next((one.call, one.ended) for one in self._books.seen if one.call.id == record.request_id)
+        # One that went on behind a freeze may have been taken for lost by then, and its hold given back.
+        was_lost = bool(bills) and self._frozen(bills[0].at, ended) >= LEASE_S
+        if "store" in record.notes or record.context is None or was_lost:
+            return tokens
         # The hold of a stream without a limit grows; what it had at least is a useful length.
         grew = call.stream and call.max_tokens is None
         limit = bills[0].limit if bills and bills[0].limit is not None and not grew else 16
@@ -1076,6 +1108,7 @@ def told(plan: Plan, report: Report) -> Iterator[str]:
         ("refused or failed", sum(report.refusals.values()), _listed(report.refusals)),
         ("workers killed", report.kills, ""),
         ("store taken away", report.outages, "times"),
+        ("gateway frozen", report.freezes, f"times, for {FROZEN_S:g} s: leases last {LEASE_S}"),
         ("recorded", sum(report.records.values()), _listed(report.records)),
         ("billed", report.billed, "tokens, by the provider's own count"),
         ("charged", report.charged, f"tokens, {report.over_estimate:,} of them estimated beyond what was billed"),

@@ -491,6 +491,30 @@ def test_of_a_fast_stream_no_more_than_256_tokens_are_not_charged_where_its_work
     assert came - 256 <= charged_after_a_kill(gateway, again) <= came + 256
 
 
+def charged_so_far(gateway: GatewayProcess) -> int:
+    reply = gateway.web.get("/api/sessions/s")
+    return int(reply.json["cumulative_token_usage"]["output_tokens"]) if reply.status == 200 else 0
+
+
+def test_a_stream_that_others_took_for_lost_while_its_worker_stood_still_is_charged_for_what_came_after_that(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000}
+    gateway = gateway_process(mock_server.url, **flags)
+    other = gateway_process(mock_server.url, **flags, **{"store.url": f"sqlite://{gateway.store}"})
+    mock.behaviour = Behaviour(chunks=60_000, interval=0.005)
+    reading = Reading(gateway)
+    until(lambda: reading.tokens > 100)
+    gateway.signal(signal.SIGSTOP)
+    assumed = until(lambda: charged_so_far(other), 60)
+    gateway.signal(signal.SIGCONT)
+    until(lambda: charged_so_far(other) > assumed + 1_000, what="it is charged while it goes on")
+    gateway.signal(signal.SIGKILL)
+    gateway.wait()
+    came = reading.all()
+    assert came - 256 <= charged_after_a_kill(gateway, lambda: other) <= came + 256
+
+
 @pytest.mark.parametrize(("on_failure", "begun"), [("closed", "before"), ("open", "before"), ("open", "meanwhile")])
 def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker_is_killed_meanwhile(
     mock_server: MockServer, mock: Provider, gateway_process: StartProcess, on_failure: str, begun: str
