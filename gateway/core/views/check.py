@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.measure import Wire
 from gateway.core.message import Hashed, hashed, read
 from gateway.core.views.view import Book, entries
+
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 def new_faults(
@@ -24,13 +26,12 @@ def new_faults(
     """
     if wire not in _CHECKS:
         return []
-    check, bare = _CHECKS[wire]
+    check, bare, size = _CHECKS[wire]
     came, sent = hashed(before), hashed(after)
     may_think = wire == "messages" and any(b"thinking" in raw for raw in came.raws)
 
     def all_of(some: Hashed) -> Counter[str]:
-        found = entries(f"bare {wire}", some, book, lambda raw: (bare(read(raw)[0]),), _size, marks=False)
-        elements = [one for (one,) in found]
+        elements = entries(f"bare {wire}", some, book, lambda raw: bare(read(raw)[0]), size, marks=False)
         # Whether thinking is on, and must be there, is not said in the messages.
         return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
 
@@ -38,115 +39,122 @@ def new_faults(
     return [*(found - all_of(came))] if found else []
 
 
-def _messages(elements: Sequence[Any]) -> Iterator[str]:
+class _Served(NamedTuple):
+    """A block that has to do with what runs where the model does, and the ids that it names."""
+
+    kind: str
+    asks: str | None
+    answers: str | None
+    caller: str | None
+
+
+class _Said(NamedTuple):
+    """What of one of Anthropic's Messages matters here: all but its texts.
+
+    `blocks`: how many there are, `blanks` of them texts without text; `calls` and `answers`: ids; `thinks`: it begins
+    with thinking; `has_words`: it is the user's, and more than results.
+    """
+
+    role: Any
+    is_object: bool
+    blocks: int
+    blanks: int
+    calls: tuple[str, ...]
+    answers: tuple[str, ...]
+    served: tuple[_Served, ...]
+    thinks: bool
+    has_words: bool
+
+
+def _messages(elements: Sequence[_Said]) -> Iterator[str]:
     """Messages: it begins with the user, and all that must stand beside something else does."""
-    yield from _misplaced(elements)
+    yield from _misplaced([element.role for element in elements])
     yield from _in_turns(elements)
-    yield from _served([block for _, blocks in _turns(elements) for block in blocks])
+    yield from _served([block for element in elements for block in element.served])
 
 
-def _misplaced(elements: Sequence[Any]) -> Iterator[str]:
+def _misplaced(roles: Sequence[Any]) -> Iterator[str]:
     """System messages anywhere but behind the user's, and before the assistant's or at the end."""
-    roles = [element.get("role") if isinstance(element, dict) else None for element in elements]
-    for before, role, behind in zip([None, *roles], roles, [*roles[1:], "assistant"], strict=False):
-        if role == "system" and (before, behind) != ("user", "assistant"):
-            yield "a system message in another place"
+    for place, role in enumerate(roles):
+        if role == "system":
+            behind = roles[place + 1] if place + 1 < len(roles) else "assistant"
+            if not place or (roles[place - 1], behind) != ("user", "assistant"):
+                yield "a system message in another place"
 
 
-def _thinking(elements: Sequence[Any]) -> Iterator[str]:
+def _thinking(elements: Sequence[_Said]) -> Iterator[str]:
     """The assistant's last turn, all it said since the user's last words, begins with thinking, if there is one.
 
     So does each part of it that has a message with thinking at its beginning: neighbours of one role are read as one.
     """
-    messages = [element for element in elements if isinstance(element, dict)]
-    words = max((place for place, message in enumerate(messages) if _has_words(message)), default=-1)
+    messages = [element for element in elements if element.is_object]
+    words = max((place for place, message in enumerate(messages) if message.has_words), default=-1)
     last = messages[words + 1 :]
-    said = [_begins_with_thinking(message) if message.get("role") == "assistant" else None for message in last]
+    said = [message.thinks if message.role == "assistant" else None for message in last]
     if next((one for one in said if one is not None), True) is False:
         yield "the last turn does not begin with thinking"
     elif (False, True) in pairwise(said):
         yield "words before the thinking of a turn"
 
 
-def _begins_with_thinking(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    first = next(iter(content), None) if isinstance(content, list) else None
-    return _type_of(first) in ("thinking", "redacted_thinking")
-
-
-def _has_words(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    is_results = isinstance(content, list) and all(_type_of(block) == "tool_result" for block in content)
-    return message.get("role") == "user" and not is_results
-
-
 def _type_of(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _in_turns(elements: Sequence[Any]) -> Iterator[str]:
+def _in_turns(elements: Sequence[_Said]) -> Iterator[str]:
     """It begins with the user, and each call is answered in the user's very next words."""
     turns = list(_turns(elements))
-    if not turns or turns[0][0] != "user":
+    if not turns or turns[0].role != "user":
         yield "the first message is not the user's"
-    waiting: list[str] = []
-    for role, blocks in turns:
-        answers = _ids(blocks, "tool_result", "tool_use_id")
-        if answers != waiting:
-            yield from (f"result of {one} without its call" for one in Counter(answers) - Counter(waiting))
-            yield from (f"call {one} without its result" for one in Counter(waiting) - Counter(answers))
-        waiting = _ids(blocks, "tool_use", "id") if role == "assistant" else []
-        if not blocks:
-            yield f"a message ({role}) without content"
-        yield from ("a text block without text" for block in blocks if _is_blank(block))
+    waiting: tuple[str, ...] = ()
+    for turn in turns:
+        if turn.answers != waiting:
+            yield from (f"result of {one} without its call" for one in Counter(turn.answers) - Counter(waiting))
+            yield from (f"call {one} without its result" for one in Counter(waiting) - Counter(turn.answers))
+        waiting = turn.calls if turn.role == "assistant" else ()
+        if not turn.blocks:
+            yield f"a message ({turn.role}) without content"
+        yield from ("a text block without text",) * turn.blanks
     yield from (f"call {one} without its result" for one in dict.fromkeys(waiting))
 
 
-def _served(blocks: Sequence[Any]) -> Iterator[str]:
+def _turns(elements: Sequence[_Said]) -> Iterator[_Said]:
+    """Neighbours of one role are read as one."""
+    turn: _Said | None = None
+    for one in elements:
+        if turn is None or (turn.blocks and one.role != turn.role):
+            if turn is not None:
+                yield turn
+            turn = one
+        else:
+            turn = one._replace(
+                blocks=turn.blocks + one.blocks,
+                blanks=turn.blanks + one.blanks,
+                calls=turn.calls + one.calls,
+                answers=turn.answers + one.answers,
+            )
+    if turn is not None:
+        yield turn
+
+
+def _served(blocks: Sequence[_Served]) -> Iterator[str]:
     """What a server is asked stands before what it answers, and before what it calls for; and it is answered."""
     asked: Counter[str] = Counter()
     answered: Counter[str] = Counter()
-    for block in blocks:
-        kind = str(_type_of(block))
-        if kind in ("server_tool_use", "mcp_tool_use"):
-            asked[str(block.get("id"))] += 1
-        elif kind.endswith("_tool_result"):
-            answered[str(block.get("tool_use_id"))] += 1
-            if answered[str(block.get("tool_use_id"))] > asked[str(block.get("tool_use_id"))]:
-                yield f"result of {block.get('tool_use_id')} without its call"
-        caller = block.get("caller") if isinstance(block, dict) else None
-        if isinstance(caller, dict) and "tool_id" in caller and str(caller["tool_id"]) not in asked:
-            yield f"{kind} without {caller['tool_id']}, which called for it"
+    for kind, asks, answers, caller in blocks:
+        if asks is not None:
+            asked[asks] += 1
+        if answers is not None:
+            answered[answers] += 1
+            if answered[answers] > asked[answers]:
+                yield f"result of {answers} without its call"
+        if caller is not None and caller not in asked:
+            yield f"{kind} without {caller}, which called for it"
     yield from (f"call {one} without its result" for one in (asked - answered).elements())
 
 
-def _turns(elements: Sequence[Any]) -> Iterator[tuple[object, list[Any]]]:
-    """Neighbours of one role are read as one."""
-    role: object = None
-    blocks: list[Any] = []
-    for element in elements:
-        message: Mapping[str, Any] = element if isinstance(element, dict) else {}
-        if blocks and message.get("role") != role:
-            yield role, blocks
-            blocks = []
-        role, content = message.get("role"), message.get("content")
-        blocks.extend(content if isinstance(content, list) else [{"type": "text", "text": content}])
-    if elements:
-        yield role, blocks
-
-
-def _ids(blocks: Sequence[Any], kind: str, name: str) -> list[str]:
-    return [str(block.get(name)) for block in blocks if isinstance(block, dict) and block.get("type") == kind]
-
-
-def _is_blank(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "text" and not str(block.get("text") or "").strip()
-
-
-def _responses(elements: Sequence[Any]) -> Iterator[str]:
+def _responses(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Responses: a call and its result need each other, and reasoning what came of it."""
-    nothing: Mapping[str, Any] = {}
-    items = [element if isinstance(element, dict) else nothing for element in elements]
     calls = [item for item in items if item.get("type") == "local_shell_call"]
     names = {str(call.get("id")): call.get("call_id") for call in calls}
     called: Counter[str] = Counter()
@@ -158,7 +166,7 @@ def _responses(elements: Sequence[Any]) -> Iterator[str]:
     yield from (f"call {one} without its result" for one in (called - answered).elements())
     yield from (f"result of {one} without its call" for one in (answered - called).elements())
     yield from _programs(items)
-    for item, following in zip_longest(items, items[1:], fillvalue=nothing):
+    for item, following in zip_longest(items, items[1:], fillvalue=_NOTHING):
         if _is_reasoning(item) and not _is_made(following):
             yield f"reasoning {item.get('id')} without what came of it"
 
@@ -200,48 +208,74 @@ def _is_made(item: Mapping[str, Any]) -> bool:
 
 # --- what of an element matters here: all but its texts ---------------------------------------------------------------
 
-_BLOCK_FIELDS: Final = ("type", "id", "tool_use_id")
 _ITEM_FIELDS: Final = ("type", "id", "call_id", "role")
 _CALLER_FIELDS: Final = ("tool_id", "caller_id")
-#: bytes that an element takes, and each of its blocks, beside their texts
+#: bytes that an element takes beside its texts, and each of its ids
 _BARE_BYTES: Final = 500
+_NAME_BYTES: Final = 100
 
 
-def _bare_message(element: Any) -> Any:
-    if not isinstance(element, dict):
-        return None
-    content = element.get("content")
+def _said(message: Any) -> _Said:
+    element: Mapping[str, Any] = message if isinstance(message, dict) else {}
+    role, content = element.get("role"), element.get("content")
     blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return {"role": element.get("role"), "content": [_bare_block(block) for block in blocks]}
+    types = [_type_of(block) for block in blocks]
+    return _Said(
+        role=role,
+        is_object=isinstance(message, dict),
+        blocks=len(blocks),
+        blanks=sum(map(_is_blank, blocks)),
+        calls=_ids(blocks, "tool_use", "id"),
+        answers=_ids(blocks, "tool_result", "tool_use_id"),
+        served=tuple(one for one in map(_of_server, blocks) if (one.asks, one.answers, one.caller) != _NO_IDS),
+        thinks=isinstance(content, list) and types[:1] in (["thinking"], ["redacted_thinking"]),
+        has_words=role == "user" and not (isinstance(content, list) and all(one == "tool_result" for one in types)),
+    )
 
 
-def _bare_block(block: Any) -> Any:
-    if not isinstance(block, dict):
-        return None
-    bare = _bare(block, _BLOCK_FIELDS)
-    return bare if _is_blank(block) else {**bare, "text": "…"}
+_NO_IDS: Final = (None, None, None)
 
 
-def _bare_item(item: Any) -> Any:
-    return _bare(item, _ITEM_FIELDS) if isinstance(item, dict) else None
+def _of_server(block: Any) -> _Served:
+    kind, caller = str(_type_of(block)), block.get("caller") if isinstance(block, dict) else None
+    return _Served(
+        kind,
+        str(block.get("id")) if kind in ("server_tool_use", "mcp_tool_use") else None,
+        str(block.get("tool_use_id")) if kind.endswith("_tool_result") else None,
+        str(caller["tool_id"]) if isinstance(caller, dict) and "tool_id" in caller else None,
+    )
 
 
-def _bare(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    bare = {name: found[name] for name in names if name in found}
-    caller = found.get("caller")
+def _ids(blocks: Sequence[Any], kind: str, name: str) -> tuple[str, ...]:
+    return tuple(str(block.get(name)) for block in blocks if _type_of(block) == kind)
+
+
+def _is_blank(block: Any) -> bool:
+    return _type_of(block) == "text" and not str(block.get("text") or "").strip()
+
+
+def _size_of_said(said: _Said) -> int:
+    names = [*said.calls, *said.answers, *(str(name) for one in said.served for name in one)]
+    return _BARE_BYTES + len(str(said.role)) + sum(_NAME_BYTES + len(name) for name in names)
+
+
+def _bare(item: Any) -> Mapping[str, Any]:
+    if not isinstance(item, dict):
+        return _NOTHING
+    bare = {name: item[name] for name in _ITEM_FIELDS if name in item}
+    caller = item.get("caller")
     if isinstance(caller, dict):
         bare["caller"] = {name: str(caller[name]) for name in _CALLER_FIELDS if name in caller}
     return bare
 
 
-def _size(found: tuple[Any]) -> int:
-    element = found[0] if isinstance(found[0], dict) else {}
-    parts = [element, *filter(None, element.get("content", ()))]
-    texts = sum(len(str(value)) for part in parts for name, value in part.items() if name != "content")
-    return _BARE_BYTES * len(parts) + texts
+def _size_of_bare(item: Mapping[str, Any]) -> int:
+    return _BARE_BYTES + sum(len(str(value)) for value in item.values())
 
 
-_CHECKS: Final[Mapping[Wire, tuple[Callable[[Sequence[Any]], Iterator[str]], Callable[[Any], Any]]]] = {
-    "messages": (_messages, _bare_message),
-    "responses": (_responses, _bare_item),
+_CHECKS: Final[
+    Mapping[Wire, tuple[Callable[[Sequence[Any]], Iterator[str]], Callable[[Any], Any], Callable[[Any], int]]]
+] = {
+    "messages": (_messages, _said, _size_of_said),
+    "responses": (_responses, _bare, _size_of_bare),
 }

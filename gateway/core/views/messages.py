@@ -52,7 +52,7 @@ class MessagesView(View):
 
     def __init__(self, came: Hashed, book: Book | None = None) -> None:
         reads = entries("messages", came, book, read_message, size_of)
-        found = list(_pieces(came.raws, reads))
+        found = _pieces(came.raws, reads)
         self._blocks = [piece.blocks for piece, _ in found]
         self._kinds = [one.kind for one in reads]
         self._system = _well_placed(self._kinds)
@@ -64,7 +64,7 @@ class MessagesView(View):
             [places for _, places in found],
             held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
             stale=[index for index, (_, places) in enumerate(found) if places[-1] < compact],
-            needed=loaders((piece.loads, piece.calls) for piece, _ in found),
+            needed=loaders([(piece.loads, piece.calls) for piece, _ in found]),
             book=book,
         )
 
@@ -178,7 +178,7 @@ def _asked(reads: Sequence[Read]) -> Iterable[int]:
     Claude Code puts reminders beside results: what the user wants done was said before.
     """
     places = [place for place, one in enumerate(reads) if one.kind == "words"]
-    alone = [place for place in places if not any(piece.is_result for piece in reads[place].pieces)]
+    alone = [place for place in places if not reads[place].has_results]
     return alone[-1:] if alone[-1:] != places[-1:] else ()
 
 
@@ -232,18 +232,21 @@ def _blocks(content: bytes) -> Iterable[bytes]:
     return items_of(content) or map(encode, listed(decode(content)))
 
 
-def _pieces(elements: Sequence[bytes], reads: Sequence[Read]) -> Iterator[tuple[Piece, Sequence[int]]]:
+def _pieces(elements: Sequence[bytes], reads: Sequence[Read]) -> list[tuple[Piece, Sequence[int]]]:
     """The messages, each with the elements it is made of."""
-    coded = frozenset[str]().union(*(one.coded for one in reads))
+    found: list[tuple[Piece, Sequence[int]]] = []
     for span in _spans(reads):
-        alone = len(span) == 1
-        found = ((piece, span) for piece in reads[span.start].pieces) if alone else _tied(elements, reads, span)
-        yield from ((_uncut(piece, coded), places) for piece, places in found)
+        if len(span) == 1:
+            found += [(piece, span) for piece in reads[span.start].pieces]
+        else:
+            found += _tied(elements, reads, span)
+    coded = frozenset[str]().union(*[one.coded for one in reads if one.coded])
+    return [(_uncut(piece, coded), places) for piece, places in found] if coded else found
 
 
 def _uncut(piece: Piece, coded: Collection[str]) -> Piece:
     """What code reads is no text for a model: in any other form it would be a broken or a wrong value."""
-    if not (coded and piece.is_result and decode(piece.message.raw)["tool_call_id"] in coded):
+    if not (piece.is_result and decode(piece.message.raw)["tool_call_id"] in coded):
         return piece
     return piece._replace(message=ChatMessage.of(sealed(piece.message.raw)))
 
@@ -261,7 +264,21 @@ def _tied(elements: Sequence[bytes], reads: Sequence[Read], span: range) -> Iter
 
 
 def _spans(reads: Sequence[Read]) -> Iterator[range]:
-    """Elements whose calls stay or go together.
+    """Elements whose calls stay or go together."""
+    reach = _reach(reads)
+    start = 0
+    while start < len(reads):
+        stop, place = start, start
+        while place <= stop:
+            stop, place = max(stop, reach[place]), place + 1
+        if place - start > 1 and place < len(reads) and reads[place].has_results:
+            place += 1  # the results of the last calls belong to them, and are put before other words in between
+        yield range(start, place)
+        start = place
+
+
+def _reach(reads: Sequence[Read]) -> Sequence[int]:
+    """Of each element, the last one whose calls stay or go together with its own.
 
     An assistant's calls are answered together, also where they stand in several messages, or where words stand between
     them and some of the results. What a server was asked in one message may be answered in a later one, and call for
@@ -273,28 +290,21 @@ def _spans(reads: Sequence[Read]) -> Iterator[range]:
     waiting: int | None = None
     is_parted = False
     for place, one in enumerate(reads):
-        tied = [served[name] for name in one.needs if name in served]
+        for name in one.needs:
+            if name in served:
+                reach[served[name]] = place
         if one.kind in USERS:
-            if waiting is not None and is_parted and any(piece.is_result for piece in one.pieces):
-                tied.append(waiting)
-            is_parted = is_parted or not all(piece.is_result for piece in one.pieces)
+            if waiting is not None and is_parted and one.has_results:
+                reach[waiting] = place
+            is_parted = is_parted or one.has_words
         else:
-            before = waiting if place and {one.kind, reads[place - 1].kind} <= {*SPOKEN} else None
+            before = waiting if place and one.kind in SPOKEN and reads[place - 1].kind in SPOKEN else None
             if before is not None and one.calls:
-                tied.append(before)
+                reach[before] = place
             waiting, is_parted = (place, False) if one.calls else (before, True)
-        for first in tied:
-            reach[first] = place
-        served |= dict.fromkeys(one.served, place)
-    start = 0
-    while start < len(reads):
-        stop, place = start, start
-        while place <= stop:
-            stop, place = max(stop, reach[place]), place + 1
-        if place - start > 1 and place < len(reads) and any(piece.is_result for piece in reads[place].pieces):
-            place += 1  # the results of the last calls belong to them, and are put before other words in between
-        yield range(start, place)
-        start = place
+        for name in one.served:
+            served[name] = place
+    return reach
 
 
 def _together(elements: Sequence[bytes], *, is_held: bool) -> Piece:

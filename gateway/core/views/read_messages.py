@@ -66,6 +66,9 @@ class Read(NamedTuple):
     needs: tuple[str, ...] = ()
     #: ids of the calls in it that were made by code which runs where the model does
     coded: frozenset[str] = frozenset()
+    #: results are in it, and other than results
+    has_results: bool = False
+    has_words: bool = True
 
 
 def listed(content: Any) -> Iterable[Any]:
@@ -94,7 +97,9 @@ def read_message(raw: bytes) -> Read:
         piece = Piece(ChatMessage.of(opaque(raw)))
         return Read((piece,), kind, is_opaque=True, is_tied=is_tied, served=served, needs=needs)
     if message["role"] == "user":
-        return Read(tuple(_of_user(message, content)), kind)
+        pieces = tuple(_of_user(message, content))
+        results = [piece.is_result for piece in pieces]
+        return Read(pieces, kind, has_results=any(results), has_words=not all(results))
     calls = any(map(is_call, content))
     words = encode(spoken(message, content, arguments_of(raw) if calls else ()))
     return Read(

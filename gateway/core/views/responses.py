@@ -89,7 +89,7 @@ class ResponsesView(View):
             [group.places for group in groups],
             held=[index for index, group in enumerate(groups) if id(group) in kept],
             stale=[index for index, group in enumerate(groups) if id(group) in old],
-            needed=loaders(_tools(items, group.places) for group in groups),
+            needed=loaders(_tools(items, group.places) for group in groups) if any(one.loads for one in items) else (),
             following=[index for index, group in enumerate(groups) if group.follows],
             book=book,
         )
@@ -235,7 +235,9 @@ class _Grouping:
             self._programs[item.program] = group
         if item.kind == "call":
             # OpenAI's own types name a local shell's output by an id alone, and leave open which.
-            self._callers.update({name: (group, item.call_id) for name in (item.id, item.call_id) if name})
+            for name in (item.id, item.call_id):
+                if name:
+                    self._callers[name] = group, item.call_id
             group.is_made = True
             self._join(group, place, [], [item.part])
             if item.is_fixed and isinstance(group.message, dict):

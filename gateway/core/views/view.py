@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gateway.core.fitting.blocks import GAP
 from gateway.core.fitting.receipt import UNCHANGED, Fate, Fates
-from gateway.core.message import Hashed, decode, digest, encode, instead, key_of
+from gateway.core.message import Hashed, decode, encode, instead, key_of
 
 T = TypeVar("T")
 
@@ -98,11 +98,11 @@ def to_send(sent: Sequence[Sent]) -> Hashed:
 
 
 class _Made(NamedTuple):
-    """What became of an element that was changed, None where nothing is left; its hash; how many messages it was."""
+    """What became of an element that was changed, None where nothing is left; its hash; bytes that it takes."""
 
     raw: bytes | None
     key: bytes
-    parts: int
+    size: int
 
 
 class View(ABC):
@@ -172,27 +172,25 @@ class View(ABC):
             changes: the messages that are not sent as they came.
             new: those among them in whose place another message stands, such as a summary.
         """
-        return to_send(list(self._sent(changes, new)))
+        if new:
+            return to_send(list(self._sent(changes, new)))
+        made = self._made(changes)
+        came = enumerate(zip(self.elements, self.came.keys, strict=True))
+        sent = [made.get(place, element) for place, element in came]
+        left = list(filter(None, sent))
+        return Hashed([raw for raw, _ in left], [key for _, key in left])
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[Sent]:
-        """The elements to send."""
-        touched = {element for index in changes for element in self.places[index]}
-        changed = self._made({element: self._forms(element, changes, new) for element in touched})
-        for element, (raw, key) in enumerate(zip(self.elements, self.came.keys, strict=True)):
-            if element not in touched:
-                yield Sent(element, raw, key)
-                continue
-            for index in self.owned[element] if new else ():
-                added = changes.get(index) if index in new and self.places[index][0] == element else None
+        """The elements to send, where other messages stand in the place of some; what these stand for is left out."""
+        made = self._made({index: None if index in new else form for index, form in changes.items()})
+        for place, element in enumerate(zip(self.elements, self.came.keys, strict=True)):
+            for index in self.owned[place]:
+                added = changes.get(index) if index in new and self.places[index][0] == place else None
                 if added is not None:
-                    yield Sent.of(None, self._added(decode(added), element))
-            if element in changed:
-                yield changed[element]
-
-    def _forms(self, element: int, changes: Changes, new: Collection[int]) -> Changes:
-        """The changes of an element's messages; what another stands for is left out."""
-        mine = self.owned[element]
-        return {index: None if index in new else changes[index] for index in mine if index in changes}
+                    yield Sent.of(None, self._added(decode(added), place))
+            sent = made.get(place, element)
+            if sent is not None:
+                yield Sent(place, *sent)
 
     def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
         """The elements when each message is sent in another form."""
@@ -205,54 +203,65 @@ class View(ABC):
 
     def fates(self, fates: Fates) -> Fates:
         """The fates of messages as fates of elements. A message's tokens count at the first element it is made of."""
-        each = tuple(fates)
-        return Fates.of([self._fate(element, each) for element in range(len(self.elements))])
+        each, places = tuple(fates), self.places
+        return Fates.of(
+            [
+                each[owned[0]] if len(owned) == 1 and places[owned[0]][0] == element else self._fate(element, each)
+                for element, owned in enumerate(self.owned)
+            ]
+        )
 
     def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
+        """The fate of one that is several messages, or a part of one."""
         owned = self.owned[element]
-        if len(owned) == 1 and self.places[owned[0]][0] == element:
-            return fates[owned[0]]
         mine = [fates[index] for index in owned]
         first = [fates[index] for index in owned if self.places[index][0] == element]
         told = next((fate for fate in mine if fate.rule not in UNCHANGED), mine[0])
         before, after = sum(fate.tokens_before for fate in first), sum(fate.tokens_after for fate in first)
         return Fate(told.role, before, after, told.rule)
 
-    def _made(self, forms: Mapping[int, Changes]) -> dict[int, Sent]:
-        """What elements become of which not all is left out. `forms`: of each, the changes of its messages.
+    def _made(self, changes: Changes) -> dict[int, tuple[bytes, bytes] | None]:
+        """What the elements of changed messages become, with their hashes; None for those of which nothing is left.
 
         `_changed`, once for all that it is made of: what a cut made of an element is sent on every turn.
         """
-        left = [
-            element
-            for element, changes in forms.items()
-            if len(changes) < len(self.owned[element]) or any(form is not None for form in changes.values())
-        ]
+        forms: dict[int, dict[int, bytes | None]] = {}
+        stay = set[int]()
+        for index in sorted(changes):
+            form, places = changes[index], self.places[index]
+            for place in places:
+                forms.setdefault(place, {})[index] = form
+            if form is not None:
+                stay.update(places)
+        left = [place for place, mine in forms.items() if place in stay or len(mine) < len(self.owned[place])]
 
         def compute(missing: Iterable[int]) -> Iterator[_Made]:
             for element in (left[number] for number in missing):
                 raw = self._changed(element, forms[element])
-                yield _Made(raw, key_of(raw)[0] if raw is not None else b"", len(self.owned[element]))
+                written = sum(map(len, filter(None, (raw, *forms[element].values()))))
+                size = _MADE_BYTES + _PART_BYTES * len(self.owned[element]) + written
+                yield _Made(raw, key_of(raw)[0] if raw is not None else b"", size)
 
         if self.book is None:
             made = list(compute(range(len(left))))
         else:
             keys = [self._parts(element, forms[element]) for element in left]
-            made = self.book.get_keyed(f"changed {self.array}", keys, compute, _made_bytes)
-        found = zip(left, made, strict=True)
-        return {element: Sent(element, one.raw, one.key) for element, one in found if one.raw is not None}
+            made = self.book.get_keyed(f"changed {self.array}", keys, compute, lambda one: one.size)
+        sent = {place: (one.raw, one.key) for place, one in zip(left, made, strict=True) if one.raw is not None}
+        return {**dict.fromkeys(forms), **sent}
 
     def _parts(self, element: int, forms: Changes) -> Hashable:
         """All that `_changed` knows of an element."""
-        return self.came.digests[element], *(self._part(index, element, forms) for index in self.owned[element])
+        mine = self.owned[element]
+        if len(mine) == len(forms) == 1 and len(self.places[mine[0]]) == 1:
+            index = mine[0]
+            return self.came.digests[element], self._trait(index), self.chat.digests[index], forms[index]
+        return self.came.digests[element], *(self._part(index, element, forms) for index in mine)
 
     def _part(self, index: int, element: int, forms: Changes) -> Hashable:
         """All that `_changed` knows of one of the messages of an element."""
         about = tuple([place - element for place in self.places[index]]), self._trait(index)
-        if index not in forms:
-            return about
-        form = forms[index]
-        return *about, self.chat.digests[index], digest(form) if form is not None else None
+        return about if index not in forms else (*about, self.chat.digests[index], forms[index])
 
     @abstractmethod
     def _trait(self, index: int) -> Hashable:
@@ -293,10 +302,6 @@ class ChatView(View):
         raise AssertionError(f"chat message {element} is replaced by {len(message)} fields as they are")
 
 
-def _made_bytes(made: _Made) -> int:
-    return _MADE_BYTES + _PART_BYTES * made.parts + len(made.raw or b"")
-
-
 def loaders(tools: Iterable[tuple[Iterable[Hashable], Iterable[Hashable]]]) -> Collection[int]:
     """The messages that loaded a tool last before it was called last.
 
@@ -308,8 +313,10 @@ def loaders(tools: Iterable[tuple[Iterable[Hashable], Iterable[Hashable]]]) -> C
     loaded: dict[Hashable, int] = {}
     needed: dict[Hashable, int] = {}
     for index, (loads, calls) in enumerate(tools):
-        needed |= {name: loaded[name] for name in calls if name in loaded}
-        loaded |= dict.fromkeys(loads, index)
+        if loaded:
+            needed |= {name: loaded[name] for name in calls if name in loaded}
+        for name in loads:
+            loaded[name] = index
     return needed.values()
 
 
