@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.core.fitting.blocks import GAP
 from gateway.core.message import Hashed, decode, encode
@@ -45,6 +45,24 @@ from gateway.core.views.view import (
     to_send,
     together,
 )
+
+
+class _Form(NamedTuple):
+    """What a message is sent as.
+
+    `is_other`: it says something else than the message; `had_calls`: that calls tools; `calls`: the calls to send.
+    """
+
+    message: Mapping[str, Any]
+    is_other: bool
+    had_calls: bool
+    calls: Iterator[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, now: Mapping[str, Any], was: Mapping[str, Any]) -> _Form:
+        """`now` in the place of `was`."""
+        is_other = any(now.get(name) != was.get(name) for name in ("content", "tool_calls"))
+        return cls(now, is_other, bool(was.get("tool_calls")), iter(now.get("tool_calls") or ()))
 
 
 class MessagesView(View):
@@ -104,40 +122,39 @@ class MessagesView(View):
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         came = self.elements[element]
-        forms = {index: form for index, form in forms.items() if form is None or self._is_other(index, form)}
-        if not forms or any(len(self.places[index]) > 1 for index in forms):
+        others = {index: form for index, form in self._others(forms) if form is None or form.is_other}
+        if not others or any(len(self.places[index]) > 1 for index in others):
             return came
         fields = fields_of(came)
-        left = list(self._left(element, fields["content"], forms))
+        left = list(self._left(element, fields["content"], others))
         return object_of({**fields, "content": list_of(left)}) if left else came
+
+    def _others(self, forms: Changes) -> Iterator[tuple[int, _Form | None]]:
+        """What messages are sent as, read."""
+        for index, form in forms.items():
+            yield index, _Form.of(decode(form), decode(self.messages[index])) if form is not None else None
 
     def _trait(self, index: int) -> Hashable:
         return self._blocks[index]
 
-    def _is_other(self, index: int, form: bytes) -> bool:
-        """Whether a form says something else than its message."""
-        now, was = decode(form), decode(self.messages[index])
-        return any(now.get(name) != was.get(name) for name in ("content", "tool_calls"))
-
-    def _left(self, element: int, content: bytes, forms: Changes) -> Iterator[bytes]:
+    def _left(self, element: int, content: bytes, forms: Mapping[int, _Form | None]) -> Iterator[bytes]:
         blocks = items_of(content)
         if not blocks:
-            yield from map(encode, _texts(decode(next(filter(None, forms.values()))).get("content")))
+            yield from map(encode, _texts(next(filter(None, forms.values())).message.get("content")))
         whose = {block: index for index in self.owned[element] for block in self._of(index, len(blocks))}
-        calls = {index: iter(decode(form).get("tool_calls") or ()) for index, form in forms.items() if form}
         done: set[int] = set()
         for number, raw in enumerate(blocks):
             index = whose[number]
-            form = forms.get(index, b"")
-            if form == b"":
+            form = forms.get(index)
+            if index not in forms:
                 yield raw
-            elif form and is_call(decode(raw)):
-                call = next(calls[index], None)
+            elif form is not None and form.had_calls and is_call(decode(raw)):
+                call = next(form.calls, None)
                 yield raw if call is None else _called(raw, call["function"]["arguments"])
             elif form is not None and index not in done:
                 done.add(index)
                 came = [blocks[mine] for mine in self._of(index, len(blocks))]
-                yield from _formed(came, decode(form))
+                yield from _formed(came, form.message)
 
     def _of(self, index: int, count: int) -> Iterable[int]:
         """The blocks that a message is made of, by their place among the `count` blocks of its element."""
