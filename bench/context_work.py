@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import lru_cache
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,6 +44,9 @@ sys.path.insert(0, str(ROOT))
 from gateway.mock import MockServer  # noqa: E402
 
 CHAT, UNWEIGHED = "/v1/chat/completions", "/v1/images/generations"
+#: other formats that the session is played in
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+OTHERS = {MESSAGES: "Messages", RESPONSES: "Responses"}
 #: tokens of the growing session at its end, of the history that is seen at once; bytes of the large body
 FINAL, HISTORY, LARGE = 120_000, 100_000, 4_000_000
 #: fresh gateways for what can be seen for the first time only once
@@ -192,10 +196,58 @@ def _raw(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode()
 
 
-def body_of(messages: Sequence[bytes]) -> bytes:
-    """A chat request; the image endpoint takes it too, for its prompt."""
+def body_of(messages: Sequence[bytes], path: str = CHAT) -> bytes:
+    """A request of chat messages in the format of an endpoint; that of images takes a chat, for its prompt."""
+    if path in OTHERS:
+        return _in_other_words(messages, path)
     head = b'{"model": "gpt-4o", "prompt": "x", "tools": ' + json.dumps(TOOLS).encode() + b', "messages": ['
     return head + b", ".join(messages) + b"]}"
+
+
+def _in_other_words(messages: Sequence[bytes], path: str) -> bytes:
+    functions = [tool["function"] for tool in TOOLS]
+    if path == MESSAGES:
+        tools = [
+            {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
+            for one in functions
+        ]
+        rest = {"model": "claude-sonnet-4-5", "max_tokens": 100, "system": SYSTEM, "tools": tools}
+        items, name, write = messages[1:], b"messages", _message
+    else:
+        rest = {"model": "gpt-4o", "tools": [{"type": "function", **one} for one in functions]}
+        items, name, write = messages, b"input", _items
+    head = json.dumps(rest).encode()[:-1]
+    return head + b', "' + name + b'": [' + b", ".join(map(write, items)) + b"]}"
+
+
+@lru_cache(maxsize=10_000)
+def _message(raw: bytes) -> bytes:
+    """One of Anthropic's Messages."""
+    message = json.loads(raw)
+    if message["role"] == "tool":
+        block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+        return _raw({"role": "user", "content": [block]})
+    calls = [
+        {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+        for call in message.get("tool_calls", ())
+        for function in [call["function"]]
+    ]
+    return _raw({"role": message["role"], "content": [{"type": "text", "text": message["content"]}, *calls]})
+
+
+@lru_cache(maxsize=10_000)
+def _items(raw: bytes) -> bytes:
+    """The items of the Responses API that a message is."""
+    message = json.loads(raw)
+    if message["role"] == "tool":
+        output = {"call_id": message["tool_call_id"], "output": message["content"]}
+        return _raw({"type": "function_call_output", **output})
+    calls = [
+        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls", ())
+    ]
+    kind = "output_text" if message["role"] == "assistant" else "input_text"
+    said = {"type": "message", "role": message["role"], "content": [{"type": kind, "text": message["content"]}]}
+    return b", ".join(map(_raw, (said, *calls)))
 
 
 def history_of(size: int, seed: int) -> list[bytes]:
@@ -399,7 +451,8 @@ def growing(name: str, turns: int | None, *, path: str = CHAT, budget: int | Non
         script = Script(7)
         messages, found = script.opening(), list[Turn]()
         while len(found) < turns if turns is not None else not found or found[-1].original < FINAL:
-            found.append(call(running, body_of(messages), session=name, path=path, budget=budget, alone=alone))
+            body = body_of(messages, path)
+            found.append(call(running, body, session=name, path=path, budget=budget, alone=alone))
             messages += script.turn()
         return found
 
@@ -483,12 +536,12 @@ def _share(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(len(values) * share))]
 
 
-def row(kind: str, turns: Sequence[Turn], forwarding: Line) -> Row:
+def row(kind: str, turns: Sequence[Turn], forwarding: Line, form: str = "") -> Row:
     whole = spread([turn.cpu for turn in turns])
     beyond = spread([turn.cpu - forwarding.at(turn.size) for turn in turns])
-    bar = BARS[kind]
     barred = beyond["p95"] if kind in ("no cut", "resumed after a cut") else whole["p95"]
-    return Row(kind, len(turns), whole, beyond, spread([turn.wall for turn in turns])["p95"], bar, barred)
+    name = f"{kind}, {form}" if form else kind
+    return Row(name, len(turns), whole, beyond, spread([turn.wall for turn in turns])["p95"], BARS[kind], barred)
 
 
 def split(turns: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
@@ -525,6 +578,8 @@ def run() -> Report:
     report.rows.append(row("no cut", fits, forwarding))
     report.rows.append(row("resumed after a cut", resumed, forwarding))
     report.rows.append(row("cut", cuts, forwarding))
+    for path, form in OTHERS.items():
+        report.rows += _in_form(path, form, len(fits), forwarding)
     for name, played in (("never over its budget", fits), ("budget of a half", budgeted)):
         spent, points = 0.0, list[tuple[int, float]]()
         for turn in played:
@@ -551,6 +606,18 @@ def run() -> Report:
     }
     report.lags = lags(phases)
     return report
+
+
+def _in_form(path: str, form: str, turns: int, forwarding: Line) -> Iterator[Row]:
+    """The session in another format."""
+    with gateway() as running:
+        fits = growing("a", turns, path=path)(running)
+    yield row("no cut", fits, forwarding, form)
+    with gateway() as running:
+        budgeted = growing("b", turns, path=path, budget=fits[-1].original // 2)(running)
+    cuts, resumed = split(budgeted)
+    yield row("resumed after a cut", resumed, forwarding, form)
+    yield row("cut", cuts, forwarding, form)
 
 
 def _fresh(play: Play) -> list[Turn]:
