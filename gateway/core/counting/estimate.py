@@ -88,6 +88,25 @@ class Estimate:
         return "tools" in self.shape.split("+")
 
 
+#: formats of which a cut chooses among their messages in the words of a chat
+_SEEN_TWICE: Final = frozenset[Wire]({"messages", "responses"})
+#: characters of a text that takes longer to be counted again than to be found
+_LONG: Final = 200
+
+
+class _CountsOnce:
+    """A counter that remembers what long texts come to."""
+
+    def __init__(self, counter: TokenCounter, cache: CountCache) -> None:
+        self.name = counter.name
+        self._counter = counter
+        self._cache = cache
+
+    def count(self, text: str) -> int:
+        """See `TokenCounter.count`."""
+        return self._counter.count(text) if len(text) < _LONG else self._cache.tokens(self._counter, text)
+
+
 class Estimator:
     """Weighs requests.
 
@@ -211,7 +230,7 @@ class Estimator:
 
         `messages`: others than its own; `read_as`: the format they are written in, where it is not the request's.
         """
-        family, counter = self.family(request), self.counter(request)
+        family, counter = self.family(request), self._once(self.counter(request), request.wire)
         return [
             round(_measure_tokens(item, family))
             for item in self._of_messages(
@@ -234,7 +253,8 @@ class Estimator:
             keys: what `keys_of` says of them, where it was asked before.
             before: the sums of all that come before them; of one kind with the request's, see `Beside.kind`.
         """
-        measures = self._of_messages(beside.request.wire, messages, beside.counter, keys)
+        wire = beside.request.wire
+        measures = self._of_messages(wire, messages, self._once(beside.counter, wire), keys)
         starts = [place for place, item in enumerate(measures) if item.is_all]
         if starts:
             measures, before = measures[starts[-1] :], None
@@ -259,6 +279,10 @@ class Estimator:
             if content is None:
                 found.insert(index, measure(wire, pieces[index], counter))
         return found
+
+    def _once(self, counter: TokenCounter, wire: Wire) -> TokenCounter:
+        """A counter for a conversation of this format: where it is weighed as a chat, too, it is the same texts."""
+        return _CountsOnce(counter, self._cache) if wire in _SEEN_TWICE else counter
 
     def _of_keyed(
         self, wire: Wire, contents: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes]

@@ -11,7 +11,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.measure import Wire
-from gateway.core.message import Hashed, hashed, read
+from gateway.core.message import Hashed, decode, hashed, read
 from gateway.core.views.view import Book, entries
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -31,7 +31,7 @@ def new_faults(
     may_think = wire == "messages" and any(b"thinking" in raw for raw in came.raws)
 
     def all_of(some: Hashed) -> Counter[str]:
-        elements = entries(f"bare {wire}", some, book, lambda raw: bare(read(raw)[0]), size, marks=False)
+        elements = entries(f"bare {wire}", some, book, lambda raw: bare(_value(raw)), size, marks=False)
         # Whether thinking is on, and must be there, is not said in the messages.
         return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
 
@@ -64,6 +64,14 @@ class _Said(NamedTuple):
     served: tuple[_Served, ...]
     thinks: bool
     has_words: bool
+
+
+def _value(raw: bytes) -> Any:
+    """The value of any bytes; None for what is no JSON."""
+    try:
+        return decode(raw)
+    except (ValueError, RecursionError):
+        return read(raw)[0]
 
 
 def _messages(elements: Sequence[_Said]) -> Iterator[str]:

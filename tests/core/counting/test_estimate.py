@@ -220,6 +220,23 @@ def test_decoded_messages_are_counted_once_too(estimator: Estimator, words: Any)
     assert len(words.texts) == before
 
 
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        ("messages", {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "word " * 99}]}),
+        ("responses", {"type": "function_call_output", "call_id": "1", "output": "word " * 99}),
+    ],
+)
+def test_a_long_text_is_counted_once_in_its_own_format_and_as_a_chat(
+    estimator: Estimator, words: Any, wire: Wire, message: Any
+) -> None:
+    request = read_request(wire, {}, messages=[json.dumps(message).encode()])
+    chat = json.dumps({"role": "tool", "tool_call_id": "1", "content": "word " * 99}).encode()
+    assert estimator.message_tokens(request, [chat], read_as="chat") == [4 + 99]
+    assert estimator.estimate(request).context.tool_tokens == 99
+    assert words.texts.count("word " * 99) == 1
+
+
 def test_bytes_and_values_of_one_message_weigh_the_same(estimator: Estimator) -> None:
     messages: list[Any] = [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "x y z"}]
     raw = [json.dumps(message).encode() for message in messages]
