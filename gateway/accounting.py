@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Final
 
-from gateway.background import Background, Made
 from gateway.budgeting import Budgets, Taken
 from gateway.core.allowance import Allowance, allowance
 from gateway.core.errors import (
@@ -42,12 +41,13 @@ from gateway.core.spending import (
 )
 from gateway.core.stored import Closing
 from gateway.core.usage import Totals
-from gateway.dialects.base import Answer, Call
+from gateway.dialects.base import Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
 from gateway.dialects.sound import asks_for_more_than_text
+from gateway.fetched import Fetched
 from gateway.lately import Lately
 from gateway.progress import Progress
-from gateway.records import Records, answer_of, text_estimate
+from gateway.records import Records, text_estimate
 from gateway.stepping import Going, Steps
 from gateway.stores.settler import Settler
 from gateway.telling import tell
@@ -83,11 +83,11 @@ class Accounts:
         facts: Callable[[Route], ModelFacts],
         steps: Steps,
         observers: Sequence[Observer],
-        background: Background,
+        fetched: Fetched,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._background = background
+        self._fetched = fetched
         self._steps = steps
         self._settler = settler
         self._budgets = budgets
@@ -312,20 +312,6 @@ class Accounts:
         if record is not None:
             await self._settler.settle(record)
 
-    async def begun(self, progress: Progress) -> bool:
-        """Before a part of a stream goes out that is made in the background: see to it that its call can be found.
-
-        Its client may leave, or this worker die, before it has ended, and the rest be fetched. While the store is away
-        that has to wait for the settlement. False: its id is not known yet.
-        """
-        if self._settler.is_away:
-            return True
-        try:
-            return await self._background.begun(progress)
-        except StoreUnavailable as error:
-            self._settler.away(error)
-            return True
-
     async def is_over(self, progress: Progress) -> bool:
         """Whether a stream has to end now, as its hold is used up. The caller passes nothing on meanwhile."""
         if progress.taken is None:
@@ -354,25 +340,17 @@ class Accounts:
         is_recorded = record.session is not None or record.outcome == PENDING
         if progress.is_holding or (is_recorded and not isinstance(progress.fault, GatewayFault)):
             claims = self._budgets.to_read(progress.book)
-            if progress.is_findable and record.outcome != PENDING:
-                await self._told(progress)
-            if record.outcome == PENDING and not progress.is_findable:
-                # It waits for the store with the record where it has to.
-                record = replace(record, lesson=self._background.note(progress))
+            record = await self._fetched.before(progress, record)
             closing = await self._written(progress, record, going, claims)
             self._give_back(progress, record.spent)
             if closing is not None:
                 progress.totals = closing.totals
             if claims or progress.book.is_blind:
                 progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
-        fetched = progress.incoming.endpoint.fetches
-        if fetched is not None and progress.answer is not None and not self._settler.is_away:
-            await self._look_back(progress, fetched, progress.answer)
+        if await self._fetched.looked_back(progress):
+            progress.totals = await self.totals_now(progress)
         self.end(progress)
-        if record.outcome == PENDING and progress.is_findable and not self._settler.is_away:
-            # Its stream broke off, or nobody waited for it: the answer may have been fetched meanwhile.
-            with self._whatever():
-                await self._settle_fetched(record)
+        await self._fetched.after(progress, record)
         return progress.totals
 
     def _note_one_piece(self, progress: Progress, record: CallRecord) -> None:
@@ -382,63 +360,6 @@ class Accounts:
             return
         if charge.usage.output_tokens > taken.lease.tokens + _ONE_PIECE:
             self._in_one_piece.add(progress.route)
-
-    async def _told(self, progress: Progress) -> None:
-        """Observers hear what it took when it is settled, and not again when its answer is fetched."""
-        answer_id = answer_of(progress).id
-        if answer_id is not None and not self._settler.is_away:
-            with contextlib.suppress(StoreUnavailable):
-                await self._background.is_first(answer_id)
-
-    async def _look_back(self, progress: Progress, answer_id: str, answer: Answer) -> None:
-        """See `_show_earlier`. Whatever comes of that, the answer itself goes on to whoever asked for it."""
-        with self._whatever():
-            await self._show_earlier(progress, answer_id, answer)
-
-    @contextlib.contextmanager
-    def _whatever(self) -> Iterator[None]:
-        """Go on whatever comes of settling a call by its answer, which then stays charged as it is."""
-        try:
-            yield
-        except StoreUnavailable as error:
-            self._settler.away(error)
-        except Exception:
-            logger.exception("the call whose answer was fetched is not settled by that")
-
-    async def lost(self, record: CallRecord) -> None:
-        """Settle a call whose worker is gone; where its answer was fetched before that, by what it came to.
-
-        Raises:
-            StoreUnavailable: it is settled as lost, until its answer is fetched again.
-        """
-        if await self._settler.settle(record) is not None:
-            await self._settle_fetched(record)
-
-    async def _settle_fetched(self, begun: CallRecord) -> None:
-        """Settle a call that was just settled as lost or pending by its answer, where that was fetched before."""
-        made = await self._background.made(begun.call_id)
-        if made is not None:
-            await self._settle_earlier(made)
-
-    async def _settle_earlier(self, made: Made) -> CallRecord | None:
-        """Settle the call whose answer was fetched, where that was made in the background and has ended; its record."""
-        record, is_told = await self._background.ended(made.provider, made.answer_id, made.answer)
-        if record is not None and not is_told:
-            # Where others have settled it meanwhile, that changes nothing.
-            totals = await self._settler.settle(record)
-            if totals is None or await self._background.is_first(made.answer_id):
-                tell(self._listeners, record, totals)
-        return record
-
-    async def _show_earlier(self, progress: Progress, answer_id: str, answer: Answer) -> None:
-        """The same, and tell whoever fetched it of the session's totals after that, where it is theirs."""
-        record = await self._settle_earlier(Made(progress.route.provider, answer_id, answer))
-        if record is None:
-            return
-        session, namespace = record.session, progress.incoming.caller.namespace
-        if session is not None and session.namespace == namespace:
-            progress.fetched, progress.session = record, session
-            progress.totals = await self.totals_now(progress)
 
     def _record(self, progress: Progress) -> CallRecord:
         """The call's record; `Records.unread` where reading its usage fails."""

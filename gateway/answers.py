@@ -30,6 +30,7 @@ from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
+from gateway.fetched import Fetched
 from gateway.progress import Progress
 from gateway.upstream.pieces import chain, check_packing, is_packed, unpacked
 
@@ -60,11 +61,13 @@ class Answers:
     def __init__(
         self,
         accounts: Accounts,
+        fetched: Fetched,
         clock: Callable[[], float],
         totals_comment: TotalsComment | None,
         secrets: Sequence[bytes],
     ) -> None:
         self._accounts = accounts
+        self._fetched = fetched
         self._secrets = secrets
         self._clock = clock
         self._totals_comment = totals_comment
@@ -214,7 +217,7 @@ class Answers:
                     break
                 if passed:
                     await self._accounts.deliver(progress)
-                    is_found = is_found or await self._accounts.begun(progress)
+                    is_found = is_found or await self._fetched.begun(progress)
                     yield passed
                     passed = b""
                 if await self._accounts.is_over(progress):

@@ -57,6 +57,7 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
 from gateway.dialects.elsewhere import earlier_answer
+from gateway.fetched import Fetched
 from gateway.planning import Planner
 from gateway.progress import Progress
 from gateway.records import Records
@@ -130,6 +131,7 @@ class Gateway:
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
         self.background = Background(store, records, routes, wall)
+        self.fetched = Fetched(settler, self.background, observers)
         self.accounts = Accounts(
             store=store,
             settler=settler,
@@ -138,7 +140,7 @@ class Gateway:
             facts=facts,
             steps=self.steps,
             observers=observers,
-            background=self.background,
+            fetched=self.fetched,
             clock=clock,
         )
         self.composer = Composer(
@@ -153,7 +155,8 @@ class Gateway:
         )
         self.sender = Sender(providers, upstreams, self.composer, self.steps, clock)
         secrets = [secret for one in providers.values() for secret in secrets_of(one)]
-        self.answers = Answers(self.accounts, clock, totals_comment if policy.stream_totals else None, secrets)
+        comment = totals_comment if policy.stream_totals else None
+        self.answers = Answers(self.accounts, self.fetched, clock, comment, secrets)
 
     def handle(self, incoming: Incoming, at_work: AtWork = told_nobody) -> Exchange:
         """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.

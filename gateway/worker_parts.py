@@ -164,7 +164,7 @@ class Parts:
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker is gone
-        self.settle_lost = gateway.accounts.lost
+        self.settle_lost = gateway.fetched.lost
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds)
 
     def providers(self) -> list[ProviderHealth]:

@@ -50,11 +50,12 @@ ALLOWED = {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
     },
     "background": {"core", "dialects", "progress", "records"},
+    "fetched": {"core", "stores", "background", "progress", "records", "telling"},
     "accounting": {
-        *("core", "dialects", "stores", "budgeting", "progress", "records", "background", "stepping", "telling"),
+        *("core", "dialects", "stores", "budgeting", "progress", "records", "fetched", "stepping", "telling"),
         "lately",
     },
-    "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
+    "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting", "fetched"},
     "sending": {
         *("core", "dialects", "upstream", "progress", "stepping", "composing", "answers", "first_event", "lately"),
     },
@@ -62,7 +63,7 @@ ALLOWED = {
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
-        *("stepping", "background", "sending", "unanswered"),
+        *("stepping", "background", "fetched", "sending", "unanswered"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this
@@ -180,6 +181,7 @@ TESTED_ELSEWHERE = {
     "accounting": "test_pipeline.py",
     "composing": "e2e/test_context.py",
     "background": "e2e/test_background.py",
+    "fetched": "e2e/test_background.py",
     "dialects.earlier": "e2e/test_background.py",
 }
 #: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text

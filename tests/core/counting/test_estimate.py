@@ -223,7 +223,10 @@ def test_decoded_messages_are_counted_once_too(estimator: Estimator, words: Any)
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        ("messages", {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "word " * 99}]}),
+        (
+            "messages",
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "word " * 99}]},
+        ),
         ("responses", {"type": "function_call_output", "call_id": "1", "output": "word " * 99}),
     ],
 )
