@@ -776,7 +776,6 @@ def _step(most: float) -> float:
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= most / 5)
 
 
-#: The page. Paragraphs, so that each can be a line there and several here.
 #: the page, a paragraph a line
 PARAGRAPHS = (
     "# What weighing and fitting cost",
@@ -792,12 +791,15 @@ PARAGRAPHS = (
         "own (tables, logs, code, JSON). It is played once without a tight budget, and once with a budget of "
         'half its final size, so that it is cut {cuts} times. "First sight": 100,000 tokens of history in one'
         ' request to a gateway that has never seen them, fitting or cut to a half. "4 MB": a body of 4 MB '
-        "that fits, and again with one more turn."
+        "that fits, and again with one more turn. All of that is in the chat format; Messages and Responses: the "
+        "same session in these."
     ),
     "{work}",
     (
-        "The bar is on the 95th percentile; for the first two rows of what the call costs beyond forwarding "
-        "alone. That is what the same body costs at a path whose requests are forwarded, metered and settled "
+        "The bar is on the 95th percentile; for turns that make no cut, of what the call costs beyond forwarding "
+        "alone. A turn that goes on from a cut is over its budget as it came, and what was cut before is left out "
+        "of it anew; it is held to the bar of turns that fit all the same. Forwarding alone is what the same body "
+        "costs at a path whose requests are forwarded, metered and settled "
         "but not weighed: {start:.1f} ms and {slope:.1f} ms for a million bytes."
     ),
     "{lags}",
