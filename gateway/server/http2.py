@@ -23,7 +23,6 @@ from gateway.core.forwarding import BODILESS
 from gateway.server.endpoints import TRAILERS
 from gateway.server.protocol import (
     MAX_HEADERS,
-    STOPPING,
     GatewayProtocol,
     bounds_of,
     is_continue_expected,
@@ -234,10 +233,7 @@ class Http2Protocol(ZttpH2Protocol):
             cast("Http2Cycle", cycle).credit.set()
 
     def shutdown(self) -> None:
-        """The server begins to stop and waits for the answers under way: those without an end have to end."""
-        stopping = self.app_state.get(STOPPING)
-        if stopping is not None:
-            stopping()
+        """The server begins to stop and waits for the answers under way."""
         self._take_no_more()
 
     def _retire_in_time(self) -> None:

@@ -99,13 +99,6 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         self._await_head()
 
-    def shutdown(self) -> None:
-        """The server begins to stop and waits for the answers under way: those without an end have to end."""
-        stopping = self.app_state.get(STOPPING)
-        if stopping is not None:
-            stopping()
-        super().shutdown()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._stop_timer()

@@ -22,7 +22,7 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from gateway.server.body import BODIES_AT_ONCE, MemoryPool
-from gateway.server.protocol import GatewayProtocol, ServerConfig
+from gateway.server.protocol import STOPPING, GatewayProtocol, ServerConfig
 from gateway.upstream.heard import Asking, bound_unacknowledged
 
 logger = logging.getLogger("gateway")
@@ -162,6 +162,9 @@ class Server(uvicorn.Server):
         uvicorn closes the listeners first. Until whoever sends calls here has noticed, they would find nobody.
         """
         config, state = self.config, self.server_state
+        stopping = self.lifespan.state.get(STOPPING)
+        if stopping is not None:
+            stopping()
         grace_s = config.timeout_graceful_shutdown or 0
         until = time.monotonic() + grace_s - _LAST_S
         under_way = set(state.tasks)

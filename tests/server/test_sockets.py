@@ -455,6 +455,25 @@ def test_a_stop_lets_answers_end_and_closes_connections(
     assert gateway.wait() == 0
 
 
+def test_a_stop_takes_no_calls_on_new_connections_either_where_others_are_open_as_websockets_only(
+    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+) -> None:
+    mock.push(Turn(behaviour=Behaviour(chunks=20, interval=0.1)))
+    gateway = gateway_process(mock_server.url)
+    with opened(gateway, "idle") as idle, opened(gateway, "busy") as busy:
+        ask(busy)
+        event(busy)
+        gateway.signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed):
+            event(idle)
+        with pytest.raises(InvalidStatus) as refused, opened(gateway, "new"):
+            pass
+        assert refused.value.response.status_code == 503
+        assert gateway.web.chat("new").error["code"] == "shutting_down"
+        assert answer(busy)[-1]["type"] == "response.completed"
+    gateway.wait()
+
+
 def test_a_stop_without_patience_cuts_answers_and_charges_them(
     gateway_process: StartProcess, mock_server: MockServer, mock: Provider
 ) -> None:
