@@ -145,8 +145,15 @@ class Journal:
             if file is not None and path is not None:
                 _drop(file, path)
 
+    def leave(self) -> None:
+        """Leave what was appended to whoever finds it. What is noted of calls under way stays ours."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = self._path = None
+
     def close(self) -> None:
-        """Leave what is in the file to whoever finds it."""
+        """Leave what is in all its files to whoever finds it."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger import Granted, Refused
+from gateway.core.ledger import NOTHING, Granted, Hold, Refused, units_left
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
@@ -325,7 +325,16 @@ class Leases:
             lease.tokens += granted.units * lease.answers
             if lease.opened is not None:
                 lease.opened = replace(lease.opened, units=lease.opened.units + granted.units)
+        elif lease.opened is not None:
+            # Taken for lost: it may go on as far as its budgets have room, of which nothing can be held any more.
+            lease.tokens = max(lease.tokens, lease.noted + await self._room(lease.opened.hold, asked) * lease.answers)
         lease.end_at(delivered)
+
+    async def _room(self, hold: Hold, units: int) -> int:
+        """How many of these units its accounts have left beside what they were charged for."""
+        for stands in await self._store.standings(hold.claims):
+            units = units_left(stands, NOTHING, hold.unit, units)
+        return units
 
     async def _sweep(self) -> None:
         while True:

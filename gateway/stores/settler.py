@@ -332,7 +332,7 @@ class Settler:
         if self._journal is not None:
             if self._overflowed:
                 # The rest is in the file alone: once closed, it is found like that of a worker that is gone.
-                self._journal.close()
+                self._journal.leave()
             else:
                 self._clear(self._journal)
             self._overflowed = False

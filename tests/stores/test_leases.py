@@ -534,3 +534,19 @@ async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: Make
     for _ in range(50):
         await leases.look(lease)
     assert (len(found), store.asked) == (1, 1)
+
+
+async def test_a_stream_that_was_taken_for_lost_goes_on_where_its_budget_has_room(
+    leases: Leases, store: MemoryStore, record: MakeRecord
+) -> None:
+    one, delivered = opened(record()), 0
+    await taken(store, one.lost)
+    lease = leases.open(Lease(one.hold.id, 60, 2_000, step=2_048, opened=one, delivered=lambda: delivered))
+    await store.settle(replace(one, noted=100).as_lost())
+    for delivered in (1_500, 3_000, 4_500):
+        await leases.tick()
+        assert not lease.is_over, f"{delivered} of 10,000 tokens are used"
+    delivered = 10_000
+    await leases.tick()
+    await leases.tick()
+    assert lease.is_over, "nothing is left"

@@ -463,3 +463,18 @@ async def test_a_record_is_not_settled_before_what_it_teaches_is_learned(record:
     assert await store.learned("key") is not None
     assert list(await store.calls(KEY, 10)) == [item]
     await settler.aclose()
+
+
+async def test_what_is_noted_of_calls_under_way_is_not_left_to_others_with_what_waits_on_the_disk_alone(
+    store: FlakyStore, record: MakeRecord, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "j")
+    settler = Settler(store, journal, most_waiting=1)
+    store.away = True
+    await settler.settle(record())
+    await settler.settle(record())
+    await settler.note([record()])
+    store.away = False
+    await eventually(lambda: not (settler.waiting or settler.is_away), "the store is back")
+    assert len([*journal.left_behind()]) == 1, "the file of what waits, and no note of a call that lives"
+    await settler.aclose()
