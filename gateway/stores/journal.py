@@ -37,6 +37,8 @@ _OF_A_STORE: Final = re.compile(r"[0-9a-f]{12}")
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 #: bytes of one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
 _LONGEST: Final = 64 * 1024 * 1024
+#: bytes of a file that are copied at once
+_PIECE: Final = 1024 * 1024
 #: what the log advises an operator to do
 REMEDY: Final = "once a version that can runs here, let the name of the file end in .journal again"
 
@@ -91,6 +93,8 @@ class Journal:
         with self._lock:
             if self._file is None:
                 self._file, self._path = self._made(_SUFFIX)
+            elif not os.fstat(self._file).st_nlink:
+                self._file, self._path = self._saved(self._file)
             _add(self._file, line)
 
     def note(self, records: Sequence[CallRecord]) -> None:
@@ -126,6 +130,19 @@ class Journal:
             _add(file, line)
         return path
 
+    def _saved(self, lost: int) -> tuple[int, Path]:
+        """A new file with what is in one of ours that somebody has deleted, maybe with its folder."""
+        made = self._made(_SUFFIX)
+        try:
+            os.lseek(lost, 0, os.SEEK_SET)
+            while piece := os.read(lost, _PIECE):
+                _write(made[0], piece)
+        except OSError:
+            _drop(*made)
+            raise
+        os.close(lost)
+        return made
+
     def _made(self, suffix: str) -> tuple[int, Path]:
         """A new file of ours."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,13 +171,12 @@ class Journal:
 
     def close(self) -> None:
         """Leave what is in all its files to whoever finds it."""
+        self.leave()
         with self._lock:
-            if self._file is not None:
-                os.close(self._file)
             for made in (self._aside, self._notes):
                 if made is not None:
                     os.close(made[0])
-            self._file = self._path = self._aside = self._notes = None
+            self._aside = self._notes = None
 
     def left_behind(self) -> Iterator[Left]:
         """Files of workers that are gone, each locked for as long as it is looked at."""

@@ -396,7 +396,7 @@ class Settler:
                     raise outcome
                 else:
                     settled += 1
-        if settled:
+        if settled and left.path not in self._unreadable:
             logger.warning("%d calls settled from the journal %s of a worker that is gone", settled, left.path.name)
         if is_safe:
             left.delete()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -48,6 +49,19 @@ def test_what_was_appended_is_found_when_its_worker_is_gone(tmp_path: Path, reco
     assert read(tmp_path / "new" / "folder") == [], "its worker still lives"
     journal.close()
     assert read(tmp_path / "new" / "folder") == records
+
+
+def test_what_somebody_deleted_under_its_worker_is_written_again_with_what_comes_next(
+    tmp_path: Path, record: MakeRecord
+) -> None:
+    folder = tmp_path / "folder"
+    journal, records = Journal(folder), [record() for _ in range(3)]
+    for one in records[:2]:
+        journal.append(one)
+    shutil.rmtree(folder)
+    journal.append(records[2])
+    journal.close()
+    assert read(folder) == records
 
 
 def test_a_folder_that_nothing_can_be_written_to_is_known_before(tmp_path: Path) -> None:
