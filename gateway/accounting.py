@@ -348,7 +348,8 @@ class Accounts:
             if claims or progress.book.is_blind:
                 progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
         if await self._fetched.looked_back(progress):
-            progress.totals = await self.totals_now(progress)
+            with self._fetched.whatever():
+                progress.totals = await self.totals_now(progress)
         self.end(progress)
         await self._fetched.after(progress, record)
         return progress.totals

@@ -63,7 +63,7 @@ class Fetched:
     async def after(self, progress: Progress, record: CallRecord) -> None:
         """After it was settled: its stream broke off, or nobody waited for it, and its answer may have been fetched."""
         if record.outcome == PENDING and progress.is_findable and not self._settler.is_away:
-            with self._whatever():
+            with self.whatever():
                 await self._settle(record)
 
     async def looked_back(self, progress: Progress) -> bool:
@@ -75,7 +75,7 @@ class Fetched:
         if answer_id is None or answer is None or self._settler.is_away:
             return False
         record: CallRecord | None = None
-        with self._whatever():
+        with self.whatever():
             record = await self._settle_earlier(Made(progress.route.provider, answer_id, answer))
         session = record.session if record is not None else None
         if session is None or session.namespace != progress.incoming.caller.namespace:
@@ -109,7 +109,7 @@ class Fetched:
         return record
 
     @contextlib.contextmanager
-    def _whatever(self) -> Iterator[None]:
+    def whatever(self) -> Iterator[None]:
         """Go on whatever comes of settling a call by its answer, which then stays charged as it is."""
         try:
             yield

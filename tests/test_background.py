@@ -11,11 +11,12 @@ import pytest
 
 from gateway.calls import Caller, Reply, SessionPolicy
 from gateway.core.ledger import NO_LIMITS, Limits
+from gateway.core.namespaces import SessionKey
 from gateway.core.record import LOST, CallRecord, answer_name
 from gateway.core.spending import KeyBudget
-from gateway.core.usage import Charge
+from gateway.core.usage import Charge, Totals
 from gateway.dialects import endpoint
-from tests.support.fakes import KEY, FakeReply, World
+from tests.support.fakes import KEY, AwayStore, FakeReply, World
 
 PATH = "responses/resp_1"
 TOOL = {"type": "function", "name": "look", "description": "Looks at things. " * 50, "parameters": {"type": "object"}}
@@ -78,6 +79,23 @@ async def test_what_was_settled_stays_whatever_a_later_fetch_says() -> None:
         assert reply.totals is not None
         assert (reply.totals.calls, reply.totals.total_tokens) == (1, 740)
         assert await charges(world) == [reply.charge]
+
+
+async def test_an_answer_that_is_fetched_goes_on_whatever_comes_of_reading_the_totals() -> None:
+    class Odd(AwayStore):
+        is_odd = False
+
+        async def totals(self, key: SessionKey) -> Totals:
+            if self.is_odd:
+                raise RuntimeError("a bug")
+            return await super().totals(key)
+
+    store = Odd()
+    world = World(store=store)
+    await asked(world, background=True, status="queued", usage=None)
+    store.is_odd = True
+    reply, body = await fetched(world, usage=USAGE)
+    assert (reply.status, json.loads(body)["usage"]) == (200, USAGE)
 
 
 @pytest.mark.parametrize(("is_noted", "status"), [(True, "completed"), (False, "completed"), (False, "queued")])

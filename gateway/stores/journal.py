@@ -93,8 +93,8 @@ class Journal:
         with self._lock:
             if self._file is None:
                 self._file, self._path = self._made(_SUFFIX)
-            elif not os.fstat(self._file).st_nlink:
-                self._file, self._path = self._saved(self._file)
+            elif _is_deleted(self._file):
+                self._file, self._path = self._saved(self._file, _SUFFIX)
             _add(self._file, line)
 
     def note(self, records: Sequence[CallRecord]) -> None:
@@ -126,17 +126,24 @@ class Journal:
         with self._lock:
             if self._aside is None:
                 self._aside = self._made(_ASIDE)
+            elif _is_deleted(self._aside[0]):
+                self._aside = self._saved(self._aside[0], _ASIDE)
             file, path = self._aside
             _add(file, line)
         return path
 
-    def _saved(self, lost: int) -> tuple[int, Path]:
-        """A new file with what is in one of ours that somebody has deleted, maybe with its folder."""
-        made = self._made(_SUFFIX)
+    def _saved(self, lost: int, suffix: str) -> tuple[int, Path]:
+        """A new file with what is in one of ours that somebody has deleted, maybe with its folder.
+
+        Raises:
+            OSError: there is none; the old one is still open.
+        """
+        made = self._made(suffix)
         try:
             os.lseek(lost, 0, os.SEEK_SET)
             while piece := os.read(lost, _PIECE):
                 _write(made[0], piece)
+            os.fsync(made[0])
         except OSError:
             _drop(*made)
             raise
@@ -163,15 +170,25 @@ class Journal:
                 _drop(file, path)
 
     def leave(self) -> None:
-        """Leave what was appended to whoever finds it. What is noted of calls under way stays ours."""
+        """Leave what was appended to whoever finds it. What is noted of calls under way stays ours.
+
+        Raises:
+            OSError: somebody has deleted it, and it cannot be written anew; it is still open.
+        """
         with self._lock:
-            if self._file is not None:
-                os.close(self._file)
+            if self._file is None:
+                return
+            if _is_deleted(self._file):
+                self._file, self._path = self._saved(self._file, _SUFFIX)
+            os.close(self._file)
             self._file = self._path = None
 
     def close(self) -> None:
         """Leave what is in all its files to whoever finds it."""
-        self.leave()
+        try:
+            self.leave()
+        except OSError as error:
+            logger.error("journal %s was deleted, and what it held is lost: %s", self._path, error)  # noqa: TRY400
         with self._lock:
             for made in (self._aside, self._notes):
                 if made is not None:
@@ -261,6 +278,11 @@ def _drop(file: int, path: Path) -> None:
         path.unlink(missing_ok=True)
     finally:
         os.close(file)
+
+
+def _is_deleted(file: int) -> bool:
+    """Whether somebody else has deleted a file of ours: nobody would find what is in it."""
+    return not os.fstat(file).st_nlink
 
 
 def _is_ours(file: int, path: Path) -> bool:

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
@@ -34,6 +35,8 @@ _RENEW_AT: Final = 0.33
 #: seconds between two looks for holds whose lease has ended, and how many of them one look settles
 _SWEEP_S: Final = 5.0
 _SWEEP_MOST: Final = 100
+#: calls taken for lost that go on, and are settled at once
+_AT_ONCE: Final = 64
 #: A hold is extended when fewer tokens than this are left of it; a fast model gives some hundred tokens a second.
 _SOON_USED: Final = 1_024
 
@@ -212,12 +215,16 @@ class Leases:
         it die, nobody would find them. When they end, their own record takes the place of this one.
         """
         now = time.monotonic()
-        gone = await self._store.renew(noted)
+        untold = await self._store.renew(noted)
+        gone = iter(untold)
+        while some := [*islice(gone, _AT_ONCE)]:
+            leases = {one: self._open[one] for one in some if one in self._open}
+            settled = await asyncio.gather(*(self._settled(lease, noted[one]) for one, lease in leases.items()))
+            untold -= {one for one, is_settled in zip(leases, settled, strict=True) if is_settled}
         for hold_id, tokens in noted.items():
             lease = self._open.get(hold_id)
-            if lease is None or (hold_id in gone and not await self._settled(lease, tokens)):
-                continue
-            lease.noted, lease.renewed_at = tokens, now
+            if lease is not None and hold_id not in untold:
+                lease.noted, lease.renewed_at = tokens, now
 
     async def _settled(self, lease: Lease, delivered: int) -> bool:
         """Settle a call that goes on, for what has come of it; whether the store can take that."""

@@ -332,14 +332,22 @@ class Settler:
         if self._journal is not None:
             if self._overflowed:
                 # The rest is in the file alone: once closed, it is found like that of a worker that is gone.
-                self._journal.leave()
+                self._overflowed = not self._leave(self._journal)
             else:
                 self._clear(self._journal)
-            self._overflowed = False
         if self._is_away:
             self._is_away = False
             logger.warning("store back, all settlements written")
             self.on_return()
+
+    @staticmethod
+    def _leave(journal: Journal) -> bool:
+        try:
+            journal.leave()
+        except OSError as error:
+            logger.error("the journal of what waits was deleted, and cannot be written anew: %s", error)  # noqa: TRY400
+            return False
+        return True
 
     @staticmethod
     def _clear(journal: Journal) -> None:

@@ -64,6 +64,27 @@ def test_what_somebody_deleted_under_its_worker_is_written_again_with_what_comes
     assert read(folder) == records
 
 
+def test_what_somebody_deleted_is_written_again_where_its_worker_leaves_it(tmp_path: Path, record: MakeRecord) -> None:
+    folder = tmp_path / "folder"
+    journal, records = Journal(folder), [record() for _ in range(2)]
+    for one in records:
+        journal.append(one)
+    shutil.rmtree(folder)
+    journal.close()
+    assert read(folder) == records
+
+
+def test_what_is_set_aside_stands_where_it_is_said_to_after_somebody_deleted_that(
+    tmp_path: Path, record: MakeRecord
+) -> None:
+    folder = tmp_path / "folder"
+    journal, records = Journal(folder), [record() for _ in range(2)]
+    journal.set_aside(records[0])
+    shutil.rmtree(folder)
+    path = journal.set_aside(records[1])
+    assert read_file(Left(path)) == records
+
+
 def test_a_folder_that_nothing_can_be_written_to_is_known_before(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "journals"

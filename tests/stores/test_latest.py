@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from gateway.core.ledger import Amount
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST
@@ -92,6 +93,24 @@ async def test_many_come_in_pages_without_a_gap(store: Store, record: MakeRecord
     assert [len(page.settled) for page in pages] == [40, 40, 40, 30, 0]
     assert [one for page in pages for one in ids(page.settled)] == [one.call_id for one in settled]
     assert {page.missed for page in pages} == {0}
+
+
+async def test_a_call_that_was_taken_for_lost_and_goes_on_does_not_come_again_before_it_ends(
+    store: Store, record: MakeRecord
+) -> None:
+    begin = (await store.latest(None, 10)).cursor
+    own = record("s", charge=CHARGE)
+    lost = [
+        replace(own, outcome=LOST, charge=Charge(Usage.of(10, tokens), "estimated"), spent=Amount(10 + tokens))
+        for tokens in (5, 20, 40)
+    ]
+    for one in lost:
+        await store.settle(one)
+    found = await store.latest(begin, 10)
+    assert [one.call for one in found.settled] == [lost[-1]], "once, as it is now"
+    await store.settle(own)
+    found = await store.latest(found.cursor, 10)
+    assert [one.call for one in found.settled] == [own]
 
 
 async def test_a_call_that_was_taken_for_lost_comes_again_when_it_is_corrected(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -462,6 +463,22 @@ async def test_a_record_is_not_settled_before_what_it_teaches_is_learned(record:
     await accepts_calls(settler)
     assert await store.learned("key") is not None
     assert list(await store.calls(KEY, 10)) == [item]
+    await settler.aclose()
+
+
+async def test_what_waits_on_the_disk_alone_is_settled_though_somebody_deleted_it(
+    store: FlakyStore, record: MakeRecord, tmp_path: Path
+) -> None:
+    folder = tmp_path / "j"
+    settler = Settler(store, Journal(folder), most_waiting=1)
+    store.away = True
+    for _ in range(3):
+        await settler.settle(record())
+    shutil.rmtree(folder)
+    store.away = False
+    await eventually(lambda: not (settler.waiting or settler.is_away), "the store is back")
+    await settler.recover()
+    assert len(await store.calls(KEY, 10)) == 3
     await settler.aclose()
 
 

@@ -329,6 +329,10 @@ def _silent() -> dict[str, Any]:
     return {"role": "assistant", "content": [], "tool_calls": []}
 
 
+def _is_sealed(group: _Group) -> bool:
+    return isinstance(group.message, dict) and SEAL.keys() <= group.message.keys()
+
+
 def _messages(groups: Sequence[_Group], came: Hashed, book: Book | None) -> list[ChatMessage]:
     """The message of each group; one of several items is written once for all that it is made of."""
     joined = [group for group in groups if isinstance(group.message, dict)]
@@ -339,7 +343,8 @@ def _messages(groups: Sequence[_Group], came: Hashed, book: Book | None) -> list
     if book is None:
         written = iter([*compute(range(len(joined)))])
     else:
-        names = [tuple([came.digests[place] for place in group.places]) for group in joined]
+        # What stands before a group may have sealed it.
+        names = [(_is_sealed(group), *(came.digests[at] for at in group.places)) for group in joined]
         written = iter(book.get_keyed("joined items", names, compute, lambda one: MESSAGE_BYTES + len(one.raw)))
     return [group.message if isinstance(group.message, ChatMessage) else next(written) for group in groups]
 

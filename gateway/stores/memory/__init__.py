@@ -147,7 +147,8 @@ class MemoryStore:
             self._remember(record)
             self._charge(record, known)
         totals = self._totals(record.session) if record.session is not None else None
-        if is_new:
+        # A call taken for lost that goes on, and is charged for more: nobody has to hear of it before it ends.
+        if is_new and not (known is not None and record.is_provisional):
             self._latest.append((record.call_id, totals))
             self._noted += 1
         return totals or Totals()

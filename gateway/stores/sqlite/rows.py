@@ -35,6 +35,8 @@ _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = ?, record = ?, answer = ? "  # noqa: S608  # constants
     "WHERE call_id = ?"
 )
+#: of a call taken for lost that goes on, and is charged for more: nobody has to hear of it before it ends
+_GO_ON: Final = "UPDATE calls SET totals = ?, epochs = ?, record = ?, answer = ? WHERE call_id = ?"
 _COME_BACK: Final = "DELETE FROM gone WHERE call_id = ?"
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
 #: what is kept of the last turn, in the order of its fields
@@ -137,7 +139,7 @@ def _correct(
     _take_back(connection, lost, record.session)
     sums = _charge(connection, record)
     values = (_encoded(sums), _epochs(connection, record), encoded, record.answer, record.call_id)
-    connection.execute(_CORRECT_CALL, values)
+    connection.execute(_GO_ON if record.is_provisional else _CORRECT_CALL, values)
     return _totals(sums), True
 
 

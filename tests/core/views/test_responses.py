@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation import Conversation
+from gateway.core.counting.cache import CountCache
 from gateway.core.message import encode, sketch
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
@@ -430,3 +431,12 @@ def test_a_run_of_one_reasoning_goes_first_where_a_compaction_stands_for_all_of_
     loop = [thought("1"), call("a"), output("a"), call("b")]
     assert view(TASK, *loop, output("b"), compaction, NEXT).stale == {0, 1, 2, 3, 4}
     assert view(TASK, *loop, compaction, output("b"), NEXT).stale == {0}, "a part of it stands behind that"
+
+
+def test_what_a_call_is_bound_to_is_told_whatever_is_remembered_of_the_same_call_elsewhere() -> None:
+    book = CountCache()
+    alone = [encode(one) for one in ({"role": "user", "content": "Go."}, call("b"), output("b"))]
+    bound = [encode(one) for one in ({"role": "user", "content": "Go."}, thought("1"), call("a"), output("a"))]
+    bound += alone[1:]
+    for elements in (alone, bound, alone):
+        assert view_of("responses", elements, book).messages == view_of("responses", elements).messages

@@ -3,7 +3,7 @@
 -- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (or nothing: no
 -- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, kept with most_kept, tools, index,
 -- version: of the state that the call has gone by, and others: where parts of the hold were settled before. Gives
--- {1 if anything was new, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it
+-- {1 if there is news to tell, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it
 -- is another one by now | {3, units, noted, hold}: the hold has parts elsewhere. With 2 and 3 nothing was written.
 local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local calls, recent = KEYS[9], KEYS[10]
@@ -95,6 +95,8 @@ if ARGV[4] then
     version = keep_state(state, A.version, ARGV[4])
 end
 
+-- A call taken for lost that goes on, and is charged for more: nobody has to hear of it before it ends.
+local goes_on = A.lost and was
 local resets = tonumber(kept.resets or 0)
 if was then
     redis.call('HDEL', lost, A.id)
@@ -185,7 +187,9 @@ if index then
         redis.call('ZREMRANGEBYRANK', name, 0, -33)
         redis.call('PEXPIRE', name, A.ttl)
     end
-    note(index.latest[1], index.latest[2], cmsgpack.pack({ A.id, index.tag, sums }), index.most)
+    if not goes_on then
+        note(index.latest[1], index.latest[2], cmsgpack.pack({ A.id, index.tag, sums }), index.most)
+    end
     if redis.call('ZADD', index.oldest, 'LT', index.began, index.tag) == 1 or is_due then
         live(index.oldest)
     end
@@ -200,4 +204,4 @@ if index then
         end
     end
 end
-return { 1, sums, last, version }
+return { goes_on and 0 or 1, sums, last, version }
