@@ -87,7 +87,7 @@ TASK = (
     "Since last night some orders are charged twice. Find out which service does it, since which release, and which "
     "customers were hit; then propose a change to the code and a query that finds all the duplicates."
 )
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": said, "parameters": {"type": "object"}}}
     for name, said in (
         ("search_orders", "Orders that match a filter, as JSON."),
