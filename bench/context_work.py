@@ -2,7 +2,7 @@
 
     python bench/context_work.py [--json] [--plot docs/img/context-work.svg] [--doc docs/context-work.md]
 
-Linux, standard library only. A gateway is started in front of the built-in provider, and one agent session grows in
+Linux. A gateway is started in front of the built-in provider, and one agent session grows in
 it, turn by turn, over one connection. The CPU time is the process's own clock, in nanoseconds. Each session is played
 twice: alone, for the CPU time, and while /healthz is asked every 5 ms, for the lag of the event loop.
 
@@ -41,6 +41,9 @@ from overhead import cpu_seconds, environment, free_port
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from wires import elements_of  # noqa: E402
+
+from gateway.core.counting.measure import Wire  # noqa: E402
 from gateway.mock import MockServer  # noqa: E402
 
 CHAT, UNWEIGHED = "/v1/chat/completions", "/v1/images/generations"
@@ -212,42 +215,17 @@ def _in_other_words(messages: Sequence[bytes], path: str) -> bytes:
             for one in functions
         ]
         rest = {"model": "claude-sonnet-4-5", "max_tokens": 100, "system": SYSTEM, "tools": tools}
-        items, name, write = messages[1:], b"messages", _message
+        array, elements = b"messages", [_elements("messages", raw) for raw in messages[1:]]
     else:
         rest = {"model": "gpt-4o", "tools": [{"type": "function", **one} for one in functions]}
-        items, name, write = messages, b"input", _items
-    head = json.dumps(rest).encode()[:-1]
-    return head + b', "' + name + b'": [' + b", ".join(map(write, items)) + b"]}"
+        array, elements = b"input", [_elements("responses", raw) for raw in messages]
+    return json.dumps(rest).encode()[:-1] + b', "' + array + b'": [' + b", ".join(elements) + b"]}"
 
 
 @lru_cache(maxsize=10_000)
-def _message(raw: bytes) -> bytes:
-    """One of Anthropic's Messages."""
-    message = json.loads(raw)
-    if message["role"] == "tool":
-        block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
-        return _raw({"role": "user", "content": [block]})
-    calls = [
-        {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
-        for call in message.get("tool_calls", ())
-        for function in [call["function"]]
-    ]
-    return _raw({"role": message["role"], "content": [{"type": "text", "text": message["content"]}, *calls]})
-
-
-@lru_cache(maxsize=10_000)
-def _items(raw: bytes) -> bytes:
-    """The items of the Responses API that a message is."""
-    message = json.loads(raw)
-    if message["role"] == "tool":
-        output = {"call_id": message["tool_call_id"], "output": message["content"]}
-        return _raw({"type": "function_call_output", **output})
-    calls = [
-        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls", ())
-    ]
-    kind = "output_text" if message["role"] == "assistant" else "input_text"
-    said = {"type": "message", "role": message["role"], "content": [{"type": kind, "text": message["content"]}]}
-    return b", ".join(map(_raw, (said, *calls)))
+def _elements(wire: Wire, raw: bytes) -> bytes:
+    """The elements that a chat message is in another format."""
+    return b", ".join(map(_raw, elements_of(wire, [json.loads(raw)])))
 
 
 def history_of(size: int, seed: int) -> list[bytes]:

@@ -2,7 +2,7 @@
 
     python bench/many_sessions.py [--sessions 8,32] [--tokens 100000] [--memory-mb 256] [--json]
 
-Linux, standard library only. Each row is a fresh gateway with one worker in front of the built-in provider. So many
+Linux. Each row is a fresh gateway with one worker in front of the built-in provider. So many
 sessions of so many tokens each are seen once; then all of them take turns, one after the other, so that a worker that
 forgets a session before it calls again has to work all of it out anew. Without a tight budget, and with one of half of
 each session's tokens, so that each was cut; in the three formats with messages. What a call costs includes forwarding.
@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from context_work import Script, Turn, body_of, call, gateway, spread
+from context_work import CHAT, MESSAGES, RESPONSES, Script, Turn, body_of, call, gateway, spread
 
 #: turns of each session that are measured
 TURNS = 4
@@ -26,58 +24,7 @@ TURNS = 4
 BYTES_A_TOKEN = 3.9
 
 
-class Form(NamedTuple):
-    """A format: its path, and a body of chat messages in it."""
-
-    path: str
-    body: Callable[[Sequence[bytes]], bytes]
-
-
-def _calls(message: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for one in message.get("tool_calls", ()):
-        yield one["id"], one["function"]["name"], one["function"]["arguments"]
-
-
-def _as_responses(raws: Sequence[bytes]) -> bytes:
-    items: list[dict[str, Any]] = []
-    for message in map(json.loads, raws):
-        role, text = message["role"], message["content"]
-        if role == "tool":
-            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
-            continue
-        items.append({"type": "message", "role": role, "content": text})
-        items += [
-            {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
-            for call_id, name, arguments in _calls(message)
-        ]
-    return json.dumps({"model": "gpt-4o", "input": items}).encode()
-
-
-def _as_messages(raws: Sequence[bytes]) -> bytes:
-    system, *rest = map(json.loads, raws)
-    messages: list[dict[str, Any]] = []
-    for message in rest:
-        text: Any = message["content"]
-        if message["role"] == "tool":
-            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}
-            messages.append({"role": "user", "content": [result]})
-        elif message["role"] == "assistant":
-            uses = [
-                {"type": "tool_use", "id": call_id, "name": name, "input": json.loads(arguments)}
-                for call_id, name, arguments in _calls(message)
-            ]
-            messages.append({"role": "assistant", "content": [{"type": "text", "text": text}, *uses]})
-        else:
-            messages.append({"role": "user", "content": text})
-    body = {"model": "gpt-4o", "max_tokens": 1000, "system": system["content"], "messages": messages}
-    return json.dumps(body).encode()
-
-
-FORMS = {
-    "chat": Form("/v1/chat/completions", body_of),
-    "responses": Form("/v1/responses", _as_responses),
-    "messages": Form("/v1/messages", _as_messages),
-}
+FORMS = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 
 
 @dataclass
@@ -108,13 +55,13 @@ def history(number: int, tokens: int) -> tuple[Script, list[bytes]]:
 
 def measured(name: str, sessions: int, tokens: int, memory_mb: float, *, cut: bool) -> Row:
     """One row."""
-    form, budget = FORMS[name], tokens // 2 if cut else None
+    path, budget = FORMS[name], tokens // 2 if cut else None
     playing = [history(number, tokens) for number in range(sessions)]
     with gateway(f"context: {{memory_mb: {memory_mb}}}") as running:
 
         def turn(number: int) -> Turn:
-            body = form.body(playing[number][1])
-            return call(running, body, session=f"s{number}", path=form.path, budget=budget)
+            body = body_of(playing[number][1], path)
+            return call(running, body, session=f"s{number}", path=path, budget=budget)
 
         first = [turn(number) for number in range(sessions)]
         turns = list[Turn]()
