@@ -330,32 +330,22 @@ class Settler:
         """The store has taken all that waited in memory: let go of the journal, and say that the store is back."""
         self._unwritten.clear()
         if self._journal is not None:
-            if self._overflowed:
-                # The rest is in the file alone: once closed, it is found like that of a worker that is gone.
-                self._overflowed = not self._leave(self._journal)
-            else:
-                self._clear(self._journal)
+            self._let_go(self._journal)
         if self._is_away:
             self._is_away = False
             logger.warning("store back, all settlements written")
             self.on_return()
 
-    @staticmethod
-    def _leave(journal: Journal) -> bool:
+    def _let_go(self, journal: Journal) -> None:
+        """Delete the journal. What waits in it alone is left, to be found like that of a worker that is gone."""
+        todo, done = (journal.leave, "left to others") if self._overflowed else (journal.clear, "deleted")
         try:
-            journal.leave()
+            todo()
         except OSError as error:
-            logger.error("the journal of what waits was deleted, and cannot be written anew: %s", error)  # noqa: TRY400
-            return False
-        return True
-
-    @staticmethod
-    def _clear(journal: Journal) -> None:
-        try:
-            journal.clear()
-        except OSError as error:
-            # It will be read again, which charges nobody twice: no reason to refuse calls.
-            logger.error("the journal of what is settled cannot be deleted: %s", error)  # noqa: TRY400
+            # Of what is settled and read again nobody is charged twice: no reason to refuse calls.
+            logger.error("the journal of what is settled cannot be %s: %s", done, error)  # noqa: TRY400
+        else:
+            self._overflowed = False
 
     async def _look(self) -> None:
         while True:
