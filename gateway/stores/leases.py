@@ -330,8 +330,6 @@ class Leases:
         granted = await self._store.extend(lease.id, asked)
         if granted is not None:
             lease.tokens += granted.units * lease.answers
-            if lease.opened is not None:
-                lease.opened = replace(lease.opened, units=lease.opened.units + granted.units)
         elif lease.opened is not None:
             # Taken for lost: it may go on as far as its budgets have room, of which nothing can be held any more.
             lease.tokens = max(lease.tokens, lease.noted + await self._room(lease.opened.hold, asked) * lease.answers)

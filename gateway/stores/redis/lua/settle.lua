@@ -3,8 +3,8 @@
 -- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (or nothing: no
 -- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, kept with most_kept, tools, index,
 -- version: of the state that the call has gone by, and others: where parts of the hold were settled before. Gives
--- {1 if there is news to tell, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it
--- is another one by now | {3, units, noted, hold}: the hold has parts elsewhere. With 2 and 3 nothing was written.
+-- {1 if there is news, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it is
+-- another one by now | {3, units, noted, hold}: the hold has parts elsewhere. With 2 and 3 nothing was written.
 local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local calls, recent = KEYS[9], KEYS[10]
 local SUMS = 13
