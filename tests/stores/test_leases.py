@@ -550,3 +550,23 @@ async def test_a_stream_that_was_taken_for_lost_goes_on_where_its_budget_has_roo
     await leases.tick()
     await leases.tick()
     assert lease.is_over, "nothing is left"
+
+
+async def test_streams_taken_for_lost_go_no_further_beyond_their_budget_than_a_step_each(
+    leases: Leases, store: MemoryStore, record: MakeRecord
+) -> None:
+    delivered, going = {}, list[Lease]()
+    for _ in range(3):
+        one = opened(record())
+        await taken(store, one.lost)
+        delivered[one.hold.id] = 0
+        come = partial(delivered.__getitem__, one.hold.id)
+        going.append(leases.open(Lease(one.hold.id, 60, 2_000, step=2_048, opened=one, delivered=come)))
+        await store.settle(one.as_lost())
+    for _ in range(200):
+        for lease in going:
+            delivered[lease.id] += 0 if lease.is_over else 100
+        await leases.tick()
+    assert all(lease.is_over for lease in going)
+    (stands,) = await store.standings([CLAIM])
+    assert 10_000 <= stands.used.tokens <= 10_000 + 3 * 2_048
