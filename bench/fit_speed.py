@@ -29,7 +29,7 @@ from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.ahead import START, read_ahead
+from gateway.core.fitting.ahead import due, read_ahead
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.policy import FitPolicy
@@ -74,8 +74,10 @@ class Session:
     def _read_ahead(self, conversation: Conversation, limit: int) -> None:
         start = time.thread_time()
         filled = sum(self.reader.weights(conversation)) / limit
-        if filled > START:
-            read_ahead(Hashed(conversation.messages, conversation.keys), filled, self.reader)
+        some = due(len(conversation.keys), filled)
+        if some:
+            part = slice(some.start, some.stop)
+            read_ahead(Hashed(conversation.messages[part], conversation.keys[part]), self.reader)
         self.ahead.append((time.thread_time() - start) * 1e3)
 
 

@@ -25,7 +25,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, Request, key_of_fields, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.weighed import Learned, Weighed, key_of, weigh
-from gateway.core.fitting.ahead import START, read_ahead
+from gateway.core.fitting.ahead import due, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
@@ -186,13 +186,13 @@ class Planner:
             return unchanged
         scales, since = Scales(self._estimator, self._reader(came), beside), self._clock()
 
-        def choose() -> tuple[Plan, Conversation]:
+        def choose() -> Plan:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
             room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt, window)
             return self._roomy(came, asked, keys, room, scales)
 
         try:
-            plan, conversation = await _run_in(self._threads.fitting, choose)
+            plan = await _run_in(self._threads.fitting, choose)
         except Unsound:
             logger.exception("a request is forwarded as it came, though it is over its budget")
             return unchanged
@@ -201,7 +201,7 @@ class Planner:
                 return unchanged
             part = await self._heaviest_beside(asked)
             return replace(unchanged, overflow=overflow if part is None else overflow.naming(part))
-        self._read_ahead(came, asked.contents, keys, budget, conversation)
+        self._read_ahead(came, asked.contents, keys, budget)
         return plan
 
     async def _of_one_text(self, unchanged: Plan, asked: Asked, came: Weighed, budget: int, trim: Trim) -> Plan:
@@ -228,46 +228,30 @@ class Planner:
 
         return await _run_in(self._threads.weighing, lambda: heaviest_beside(contents.wire, contents.fields, weigh))
 
-    def _roomy(
-        self, came: Weighed, asked: Asked, keys: Sequence[bytes], room: Room, scales: Scales
-    ) -> tuple[Plan, Conversation]:
+    def _roomy(self, came: Weighed, asked: Asked, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
         view = self.view(asked.contents, keys)
         # The other formats join neighbours of one role, or take any order.
         is_sent_as_chat = asked.contents.wire == "chat" or asked.route.provider in self._translated
         takes_turns = is_sent_as_chat and self._estimator.family(came.request).turns == "strict"
         conversation = self._conversation(view, asked.contents, takes_turns=takes_turns)
-        return make_room(came, view, conversation, room, scales), conversation
+        return make_room(came, view, conversation, room, scales)
 
     def view(self, contents: Contents, keys: Sequence[bytes] | None = None) -> View:
         """Its messages as chat messages. `keys`: of the messages, where they are known."""
         came = Hashed(contents.messages or (), keys, unmarked=_unmarked(contents))
         return view_of(contents.wire, came, self._views)
 
-    def _read_ahead(
-        self,
-        came: Weighed,
-        contents: Contents,
-        keys: Sequence[bytes],
-        budget: int,
-        conversation: Conversation | None = None,
-    ) -> None:
-        """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough.
-
-        `conversation`: the contents as chat messages, where they were seen so already.
-        """
-        filled = came.expected.tokens / budget
-        if filled <= START or not self._reading_ahead.acquire(blocking=False):
+    def _read_ahead(self, came: Weighed, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
+        """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough."""
+        some = due(len(keys), came.expected.tokens / budget)
+        if not some or not self._reading_ahead.acquire(blocking=False):
             return
         reader, since = self._reader(came), self._clock()
 
         def work() -> None:
             try:
-                expired = self._deadline(since)
-                if conversation is None:
-                    messages = self.view(contents, keys).chat
-                else:
-                    messages = Hashed(conversation.messages, conversation.keys)
-                read_ahead(messages, filled, reader, expired)
+                part = Hashed(contents.between(some.start, some.stop), keys[some.start : some.stop])
+                read_ahead(view_of(contents.wire, part, self._views).chat, reader, self._deadline(since))
             except Exception:
                 logger.exception("messages cannot be read ahead; a cut reads them all the same")
             finally:

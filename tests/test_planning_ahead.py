@@ -12,6 +12,7 @@ from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.counting.measure import TokenCounter, Wire
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.dialects.base import Call
@@ -27,8 +28,8 @@ P = TypeVar("P", bound=Planner)
 MESSAGES = [{"role": "user", "content": f"Parcel {number} lies at depot {number * 7}."} for number in range(40)]
 
 
-def planner_of(kind: type[P]) -> P:
-    estimator = Estimator(config.families(), lambda _: CharacterCounter(), CountCache())
+def planner_of(kind: type[P], counter: TokenCounter | None = None) -> P:
+    estimator = Estimator(config.families(), lambda _: counter or CharacterCounter(), CountCache())
     learner = Learner(MemoryStore())
     return kind(estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
 
@@ -64,9 +65,15 @@ class Blind(Planner):
 
     looked = 0
 
-    def view(self, contents: Any, keys: Any = None) -> Any:
-        self.looked += 1
-        raise RecursionError(f"{len(contents.messages)} messages")
+    def _reader(self, came: Any) -> Any:
+        reader = super()._reader(came)
+
+        def sketches(keys: Any, messages: Any) -> Any:
+            self.looked += 1
+            raise RecursionError(f"{len(messages)} of {len(MESSAGES)} messages")
+
+        reader.sketches = sketches  # type: ignore[method-assign]
+        return reader
 
 
 async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +81,7 @@ async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog:
     weighed, *_ = await planner.weigh(asked(planner), Remembered())
     for turn in (1, 2):
         await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
-        await eventually(lambda turn=turn: caplog.text.count("RecursionError: 40 messages") == turn)  # type: ignore[misc]
+        await eventually(lambda turn=turn: caplog.text.count("RecursionError: 16 of 40 messages") == turn)  # type: ignore[misc]
     assert planner.looked == 2
     planner.close()
 
@@ -93,3 +100,80 @@ async def test_where_nobody_limits_it_nothing_is_read_ahead() -> None:
     await planner.plan(asked(planner), Remembered())
     assert fitting_threads() == before
     planner.close()
+
+
+# --- in every format --------------------------------------------------------------------------------------------------
+
+
+class Letters(CharacterCounter):
+    """Counts by letters, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def count(self, text: str) -> int:
+        self.asked += 1
+        return super().count(text)
+
+
+def turn_of(wire: Wire, number: int) -> list[dict[str, Any]]:
+    """What an agent adds on a turn: words, two calls, two results."""
+    said, names = f"I look at depot {number * 31} next.", [f"c{number}a", f"c{number}b"]
+    lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(6))
+    results = {name: f"{name}:\n{lines}" for name in names}
+    if wire == "responses":
+        return [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": said}]},
+            *({"type": "function_call", "call_id": name, "name": "find", "arguments": "{}"} for name in names),
+            *({"type": "function_call_output", "call_id": name, "output": text} for name, text in results.items()),
+        ]
+    if wire == "messages":
+        uses = [{"type": "tool_use", "id": name, "name": "find", "input": {}} for name in names]
+        blocks = [{"type": "tool_result", "tool_use_id": name, "content": text} for name, text in results.items()]
+        return [
+            {"role": "assistant", "content": [{"type": "text", "text": said}, *uses]},
+            {"role": "user", "content": blocks},
+        ]
+    calls = [{"id": name, "type": "function", "function": {"name": "find", "arguments": "{}"}} for name in names]
+    return [
+        {"role": "assistant", "content": said, "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": name, "content": text} for name, text in results.items()),
+    ]
+
+
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+async def test_by_the_time_of_a_cut_all_messages_were_read_and_the_cut_is_the_same(wire: Wire) -> None:
+    elements: list[dict[str, Any]] = [{"role": "user", "content": "Find the parcel of order 4711."}]
+    sizes = list[int]()
+    warm, cold = Letters(), Letters()
+    planner, other = (planner_of(Planner, counter) for counter in (warm, cold))
+
+    def now(planner: Planner, budget: int | None) -> Asked:
+        field = "input" if wire == "responses" else "messages"
+        body = json.dumps({"model": "m", field: elements}).encode()
+        contents = contents_of(
+            Call("chat", "m", stream=False, body=body, fields=read_fields(body)), wire, planner.known
+        )
+        assert contents is not None
+        return Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=budget), len(body))
+
+    for number in range(40):
+        elements += turn_of(wire, number)
+        weighed, *_ = await other.weigh(now(other, None), Remembered())
+        sizes.append(weighed.expected.tokens)
+    budget, elements[1:] = sizes[-1] - 1, []
+    for number in range(39):
+        elements += turn_of(wire, number)
+        plan = await planner.plan(now(planner, budget), Remembered())
+        assert plan.messages is None
+        await eventually(lambda: not planner._reading_ahead.locked())
+    elements += turn_of(wire, 39)
+    asked = now(planner, budget)
+    await planner.weigh(asked, Remembered())
+    before, cold_before = warm.asked, cold.asked
+    plan, same = await planner.plan(asked, Remembered()), await other.plan(now(other, budget), Remembered())
+    assert plan.messages is not None
+    assert plan.messages == same.messages
+    assert warm.asked - before < (cold.asked - cold_before) / 4
+    planner.close()
+    other.close()

@@ -86,6 +86,13 @@ class Contents:
             return self.start.messages + self.fresh
         return _split(self.array) if self.array is not None else None
 
+    def between(self, first: int, stop: int) -> tuple[bytes, ...]:
+        """Some of `messages`, without all the others having to be taken apart. Only where these are an array."""
+        if self.start is None or not self.is_as_known or "messages" in self.__dict__:
+            return (self.messages or ())[first:stop]
+        known = len(self.start.keys)
+        return (*self.start.between(first, stop), *self.fresh[max(0, first - known) : max(0, stop - known)])
+
     @property
     def is_as_known(self) -> bool:
         """Whether the array is what is known of its beginning and the rest, without cache marks in either."""

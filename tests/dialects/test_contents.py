@@ -216,9 +216,10 @@ def test_messages_of_other_formats_are_marked_alike(wire: Wire, field: str) -> N
     st.lists(st.sampled_from([b'{"role":"user","content":"a"}', b"[1 , 2]", b'"x, y"', b"1.50", MARKED]), max_size=9),
     st.sampled_from([b",", b", ", b" ,\n\t"]),
     st.lists(st.integers(1, 12), max_size=4),
+    st.tuples(st.integers(0, 11), st.integers(0, 11)).map(sorted),
 )
 def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginning(
-    rest: list[bytes], comma: bytes, ends: list[int]
+    rest: list[bytes], comma: bytes, ends: list[int], some: list[int]
 ) -> None:
     everything = [json.dumps({"role": "system", "content": "long " * 1000}).encode(), *rest]
     known = Beginnings(2**20)
@@ -226,6 +227,8 @@ def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginni
         body = b'{"messages": [ ' + comma.join(everything[:end]) + b" ]}"
         found = contents_of(call(body), "chat", known)
         assert found is not None
+        first, stop = some
+        assert found.between(first, stop) == tuple(everything[:end][first:stop])
         assert found.messages == tuple(everything[:end])
         plains = tuple(plain(raw) for raw in everything[:end])
         settled = plains[:-1] if found.fresh else plains

@@ -52,7 +52,12 @@ class Beginning:
     @property
     def messages(self) -> tuple[bytes, ...]:
         """The messages themselves."""
-        return tuple(map(self.text.__getitem__, map(slice, self.bounds[::2], self.bounds[1::2])))
+        return self.between(0, len(self.keys))
+
+    def between(self, first: int, stop: int) -> tuple[bytes, ...]:
+        """Some of them."""
+        bounds = self.bounds[2 * first : 2 * stop]
+        return tuple(map(self.text.__getitem__, map(slice, bounds[::2], bounds[1::2])))
 
     @property
     def size_bytes(self) -> int:

@@ -6,12 +6,12 @@ It decides nothing: a cut that finds nothing read reads all of it and comes to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Final
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation import Conversation, Outline
 from gateway.core.fitting.dedupe import may_share
 from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.reader import Order, Reader
@@ -22,20 +22,36 @@ from gateway.core.message import Hashed
 #: the budget comes after one that was below it by what a turn adds.
 START: Final = 0.5
 END: Final = 0.95
-#: messages and bytes of a turn: a few times what a turn adds
-MOST_MESSAGES: Final = 8
+#: Messages (elements, in other formats) and bytes of a turn: a few times what a turn adds. Those that were read on the
+#: turn before are cheap, and what stands at the edge as a part of something is mostly whole then.
+MOST_MESSAGES: Final = 16
 MOST_BYTES: Final = 32 * 1024
 
 
-def read_ahead(messages: Hashed, filled: float, reader: Reader, expired: Callable[[], bool] = never) -> int:
-    """Read a few of the messages ahead of a cut; how many were looked at. `filled`: their share of the budget."""
-    stop = math.ceil(len(messages.raws) * min(1.0, (filled - START) / (END - START)))
-    raws = messages.raws[max(0, stop - MOST_MESSAGES) : max(0, stop)]
-    few = sum(1 for size in accumulate(len(raw) for raw in reversed(raws)) if size <= MOST_BYTES)
+class _Passing:
+    """Reads messages that are no whole conversation: what they are together is not worth being remembered."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def outline(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Outline:
+        """See `SketchBook.outline`."""
+        return Outline().plus(self._reader.sketches(keys, messages))
+
+
+def due(count: int, filled: float) -> range:
+    """Which of `count` messages are to be read by now; `filled`: their share of the budget."""
+    stop = max(0, math.ceil(count * min(1.0, (filled - START) / (END - START))))
+    return range(max(0, stop - MOST_MESSAGES), stop)
+
+
+def read_ahead(messages: Hashed, reader: Reader, expired: Callable[[], bool] = never) -> int:
+    """Read what a cut has to know of these messages, of the last of them if they are large; how many were looked at."""
+    few = sum(1 for size in accumulate(len(raw) for raw in reversed(messages.raws)) if size <= MOST_BYTES)
     if not few:
         return 0
-    some = slice(stop - few, stop)
-    part = Conversation.of(Hashed(messages.raws[some], messages.keys[some]), reader)
+    some = slice(len(messages.raws) - few, None)
+    part = Conversation.of(Hashed(messages.raws[some], messages.keys[some]), _Passing(reader))
     watch = Watch(expired)
     with suppress(Expired):
         reader.know(part.keys, part.messages, watch)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.ahead import MOST_BYTES, MOST_MESSAGES, START, read_ahead
+from gateway.core.fitting.ahead import MOST_BYTES, MOST_MESSAGES, START, due, read_ahead
 from gateway.core.fitting.dedupe import may_share
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import parts_of
@@ -39,7 +39,8 @@ def messages(turns: int, size: int = 12) -> list[bytes]:
 
 
 def ahead(raws: Sequence[bytes], filled: float, reader: Reader) -> int:
-    return read_ahead(Hashed(raws), filled, reader)
+    some = due(len(raws), filled)
+    return read_ahead(Hashed(raws[some.start : some.stop]), reader)
 
 
 @pytest.mark.parametrize("filled", [0.0, 0.3, START])
@@ -78,8 +79,8 @@ def _no_more() -> bool:
 def test_it_stops_when_there_is_no_more_time() -> None:
     raws = messages(8, size=80)
     count, patient = Counting(), Counting()
-    read_ahead(Hashed(raws), 1.0, Reader(weigher(count)), lambda: True)
-    read_ahead(Hashed(raws), 1.0, Reader(weigher(patient)))
+    read_ahead(Hashed(raws), Reader(weigher(count)), lambda: True)
+    read_ahead(Hashed(raws), Reader(weigher(patient)))
     assert count.asked < patient.asked
 
 
