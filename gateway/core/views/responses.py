@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from gateway.core.message import Hashed, decode, encode
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
-from gateway.core.views.read_items import MESSAGE_BYTES, Name, Read, arguments_of, kind_of, read_item, size_of
+from gateway.core.views.read_items import MESSAGE_BYTES, Name, Read, read_item, size_of
 from gateway.core.views.view import (
     SEAL,
     Book,
@@ -35,6 +35,9 @@ from gateway.core.views.view import (
 
 #: the field of an item that rules may change, by what the item is
 _CHANGED: Final = {"result": "output", "said": "content"}
+
+#: what a message is sent as, and what it was
+_Form = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -83,6 +86,9 @@ class ResponsesView(View):
         kept = {id(group) for group in (*grouping.alone, *grouping.last)}
         old = {id(group) for group in grouping.stale()}
         self._bound = {index for index, group in enumerate(groups) if group.binds}
+        self._items = items
+        #: what messages were changed to last, with both read: a message may be several items
+        self._forms: dict[int, tuple[bytes, _Form]] = {}
         super().__init__(
             came,
             together(_messages(groups, came, book)),
@@ -99,22 +105,29 @@ class ResponsesView(View):
         index, form = next((index, form) for index, form in forms.items() if form is not None)
         if index in self._bound:
             return came  # reasoning and what came of it stand as they came or not at all
-        item, now, was = decode(came), decode(form), decode(self.messages[index])
-        kind = kind_of(item)
-        if kind == "call":
+        item, (now, was) = self._items[element], self._form(index, form)
+        if item.kind == "call":
             number = self.places[index].index(element) - len(self.places[index])
             return _called(came, item, now["tool_calls"][number]) if now.get("tool_calls") else came
-        name, content = _CHANGED.get(kind), now.get("content")
+        name, content = _CHANGED.get(item.kind), now.get("content")
         if name is None or content == was.get("content"):
             return came
-        if kind == "said" and was.get("tool_calls") and says_nothing(content):
+        if item.kind == "said" and was.get("tool_calls") and says_nothing(content):
             return None
         fields = fields_of(came)
         if isinstance(content, str):
             return object_of({**fields, name: encode(content)})
-        text = "output_text" if item.get("role") == "assistant" else "input_text"
+        text = "output_text" if item.role == "assistant" else "input_text"
         parts = as_came(content or (), items_of(fields[name]), lambda part: encode(_named(part, text)))
         return object_of({**fields, name: list_of(parts)})
+
+    def _form(self, index: int, form: bytes) -> _Form:
+        """What a message is sent as, and what it was, read."""
+        raw, read = self._forms.get(index, (b"", None))
+        if read is None or raw is not form:
+            read = decode(form), decode(self.messages[index])
+            self._forms[index] = form, read
+        return read
 
     def _trait(self, index: int) -> Hashable:
         return index in self._bound
@@ -315,12 +328,12 @@ def _calls_of(group: _Group) -> bool:
     return isinstance(group.message, dict) and bool(group.message["tool_calls"])
 
 
-def _called(came: bytes, item: Mapping[str, Any], call: Mapping[str, Any]) -> bytes:
+def _called(came: bytes, item: Read, call: Mapping[str, Any]) -> bytes:
     """A call with the arguments that it has in a chat message."""
     arguments = call["function"]["arguments"]
-    if arguments_of(item, came) == arguments:
+    if item.part is not None and item.part["function"]["arguments"] == arguments:
         return came
-    is_text = isinstance(item.get("arguments"), str)
+    is_text = isinstance(decode(came).get("arguments"), str)
     return object_of(fields_of(came) | ({"arguments": encode(arguments)} if is_text else fields_of(arguments.encode())))
 
 
