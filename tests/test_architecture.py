@@ -156,6 +156,7 @@ TESTED_ELSEWHERE = {
     "upstream.litellm.faults": "upstream/test_litellm.py",
     "upstream.litellm.watched": "upstream/test_litellm.py",
     "upstream.litellm.wires": "e2e/test_translation.py",
+    "upstream.litellm.arguments": "e2e/test_translation.py",
     "upstream.litellm.blocks": "e2e/test_translation.py",
     "dialects": "dialects/test_endpoints.py",  # the table of endpoints
     "__main__": "cli",  # one line: python -m gateway

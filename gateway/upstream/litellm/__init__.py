@@ -27,7 +27,7 @@ from gateway.core.forwarding import CREDENTIALS, credential
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
-from gateway.upstream.litellm import faults, library, wires
+from gateway.upstream.litellm import arguments, faults, library, wires
 from gateway.upstream.litellm.library import Library
 from gateway.upstream.litellm.watched import Watched
 from gateway.upstream.pieces import AlreadyRead
@@ -234,7 +234,7 @@ def _translated(
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    target = wires.target_of(settings.provider, body.get("model"), settings.base_url)
+    target = arguments.target_of(settings.provider, body.get("model"), settings.base_url)
     try:
         call = form(loaded, body, target)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
