@@ -357,6 +357,7 @@ class Planner:
             tools=[contents.fields[name] for name in ("tools", "functions") if name in contents.fields],
             needed=view.needed,
             following=view.following,
+            leading=view.leading,
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:

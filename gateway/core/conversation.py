@@ -124,6 +124,8 @@ class Conversation:
     needed: frozenset[int] = frozenset()
     #: indices of messages that stay or go with the unit before theirs
     following: frozenset[int] = frozenset()
+    #: indices of messages that a turn must begin with, see `leaders`, beside those that are found here
+    leading: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
     book: SketchBook | None = None
@@ -147,6 +149,7 @@ class Conversation:
         tools: Sequence[bytes] = (),
         needed: Collection[int] = (),
         following: Collection[int] = (),
+        leading: Collection[int] = (),
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
 
@@ -162,6 +165,8 @@ class Conversation:
             tools: the fields that define the request's tools, as bytes: what they take is what is worth keeping.
             needed: indices of messages that later ones need, which are kept as they are as long as they fit.
             following: indices of messages that stay or go with the unit before theirs.
+            leading: indices of messages that must stay as they are, as their turn must begin with them; the results of
+                their calls need not.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -176,6 +181,7 @@ class Conversation:
             wanted=frozenset(pinned),
             needed=frozenset(needed),
             following=frozenset(following),
+            leading=frozenset(leading),
             priorities=priorities or {},
             keep_last_turns=keep_last_turns,
             book=reader,
@@ -226,19 +232,19 @@ class Conversation:
         users = self.outline.users
         return users[-1] + 1 if users else 0
 
-    @property
-    def leader(self) -> int | None:
-        """The message that the last turn begins with, if it has thinking without which the rest would be refused.
+    @cached_property
+    def leaders(self) -> frozenset[int]:
+        """Messages with thinking that the last turn began with, and without which the rest of it would be refused.
 
         Claude may think once in a turn, before its first call. Where all of the turn begins with thinking, so does
         whatever is left of it.
         """
         roles, sketches = self.outline.roles, self.sketches
         # Turns are long, and most have no thinking in them.
-        first = next((i for i in range(self._behind_user, len(roles)) if roles[i] == "assistant"), None)
-        if first is None or not sketches[first].thinks:
-            return None
-        return None if all(sketches[index].thinks for index in self.last_turn) else first
+        first = next((index for index in range(self._behind_user, len(roles)) if roles[index] == "assistant"), None)
+        if first is None or not sketches[first].thinks or all(sketches[index].thinks for index in self.last_turn):
+            return self.leading
+        return self.leading | {first}
 
     @cached_property
     def outline(self) -> Outline:
@@ -270,9 +276,7 @@ class Conversation:
             must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
         if outline.spans:
             must.update(range(*outline.spans[-1]))
-        leader = self.leader
-        if leader is not None:
-            must.add(leader)
+        must.update(self.leaders)
         must.update(index for index in self.wanted if 0 <= index < len(outline.sketches))
         return frozenset(must)
 
@@ -313,17 +317,24 @@ class Conversation:
         if run:
             yield run
 
+    @cached_property
+    def _holding(self) -> frozenset[int]:
+        """What holds all of its unit: a result cannot stand without its call.
+
+        The result of a call with the thinking that a turn began with is no part of what was signed, and can be cut.
+        """
+        return self.pinned - (self.leaders - self.wanted)
+
     def _units_of(self, run: Sequence[tuple[int, int]]) -> Iterator[Unit]:
         """One for all of a run; where some of it must be sent, one for each span, so that the others can be cut."""
-        pinned, sketches = self.pinned, self.sketches
-        # One pinned item holds its whole span: a result cannot stand without its call.
-        held = [any(index in pinned for index in range(*span)) for span in run]
-        must = any(held)
+        holding, leaders, sketches = self._holding, self.leaders, self.sketches
+        held = [any(index in holding for index in range(*span)) for span in run]
+        must = any(held) or (leaders and any(index in leaders for index in range(run[0][0], run[-1][1])))
         if not must:
             run, held = [(run[0][0], run[-1][1])], [False]
         for (start, stop), is_held in zip(run, held, strict=True):
             sealed = any(one.sealed for one in sketches[start:stop])
-            yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=must and not is_held)
+            yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=bool(must) and not is_held)
 
     @cached_property
     def task(self) -> int | None:

@@ -19,6 +19,10 @@ def result(call_id: str, content: Any = "found") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
 def user(text: Any = "do it") -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -64,10 +68,12 @@ THOUGHT = {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature
 def test_the_thinking_that_the_last_turn_began_with_is_pinned() -> None:
     old = [call("a", **THOUGHT), result("a"), call("b"), result("b")]
     turn = [call("c", **THOUGHT), result("c"), call("d"), result("d"), call("e"), result("e")]
-    messages = [SYSTEM, user(), *old, user("on"), *turn]
-    assert pinned(Conversation.of_messages(messages)) == [0, 6, 7, 11, 12]
-    assert Conversation.of_messages(messages).units[5].pinned
-    assert pinned(Conversation.of_messages([*messages, user("thanks")])) == [0, 13], "it is no last turn any more"
+    messages = [SYSTEM, user(), *old, said("So."), user("on"), *turn]
+    assert pinned(Conversation.of_messages(messages)) == [0, 7, 8, 12, 13]
+    leader = Conversation.of_messages(messages).units[6]
+    assert (leader.bound, leader.pinned) == (True, False), "its results can be cut, and not be left out"
+    thanks = [*messages, said("Done."), user("thanks")]
+    assert pinned(Conversation.of_messages(thanks)) == [0, 15], "it is no last turn any more"
 
 
 def test_thinking_is_pinned_only_where_what_is_left_of_its_turn_may_not_begin_so() -> None:

@@ -73,9 +73,12 @@ class MessagesView(View):
         found = _pieces(came.raws, reads)
         self._blocks = [piece.blocks for piece, _ in found]
         self._kinds = [one.kind for one in reads]
+        self._alone = {*_alone(reads)}
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
-        must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system), *_asked(reads), *_unread(reads)}
+        must = {compact, *_beside(self._kinds, self._system), *_asked(reads), *_unread(reads)}
+        leaders = {*_leaders(reads)}
+        beside = {*_beside_results(reads, leaders)}
         super().__init__(
             came,
             together([piece.message for piece, _ in found]),
@@ -83,6 +86,10 @@ class MessagesView(View):
             held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
             stale=[index for index, (_, places) in enumerate(found) if places[-1] < compact],
             needed=loaders([(piece.loads, piece.calls) for piece, _ in found]),
+            leading=[i for i, (_, places) in enumerate(found) if not leaders.isdisjoint(places)] if leaders else (),
+            following=[i for i, (piece, places) in enumerate(found) if not piece.is_result and places[0] in beside]
+            if beside
+            else (),
             book=book,
         )
 
@@ -169,24 +176,50 @@ class MessagesView(View):
         return encode({"role": role, "content": message["content"]})
 
     def _goes_on(self, element: int) -> bool:
-        """Whether a turn that began with thinking goes on there."""
+        """Whether a turn that began with thinking goes on there, see `_begins`."""
         first = ""
-        for kind in reversed(self._kinds[:element]):
-            if kind == "words":
+        for place in reversed(range(element)):
+            if self._kinds[place] in SPOKEN:
+                first = self._kinds[place]
+            elif self._kinds[place] == "words" and (first == "thought" or place in self._alone):
                 break
-            first = kind if kind in SPOKEN else first
         return first == "thought"
 
 
-def _leader(kinds: Sequence[str]) -> Iterable[int]:
+def _begins(reads: Sequence[Read]) -> tuple[int, int]:
+    """The user's words that the last turn may have begun with; -1 for none.
+
+    Whether words beside results begin one is said nowhere: the last words of all, and the last that stand alone.
+    """
+    words = max((place for place, one in enumerate(reads) if one.kind == "words"), default=-1)
+    return words, max(_alone(reads), default=-1)
+
+
+def _alone(reads: Sequence[Read]) -> Iterator[int]:
+    """The user's words without results beside them."""
+    return (place for place, one in enumerate(reads) if one.kind == "words" and not one.has_results)
+
+
+def _leaders(reads: Sequence[Read]) -> Iterator[int]:
     """The beginning of the last turn, if it is thinking: a provider refuses what does not begin so in the turn without.
 
     Where all of the turn does, whatever is left of it begins with thinking.
     """
-    words = max((place for place, kind in enumerate(kinds) if kind == "words"), default=-1)
-    spoken = [place for place in range(words + 1, len(kinds)) if kinds[place] in SPOKEN]
-    is_needed = any(kinds[place] != "thought" for place in spoken)
-    return [place for place in spoken[:1] if is_needed and kinds[place] == "thought"]
+    for words in {*_begins(reads)}:
+        spoken = [place for place in range(words + 1, len(reads)) if reads[place].kind in SPOKEN]
+        if spoken and reads[spoken[0]].kind == "thought" and any(reads[place].kind != "thought" for place in spoken):
+            yield spoken[0]
+
+
+def _beside_results(reads: Sequence[Read], leaders: Collection[int]) -> Iterable[int]:
+    """Where words stay or go with the results beside them, as without these they would surely begin a turn.
+
+    That matters in a turn that must begin with thinking, and that they do not begin if they are not taken to.
+    """
+    words, alone = _begins(reads)
+    if all(place > words for place in leaders):
+        return ()
+    return [place for place in range(alone + 1, words + 1) if reads[place].has_results and reads[place].has_words]
 
 
 def _asked(reads: Sequence[Read]) -> Iterable[int]:
@@ -194,9 +227,8 @@ def _asked(reads: Sequence[Read]) -> Iterable[int]:
 
     Claude Code puts reminders beside results: what the user wants done was said before.
     """
-    places = [place for place, one in enumerate(reads) if one.kind == "words"]
-    alone = [place for place in places if not reads[place].has_results]
-    return alone[-1:] if alone[-1:] != places[-1:] else ()
+    words, alone = _begins(reads)
+    return () if alone in (words, -1) else (alone,)
 
 
 def _unread(reads: Sequence[Read]) -> Iterator[int]:

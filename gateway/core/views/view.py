@@ -119,6 +119,8 @@ class View(ABC):
         stale: messages that the provider does not read any more, because something else stands for them.
         needed: messages that should stay as long as they fit, because later ones make use of what is in them.
         following: messages that came of what the one before them in the conversation came of: they stay or go with it.
+        leading: messages that must stay as they came, as their turn must begin with them; the results of their calls
+            need not.
         array: the field they stand in.
         book: remembers what was read of elements.
     """
@@ -135,6 +137,7 @@ class View(ABC):
         stale: Collection[int] = (),
         needed: Collection[int] = (),
         following: Collection[int] = (),
+        leading: Collection[int] = (),
         book: Book | None = None,
     ) -> None:
         self.came = came
@@ -144,6 +147,7 @@ class View(ABC):
         self.stale = frozenset(stale)
         self.needed = frozenset(needed)
         self.following = frozenset(following)
+        self.leading = frozenset(leading)
         self.book = book
 
     @property

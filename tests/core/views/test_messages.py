@@ -336,7 +336,7 @@ def told(number: int, *behind: Json) -> Json:
 def held(*elements: Json) -> set[int]:
     """Places of what must stay."""
     found = view(*elements)
-    return {place for index in found.held for place in found.places[index]}
+    return {place for index in found.held | found.leading for place in found.places[index]}
 
 
 SAID: Json = {"role": "assistant", "content": "Done."}
@@ -351,9 +351,11 @@ def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
     assert held(TASK, using(0), told(0), thinking(1), told(1)) == set(), "it is no thinking that it began with"
 
 
-def test_words_behind_results_begin_a_turn() -> None:
+def test_words_beside_results_may_or_may_not_begin_a_turn() -> None:
     words = {"type": "text", "text": "And be quick."}
-    assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), using(2), told(2)) == {0, 3}
+    assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), using(2), told(2)) == {0, 1, 3}
+    assert held(TASK, thinking(0), told(0, words), using(1), told(1), using(2), told(2)) == {0, 1}
+    assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), thinking(2), told(2)) == {0}
 
 
 def test_what_was_asked_is_held_where_later_words_stand_beside_results() -> None:
@@ -388,6 +390,11 @@ def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
     assert json.loads(before.restored({1: short, 2: None}, {1}).raws[1])["role"] == "user"
     another = view(TASK, thinking(0), told(0), TASK, using(1), told(1), using(2), told(2))
     assert json.loads(another.restored({4: short, 5: None}, {4}).raws[4])["role"] == "user"
+    words = {"type": "text", "text": "And be quick."}
+    beside = view(TASK, thinking(0), told(0, words), using(1), told(1), using(2), told(2))
+    sent = beside.restored({4: short, 5: None}, {4}).raws
+    assert json.loads(sent[3])["role"] == "assistant"
+    assert new_faults("messages", beside.elements, sent) == []
 
 
 def test_a_summary_before_thinking_is_told_by_the_user() -> None:

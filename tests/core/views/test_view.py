@@ -247,7 +247,13 @@ def elements_of(wire: Wire, render: Render, made: Sequence[Step], seed: int) -> 
 
 
 def fitted(view: View, share: float, policy: FitPolicy) -> Fitted | None:
-    conversation = Conversation.of(view.messages, pinned=view.held, priorities=dict.fromkeys(view.stale, 0.0))
+    conversation = Conversation.of(
+        view.messages,
+        pinned=view.held,
+        leading=view.leading,
+        following=view.following,
+        priorities=dict.fromkeys(view.stale, 0.0),
+    )
     try:
         return fit(conversation, int(sum(WEIGH(view.messages)) * share), Reader(WEIGH), policy=policy)
     except ContextOverflow:
@@ -275,7 +281,12 @@ def test_what_was_read_before_is_the_same_when_it_is_read_again(
     view_of(wire, elements[: len(elements) - more], book)
     book.read = 0
     again, fresh = view_of(wire, elements, book), view_of(wire, elements)
-    assert (again.messages, again.places, again.held) == (fresh.messages, fresh.places, fresh.held)
+    assert (again.messages, again.places, again.held, again.leading) == (
+        fresh.messages,
+        fresh.places,
+        fresh.held,
+        fresh.leading,
+    )
     assert again.stale == fresh.stale
     assert again.chat.keys == keys_of(fresh.messages)
     assert again.chat.marked == Hashed(fresh.messages).marked
@@ -341,9 +352,9 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
 def test_a_unit_that_is_left_out_takes_all_of_it_along(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    conversation = Conversation.of(view.messages, pinned=view.held)
+    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.leading, following=view.following)
     for unit in conversation.units:
-        if unit.start != conversation.task and not unit.pinned:
+        if unit.start != conversation.task and not (unit.pinned or unit.bound):
             sent = view.restored(dict.fromkeys(unit.indices)).raws
             assert new_faults(wire, elements, sent) == []
             assert notes(sent) == notes(elements)
@@ -357,8 +368,8 @@ def test_a_summary_stands_where_what_it_stands_for_stood(
 ) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    conversation = Conversation.of(view.messages, pinned=view.held)
-    units = [unit for unit in conversation.units if unit.stop - unit.start > 1 and not unit.pinned]
+    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.leading, following=view.following)
+    units = [unit for unit in conversation.units if unit.stop - unit.start > 1 and not (unit.pinned or unit.bound)]
     if not units:
         return
     gone: dict[int, bytes | None] = {index: None for unit in units for index in unit.indices}
@@ -481,3 +492,47 @@ def test_a_type_or_a_role_that_is_no_name_is_read_as_nothing_known(wire: Wire, o
         view = view_of(wire, raws)
         assert view.shown(view.messages) == tuple(raws)
         assert new_faults(wire, raws, raws) == []
+
+
+def thinking_run(result: str, *beside: Json) -> list[bytes]:
+    """A run of Claude's that thought once, and in which a reminder may stand beside the first result."""
+    thought = {"type": "thinking", "thinking": "First the test.", "signature": "c2ln"}
+    uses = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in "abc"]
+    results = [
+        {"type": "tool_result", "tool_use_id": name, "content": text}
+        for name, text in zip("abc", (result, LONG, LONG), strict=True)
+    ]
+    elements: list[Json] = [
+        {"role": "user", "content": "Fix the parser."},
+        {"role": "assistant", "content": [thought, uses[0]]},
+    ]
+    elements.append({"role": "user", "content": [results[0], *beside]})
+    for use, told in zip(uses[1:], results[1:], strict=True):
+        elements += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
+    return [encode(element) for element in elements]
+
+
+LONG = "\n".join(f"row {number}: y = lex(char_{number})" for number in range(60))
+REMINDER: Json = {"type": "text", "text": "<system-reminder>Keep your list up to date.</system-reminder>"}
+
+
+@pytest.mark.parametrize("beside", [(), (REMINDER,)])
+def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_stays(beside: tuple[Json, ...]) -> None:
+    elements = thinking_run("\n".join(f"line {number}: x = parse(token_{number})" for number in range(300)), *beside)
+    view = view_of("messages", elements)
+    done = fitted(view, 0.5, FitPolicy())
+    assert done is not None
+    sent = view.restored(done.changes, done.new).raws
+    assert sent[1] == elements[1]
+    assert new_faults("messages", elements, sent) == []
+    assert len(sent[2]) < len(elements[2]) / 2
+
+
+def test_of_a_run_that_thought_once_nothing_goes_that_would_make_a_reminder_its_beginning() -> None:
+    elements = thinking_run("x", REMINDER)
+    view = view_of("messages", elements)
+    for share in (0.3, 0.5, 0.7, 0.9):
+        done = fitted(view, share, FitPolicy())
+        sent = view.restored(done.changes, done.new).raws if done is not None else ()
+        assert done is None or new_faults("messages", elements, sent) == []
+        assert done is None or sent[1] == elements[1]
