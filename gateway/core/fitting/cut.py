@@ -25,6 +25,8 @@ from gateway.core.message import SYSTEM_ROLES
 #: so many tokens (some sentences). More would take the room of old lines that the last messages ask for.
 _TASK: Final = 0.05
 _TASK_TOKENS: Final = 64
+#: the same for a task that can be told whole, or whose first words are longer than that
+_MOST_TASK: Final = 0.3
 
 
 def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
@@ -32,6 +34,8 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
     fixed = system_tokens(draft)
     low = _low(draft, limit, policy)
     first = _protected(draft, limit)
+    # Without its task, what was sent before is not worth keeping as it is.
+    was_sent = was_sent and not lost_task(draft)
     if deduped := _deduped(draft, max(_appended(draft), first), (low + limit) // 2, policy):
         return deduped
     settles = was_sent and policy.recall != "off" and not policy.summarizes
@@ -114,30 +118,35 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
 
 
 def with_task(draft: Draft, limit: int) -> Draft:
-    """Put the beginning of the task back where a cut left only `[...]` of it and there is room.
+    """Put the task back where a cut left nothing of its beginning and there is room: whole, or its first sentences.
 
     Everything else in the conversation is about the task.
     """
     task = draft.conversation.task
-    if task is None or task < draft.first or draft.decisions[task] != ():
+    if task is None or not lost_task(draft):
         return draft
-    most = max(_TASK_TOKENS, int(_TASK * (limit - system_tokens(draft))))
-    room = min(limit - draft.total(), most)
+    share = limit - system_tokens(draft)
+    room = min(limit - draft.total(), int(_MOST_TASK * share))
     if draft.came[task] - draft.weight(task) <= room:
         return draft.having({task: KEEP})
     known = draft.known(task)
-    told = draft.having({task: known.sliced.closed({*leading(known, room - GAP_TOKENS)})})
-    return told if told.total() <= limit else draft
+    few = min(room, max(_TASK_TOKENS, int(_TASK * share))) - GAP_TOKENS
+    told = draft.having({task: known.sliced.closed({*leading(known, few)} or {0})})
+    return told if told.weight(task) - draft.weight(task) <= room else draft
+
+
+def lost_task(draft: Draft) -> bool:
+    """Whether a cut took the beginning of the task."""
+    task = draft.conversation.task
+    decision = draft.decisions[task] if task is not None else KEEP
+    return task is not None and isinstance(decision, tuple) and 0 not in decision and bool(draft.known(task).tokens)
 
 
 def lacks_task(draft: Draft, limit: int) -> bool:
     """Whether a cut took the beginning of the task, though what must stay leaves room to tell it."""
     conversation = draft.conversation
     task = conversation.task
-    if task is None or task < draft.first:
-        return False
-    decision = draft.decisions[task]
-    if not isinstance(decision, tuple) or 0 in decision or not draft.known(task).tokens:
+    if task is None or not lost_task(draft):
         return False
     return draft.weight_as(task, (0,)) + sum(draft.weight(index) for index in conversation.pinned) <= limit
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from gateway.core.conversation import Conversation, Item
-from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, system_tokens, with_task
+from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
 from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch, Plan
 from gateway.core.fitting.order import in_order
@@ -186,12 +186,22 @@ def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Mad
 def _continued(
     draft: Draft, sent: Sent, weights: Weights, epoch: Epoch, limit: int, *, policy: FitPolicy, salt: str
 ) -> tuple[Sent, Weights, Epoch]:
-    """What was sent before still fits: nothing but the last message may be other than before, for lines behind it."""
+    """What was sent before still fits: nothing but the last message may be other than before, for lines behind it.
+
+    And the task, where that had no room before, and has now.
+    """
+    before, last = sum(draft.came), len(draft.came) - 1
+    start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
+    if lost_task(start):
+        again = with_task(start, limit)
+        if again is not start and not problems(
+            draft.conversation, again.sent(), again.total(), limit, again.inserted()
+        ):
+            sent, epoch = _remembered(again, salt, partial(Sent.of, again))
+            start, weights = again, sent.weights(draft.came, draft.reader.framing)
     as_before = sent, weights, epoch
     if policy.recall == "off":
         return as_before
-    start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
-    before, last = sum(draft.came), len(draft.came) - 1
     told = sum(max(0, weights.tokens[index] - draft.came[index]) for index in sent.recalls)
     done = _recalled(start, before, before - weights.saved, told=told, limit=limit, policy=policy)
     if done is start:

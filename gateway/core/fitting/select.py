@@ -43,7 +43,8 @@ class _Choice:
     def __init__(self, draft: Draft, limit: int) -> None:
         self._draft = draft
         self._limit = limit
-        units = [unit for unit in draft.open_units() if not _is_gone(draft, unit)]
+        task = draft.conversation.task
+        units = [unit for unit in draft.open_units() if unit.start == task or not _is_gone(draft, unit)]
         items = draft.conversation.items
         blank: dict[int, Decision] = {i: KEEP if items[i].sealed else () for unit in units for i in unit.indices}
         frames = draft.having(blank).weights()
@@ -195,7 +196,10 @@ class _Choice:
 
 
 def _is_gone(draft: Draft, unit: Unit) -> bool:
-    """Left out by an earlier cut: it stays so, or the beginning would be another one; recall is what brings it back."""
+    """Left out by an earlier cut: it stays so, or the beginning would be another one; recall is what brings it back.
+
+    All but the task: what is done is done for it.
+    """
     return all(draft.decisions[index] == decision for index, decision in draft.least(unit).items())
 
 

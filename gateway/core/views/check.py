@@ -94,20 +94,27 @@ def _thinking(elements: Sequence[_Said]) -> Iterator[str]:
     """The assistant's last turn, all it said since the user's last words, begins with thinking, if there is one.
 
     So does each part of it that has a message with thinking at its beginning: neighbours of one role are read as one.
-    Whether words beside results begin a turn is said nowhere, so that it is looked at both ways.
+    Whether words beside results begin a turn is said nowhere, so that its beginning is looked at both ways.
     """
     messages = [element for element in elements if element.is_object]
-    words = max((place for place, message in enumerate(messages) if message.has_words), default=-1)
-    alone = max(
-        (place for place, message in enumerate(messages) if message.has_words and not message.answers), default=-1
-    )
-    for begin, said_of in ((words, "the last turn"), (alone, "the last turn by words that stand alone")):
-        last = messages[begin + 1 :]
-        said = [message.thinks if message.role == "assistant" else None for message in last]
-        if next((one for one in said if one is not None), True) is False:
-            yield f"{said_of} does not begin with thinking"
-        elif (False, True) in pairwise(said):
-            yield f"words before the thinking of {said_of}"
+    words = [place for place, message in enumerate(messages) if message.has_words]
+    alone = [place for place in words if not messages[place].answers]
+    last, longer = (_thinks(messages[max(places, default=-1) + 1 :]) for places in (words, alone))
+    if not _begins_well(last):
+        yield "the last turn does not begin with thinking"
+    elif (False, True) in pairwise(last):
+        yield "words before the thinking of a turn"
+    if not _begins_well(longer):
+        yield "what was said since words that stand alone does not begin with thinking"
+
+
+def _thinks(messages: Sequence[_Said]) -> Sequence[bool | None]:
+    """Of each of the assistant's messages, whether it begins with thinking."""
+    return [message.thinks if message.role == "assistant" else None for message in messages]
+
+
+def _begins_well(thinks: Sequence[bool | None]) -> bool:
+    return next((one for one in thinks if one is not None), True)
 
 
 def _type_of(block: Any) -> Any:

@@ -387,6 +387,57 @@ def test_a_task_is_no_bare_mark_while_there_is_room_to_tell_it() -> None:
     assert done.messages == raws([*START, said, last])
 
 
+ASKED = {
+    "role": "user",
+    "content": "Migrate the billing service from the old schema, which has a row for each line and carrier, to the new one, "
+    "where each shipment has a row of its own that names its seat, queue, shard, quota and report, and keep every refund "
+    "that was written between March and June. Never touch table LEDGER_7.",
+}
+PRESSED = {
+    "role": "user",
+    "content": " ".join(f"Row {n} of the log says code {n * 31} for host h{n}." for n in range(60)),
+}
+
+
+def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], Fitted]:
+    """A turn on which what must stay leaves no room for the task."""
+    messages = [START[0], ASKED, *session(12)[2:], PRESSED]
+    first = run(messages, limit, **policy)
+    assert first.decoded()[1]["content"] == "[...]"
+    return [
+        *messages,
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "What was I to keep?"},
+    ], first
+
+
+@pytest.mark.parametrize("recall", ["off", "said"])
+def test_a_task_that_had_no_room_comes_back_with_the_next_cut(recall: Any) -> None:
+    limit = tokens([START[0], PRESSED]) + 30
+    messages, first = pressed(limit, recall=recall)
+    second = run(messages, limit, first.epoch, recall=recall)
+    assert second.applied
+    assert second.decoded()[1] == ASKED
+    third = run([*messages, *step(90, size=1)], limit, second.epoch, recall=recall)
+    assert third.messages[:2] == second.messages[:2]
+
+
+@pytest.mark.parametrize("recall", ["off", "said"])
+def test_a_task_that_had_no_room_comes_back_as_soon_as_there_is_some(recall: Any) -> None:
+    limit = tokens([START[0], PRESSED]) + 30
+    messages, first = pressed(limit, recall=recall)
+    second = run(messages, 2 * limit, first.epoch, recall=recall)
+    assert second.applied == ()
+    assert second.decoded()[1] == ASKED
+    assert second.messages[2] == first.messages[2]
+    assert second.epoch is not None
+    assert second.epoch is not first.epoch
+    assert [fate.rule for fate in second.fates][1] == "kept"
+    third = run([*messages, *step(90)], 2 * limit, second.epoch, recall=recall)
+    assert third.epoch is second.epoch
+    assert third.messages[: len(second.messages)] == second.messages
+
+
 def test_of_a_long_task_the_beginning_is_told_where_there_is_room() -> None:
     task = {"role": "user", "content": "".join(f"Point {n}: look at page {n} again. " for n in range(400))}
     last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation import Conversation
+from gateway.core.fitting.blocks import GAP
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
@@ -24,7 +25,7 @@ from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.fitting.summary import Passage, SummaryNeeded
 from gateway.core.fitting.validate import problems
-from gateway.core.message import encode, keys_of
+from gateway.core.message import decode, encode, keys_of
 
 law = settings(max_examples=40, deadline=None)
 
@@ -381,9 +382,10 @@ def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
         sealed = {item.key for item in conversation.items if item.sealed}
         places = [n for n, item in enumerate(conversation.items) if item.sealed and done.fates[n].rule != "drop"]
         assert [key for key in done.keys if key in sealed] == [conversation.keys[n] for n in places]
-        # (where there was no time to recall, it is made up for on the next turn)
+        # Where there was no time to recall, or to read the task, it is made up for on the next turn.
         again = fit(conversation, limit, Reader(WEIGH), epoch=done.epoch, policy=replace(policy, recall="off"))
-        assert again.messages == done.messages
+        others = [was for now, was in zip(again.messages, done.messages, strict=True) if now != was]
+        assert others == [] or (patience is not None and [decode(was)["content"] for was in others] == [GAP])
 
 
 SUMMING = [

@@ -108,8 +108,8 @@ def test_what_is_well_has_no_fault(wire: Wire, after: list[Json]) -> None:
     assert faults(wire, *after) == []
 
 
-#: how far the last turn reaches, where the user's words may begin one or not
-TURNS = ("the last turn", "the last turn by words that stand alone")
+NO_THOUGHT = "the last turn does not begin with thinking"
+NONE_SINCE = "what was said since words that stand alone does not begin with thinking"
 
 
 def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none() -> None:
@@ -118,16 +118,14 @@ def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none
     mixed = {"role": "user", "content": [*TELLS["content"], reminder]}
     alone = {"role": "user", "content": [reminder]}
     came = (USER, thinks, mixed, USES, TELLS)
-    assert faults("messages", USER, alone, USES, TELLS, before=came) == [f"{TURNS[1]} does not begin with thinking"]
+    assert faults("messages", USER, alone, USES, TELLS, before=came) == [NONE_SINCE]
     assert faults("messages", *came, before=(USER, SAID, *came)) == []
-    came = (USER, thinks, mixed, thinks, TELLS, USES, TELLS)
-    assert faults("messages", USER, thinks, mixed, USES, TELLS, before=came) == [
-        f"{TURNS[0]} does not begin with thinking"
-    ]
+    again = (USER, thinks, mixed, thinks, TELLS, USES, TELLS)
+    assert faults("messages", USER, thinks, mixed, USES, TELLS, before=again) == [NO_THOUGHT]
 
 
 def test_thinking_that_is_lost_is_missed() -> None:
-    missing = [f"{turn} does not begin with thinking" for turn in TURNS]
+    missing = [NO_THOUGHT, NONE_SINCE]
     came = (USER, SAID, USER, THINKS, USES, TELLS, USES, TELLS)
     assert faults("messages", USER, SAID, USER, USES, TELLS, before=came) == missing
     assert faults("messages", USER, SAID, USER, SAID, THINKS, before=came) == missing
@@ -140,7 +138,7 @@ def test_words_before_the_thinking_of_a_turn_are_found() -> None:
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
     came = (USER, thinks, TELLS, thinks, TELLS)
     assert faults("messages", USER, thinks, TELLS, SAID, thinks, TELLS, before=came) == [
-        f"words before the thinking of {turn}" for turn in TURNS
+        "words before the thinking of a turn"
     ]
     assert faults("messages", USER, thinks, TELLS, USER, thinks, TELLS, before=came) == []
     assert faults("messages", USER, SAID, thinks, TELLS, USER, thinks, TELLS, before=came) == [], "an earlier turn"
