@@ -361,7 +361,7 @@ def sketch(raw: bytes) -> Sketch:
         answers=answers,
         length=len(text),
         text_key=text_key,
-        identity=digest(raw) if is_odd or not _is_one_text(content) else _identity(message, text_key),
+        identity=digest(raw) if is_odd or not is_one_text(content) else _identity(message, text_key),
         sealed=is_odd or _is_sealed(message, content),
         thinks=role == "assistant" and _thinks(message),
         faults=faults,
@@ -369,7 +369,8 @@ def sketch(raw: bytes) -> Sketch:
     )
 
 
-def _is_one_text(content: object) -> bool:
+def is_one_text(content: object) -> bool:
+    """Whether a content is one text, put as a string or as a list: clients change that from turn to turn."""
     if not isinstance(content, list):
         return isinstance(content, str)
     part = content[0] if len(content) == 1 else None

@@ -14,7 +14,7 @@ from gateway.core.fitting.parts import without
 from gateway.core.fitting.reader import Known, Made, Order, Reader
 from gateway.core.fitting.summary import summary_message
 from gateway.core.fitting.watch import Watch
-from gateway.core.message import Message, decode
+from gateway.core.message import Message, decode, is_one_text
 from gateway.core.values import dataclass
 
 #: the heading before old lines that are repeated; neutral, so that no model takes it for an instruction
@@ -350,6 +350,10 @@ def is_summed(decision: Decision) -> bool:
 
 def _with_lines(message: Message, text: str) -> Message:
     content = message.get("content")
-    if isinstance(content, list):
-        return {**message, "content": [*content, {"type": "text", "text": text}]}
-    return {**message, "content": f"{content}\n\n{text}" if content else text}
+    if not isinstance(content, list):
+        return {**message, "content": f"{content}\n\n{text}" if content else text}
+    # The same text whichever way it is put, or a mark that moves on would change what was sent before.
+    if is_one_text(content):
+        part = content[0]
+        return {**message, "content": [{**part, "text": f"{part['text']}\n\n{text}" if part["text"] else text}]}
+    return {**message, "content": [*content, {"type": "text", "text": text}]}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gateway.core.conversation import Conversation, Item
 from gateway.core.fitting.reader import GAP_MARK
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, plain, read
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, is_one_text, plain, read
 
 #: words that stand for what another result says
 _POINTS: Final = re.compile(r"\[(?:same as|\d+ (?:items?|paragraphs?) as in) the result of ([^\]]*)\]")
@@ -163,7 +163,11 @@ def _continues(before: bytes, after: bytes) -> bool:
 def _begins(old: Any, new: Any) -> bool:
     if isinstance(old, str) and isinstance(new, str):
         return new.startswith(old)
-    return isinstance(old, list) and isinstance(new, list) and new[: len(old)] == old
+    if not isinstance(old, list) or not isinstance(new, list):
+        return False
+    if len(old) == len(new) == 1 and is_one_text(old) and is_one_text(new):
+        return {**new[0], "text": old[0]["text"]} == old[0] and str(new[0]["text"]).startswith(old[0]["text"])
+    return new[: len(old)] == old
 
 
 def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:

@@ -42,9 +42,8 @@ def test_what_is_kept_is_the_very_message_and_what_is_dropped_weighs_nothing() -
 
 def test_recalled_lines_stand_at_the_end_and_are_weighed() -> None:
     done = replace(draft().having({0: (0,)}), recalls={2: ((0, (1, 3)),), 1: ((0, (2,)),)})
-    parts, said = contents(done)[2], contents(done)[1]
-    assert parts[0] == {"type": "text", "text": "now"}
-    assert parts[1]["text"] == f"{EARLIER}\nuser: line 1 {'x' * 40}\nline 3 {'x' * 40}"
+    [part], said = contents(done)[2], contents(done)[1]
+    assert part == {"type": "text", "text": f"now\n\n{EARLIER}\nuser: line 1 {'x' * 40}\nline 3 {'x' * 40}"}
     assert said == f"said\n\n{EARLIER}\nuser: line 2 {'x' * 40}"
     assert done.total() == sum(WEIGH(done.sent().messages))
     assert done.reopened(2).recalls.keys() == {1}

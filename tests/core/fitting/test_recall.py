@@ -15,6 +15,7 @@ from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.recall import _read_past, recall
 from gateway.core.fitting.worth import Scores, Worth
+from gateway.core.message import text_parts
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [
@@ -266,3 +267,32 @@ def test_lines_of_the_arguments_of_a_call_are_not_repeated() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": json.dumps({"text": text})}}
     draft = left_out({"role": "assistant", "content": None, "tool_calls": [call]}, MESSAGES[2], asked="And HAT1414?")
     assert recalled(draft, 500) == ['assistant: write {"text":"[...]"}']
+
+
+def floors() -> list[dict[str, Any]]:
+    """Questions about old answers."""
+    messages = [{"role": "user", "content": "Plan the office move to Berlin. The budget code is BX-77120."}]
+    for floor in range(12):
+        details = " ".join(f"Room {floor}{desk} of floor {floor} has {desk + 3} desks." for desk in range(9))
+        said = f"The carrier for floor {floor} is Atlas-{floor}00, its quote is {floor * 137 + 900} euros. {details}"
+        asked = f"And floor {floor + 1}? Which carrier takes the desks of room {floor}3?"
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": asked}]
+    return messages
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_lines_stand_the_same_whichever_way_a_client_puts_a_text(texts: int) -> None:
+    *older, last = floors()
+    parts = [{"type": "text", "text": last["content"]}, {"type": "text", "text": "Please."}][:texts]
+    marked = [*parts[:-1], {**parts[-1], "cache_control": {"type": "ephemeral"}}]
+    reader, policy = Reader(weigher(lambda text: len(text) // 4)), FitPolicy(recall="said")
+    first = fit(Conversation.of_messages([*older, {**last, "content": marked}]), 1000, reader, policy=policy)
+    [*_, sent] = first.decoded()
+    assert EARLIER in sent["content"][-1]["text"]
+    unmarked = {**last, "content": last["content"] if texts == 1 else parts}
+    more = [{"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Thanks."}]
+    longer = Conversation.of_messages([*older, unmarked, *more])
+    second = fit(longer, 1100, reader, epoch=first.epoch, policy=policy)
+    again = second.decoded()[len(first.messages) - 1]
+    assert text_parts(again["content"]) == text_parts(sent["content"])
+    assert isinstance(again["content"], str) == (texts == 1)
