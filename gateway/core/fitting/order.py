@@ -8,6 +8,8 @@ left out there stays as a gap mark.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -39,9 +41,20 @@ def in_order(draft: Draft) -> Draft:
     for before, behind in pairwise(_told(draft, roles)) if odd else ():
         now = ("assistant" if isinstance(draft.decisions[before], Summary) else roles[before], roles[behind])
         if now in odd:
-            gone = [units[i] for i in range(before + 1, behind) if i in units and draft.decisions[i] == DROP]
-            changes.update(_mark(draft, [unit for unit in gone if _fits(unit, roles, now, odd)]))
-    return draft.having(changes) if changes else draft
+            left = [units[i] for i in range(before + 1, behind) if i in units and _fits(units[i], roles, now, odd)]
+            gone, told = ([unit for unit in left if draft.decisions[unit.start] == how] for how in (DROP, SUMMED))
+            changes.update(_mark(draft, gone or told))
+    return _uncounted(draft, changes.keys()).having(changes) if changes else draft
+
+
+def _uncounted(draft: Draft, marks: AbstractSet[int]) -> Draft:
+    """The draft with a summary that does not count the messages in whose place there are marks."""
+    told = {index for index in marks if draft.decisions[index] == SUMMED}
+    if not told or draft.summary is None:
+        return draft
+    index, summary = draft.summary
+    rules = {place: rule for place, rule in draft.rules.items() if place not in told}
+    return replace(draft, rules=rules).having({index: replace(summary, count=summary.count - len(told))})
 
 
 def without_marks(draft: Draft) -> Draft:

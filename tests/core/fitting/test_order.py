@@ -85,6 +85,9 @@ def test_in_the_place_of_words_that_may_not_be_changed_there_stands_a_mark_witho
 def test_a_summary_is_told_by_the_assistant() -> None:
     draft = draft_of("uauauau").having({1: Summary("s", 2, "told"), 2: SUMMED, 3: DROP, 4: DROP})
     assert in_order(draft).decisions[3:5] == (DROP, ())
+    told = draft_of("uauauau").having({1: Summary("s", 4, "told"), **dict.fromkeys((2, 3, 4), SUMMED)})
+    assert in_order(told).decisions[1:5] == (Summary("s", 3, "told"), SUMMED, SUMMED, ()), "of what it stands for"
+    assert in_order(in_order(told)) == in_order(told)
     alone = draft_of("ucaucau").having({1: Summary("s", 2, "told"), 2: SUMMED})
     assert in_order(alone) is alone
 
