@@ -58,7 +58,7 @@ def open_store(settings: config.Settings) -> Store:
 
 def open_catalog(settings: config.Settings) -> catalog.Catalog:
     """The model tables on disk."""
-    families = config.families()
+    families = config.families(settings.context.families)
     tables = catalog.Catalog(
         config.model_facts(),
         catalog.load_litellm_table(),
@@ -69,19 +69,21 @@ def open_catalog(settings: config.Settings) -> catalog.Catalog:
 
 
 def add_counters(counters: Counters, settings: config.Settings) -> None:
-    """Make the token counters known that routes name by their dotted path.
+    """Make the token counters known that routes and families name by their dotted path.
 
     Raises:
-        ConfigError: one of them cannot be made, or a route names a tokenizer that is not known; the problem names it.
+        ConfigError: one of them cannot be made, or a tokenizer that is named is not known; the problem says where. Or
+            the families are not such.
     """
+    named = [(f"models[{index}]", row.tokenizer) for index, row in enumerate(settings.models) if row.tokenizer]
+    families = config.families(settings.context.families)
+    named += [(f"context.families: families.{family.name}", family.tokenizer) for family in families]
     problems = []
-    for index, row in enumerate(settings.models):
-        if not row.tokenizer:
-            continue
+    for where, tokenizer in named:
         try:
-            _add_counter(counters, row.tokenizer)
+            _add_counter(counters, tokenizer)
         except ConfigError as error:
-            problems += [f"models[{index}].tokenizer: {problem}" for problem in error.problems]
+            problems += [f"{where}.tokenizer: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
 
@@ -100,7 +102,7 @@ def load_counters(counters: Counters, settings: config.Settings) -> None:
     It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed: the table
     of older models (gpt-4, text-embedding-3) takes 30 MB, which most gateways have no use for.
     """
-    families = config.families()
+    families = config.families(settings.context.families)
     named = [
         row.tokenizer or families.of(row.name or row.match, row.providers[0], "chat").tokenizer
         for row in settings.models
@@ -115,9 +117,9 @@ def memory_of(settings: config.Settings) -> Memory:
     return Memory(int(settings.context.memory_mb * 2**20))
 
 
-def estimator_of(counters: Counters, memory: Memory) -> Estimator:
+def estimator_of(settings: config.Settings, counters: Counters, memory: Memory) -> Estimator:
     """An estimator that counts with these; token tables are loaded when they are first needed."""
-    return Estimator(config.families(), counters.counter, memory.counts, read_piece)
+    return Estimator(config.families(settings.context.families), counters.counter, memory.counts, read_piece)
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
     facts = open_catalog(settings).facts
     memory = memory_of(settings)
     planner = planner_of(
-        settings, counters, estimator_of(counters, memory), Learner(MemoryStore()), facts, memory=memory
+        settings, counters, estimator_of(settings, counters, memory), Learner(MemoryStore()), facts, memory=memory
     )
     try:
         yield Inspector(planner, routes_of(settings), facts)
@@ -229,7 +231,6 @@ def problems_of(settings: config.Settings) -> list[str]:
     """Everything that is wrong with these settings and with what they name. Opens neither store nor connections."""
     looks: list[Callable[[], object]] = [
         config.model_facts,
-        config.families,
         partial(config.refuse_open_door, settings),
         partial(config.refuse_missing_package, settings),
         partial(add_counters, Counters(), settings),

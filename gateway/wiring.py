@@ -130,7 +130,7 @@ class Worker:
         self._catalog = open_catalog(settings)
         # It outlives a reload: else each long session would be read anew, all of them at once.
         memory = memory_of(settings)
-        estimator = estimator_of(self._counters, memory)
+        estimator = estimator_of(settings, self._counters, memory)
         tls = tls_contexts(settings.providers)
         self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store

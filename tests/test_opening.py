@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.core.counting.request import read_request
 from gateway.core.errors import ConfigError
 from gateway.counters.registry import Counters
-from gateway.opening import add_counters, load_counters, open_store, problems_of, tls_contexts
+from gateway.opening import (
+    add_counters,
+    estimator_of,
+    load_counters,
+    memory_of,
+    open_store,
+    problems_of,
+    tls_contexts,
+)
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
 
@@ -117,3 +126,58 @@ def test_no_look_hides_what_another_finds() -> None:
 
 def test_nothing_is_wrong_without_a_configuration() -> None:
     assert problems_of(settings()) == []
+
+
+OWN = """
+families:
+  mine: {models: "my-*", like: claude-4.5, start: 4000}
+images:
+  mine: {models: "my-*", rule: fixed, base: 400}
+"""
+
+
+def test_families_of_ones_own_stand_beside_the_configuration_and_are_asked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text(OWN)
+    (tmp_path / "gateway.yaml").write_text("context: {families: mine.yaml}")
+    monkeypatch.chdir("/")
+    loaded = config.load(tmp_path / "gateway.yaml", environment={}).settings
+    assert problems_of(loaded) == []
+    estimator = estimator_of(loaded, Counters(), memory_of(loaded))
+    mine, shipped = (
+        read_request("chat", {"model": "m", "messages": []}, model=name) for name in ("my-1", "claude-4.5")
+    )
+    family = estimator.family(mine)
+    assert (family.name, family.start, family.image.base) == ("mine", 4000, 400)
+    assert estimator.family(shipped).name == "claude-4.5"
+    assert family.message == estimator.family(shipped).message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "families: {mine: {tokenizer: nonsense}}",
+            "context.families: families.mine.tokenizer: there is no such tokenizer",
+        ),
+        (
+            "families: {mine: {tokenizer: 'no.such:Thing'}}",
+            "context.families: families.mine.tokenizer: tokenizer no.such",
+        ),
+        ("families: {mine: {strat: 3}}", "context.families: families.mine.strat: there is no such key"),
+        (
+            "images: {mine: {rule: patches, patch: 0}}",
+            "context.families: images.mine.patch: must be a number of 1 or more",
+        ),
+        ("families: [", "context.families: "),
+        (None, "context.families: "),
+    ],
+)
+def test_mistakes_in_families_of_ones_own_are_said_by_check(tmp_path: Path, text: str | None, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    [found] = problems_of(settings(context={"families": str(file)}))
+    assert found.startswith(problem)
+    assert text is not None or found.endswith("mine.yaml: cannot be read: No such file or directory")

@@ -95,7 +95,8 @@ def load(
     references = References(env)
     problems = references.problems
     own = references.into(raw, "")
-    own = _with_agents(own, path.parent if path is not None else Path(), references)
+    folder = path.parent if path is not None else Path()
+    own = _beside(_with_agents(own, folder, references), folder)
     merged, unsent = _sendable(_with_built_in(own, references.into(built_in, "providers")), own, built_in)
     unset = {line.partition(":")[0] for line in problems}
     try:
@@ -237,13 +238,24 @@ def _is_as_it_comes(row: Provider, shipped: Mapping[str, Any]) -> bool:
     return has_address and row == Provider.model_validate({**shipped, "key": ""})
 
 
-def families() -> Families:
-    """The numbers of the model families in config/families.yaml.
+def families(own: str = "") -> Families:
+    """The numbers of the model families in config/families.yaml, and before them those in a file of the user's own.
+
+    Args:
+        own: `context.families`; empty for none.
 
     Raises:
         ConfigError: they are not such numbers.
     """
-    return families_from(_read_yaml(data_folder() / "families.yaml"))
+    shipped = _read_yaml(data_folder() / "families.yaml")
+    if not own:
+        return families_from(shipped)
+    try:
+        return families_from(shipped, _read_yaml(at_home(own)))
+    except ConfigError as error:
+        raise ConfigError([f"context.families: {problem}" for problem in error.problems]) from None
+    except ValueError as error:
+        raise ConfigError([f"context.families: {error}"]) from None
 
 
 def template() -> str:
@@ -417,6 +429,15 @@ def _with_agents(own: dict[str, Any], folder: Path, references: References) -> d
             else:
                 read[name] = references.into(content, f"agents.{name}")
     return {**own, "agents": read}
+
+
+def _beside(own: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With the path of a file that stands beside the configuration as one that can be opened from anywhere."""
+    context = own.get("context")
+    named = context.get("families") if isinstance(context, dict) else None
+    if not isinstance(context, dict) or not isinstance(named, str) or not named.strip() or "\0" in named:
+        return own
+    return {**own, "context": {**context, "families": str(folder.absolute() / at_home(named.strip()))}}
 
 
 def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:

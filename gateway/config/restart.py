@@ -9,7 +9,7 @@ from gateway.config.schema import Settings
 from gateway.config.section import Section
 
 _SECTIONS: Final = ("store", "telemetry", "callbacks")
-_CONTEXT_KEYS: Final = ("memory_mb",)
+_CONTEXT_KEYS: Final = ("families", "memory_mb")
 _SERVER_KEYS: Final = (
     "host",
     "port",

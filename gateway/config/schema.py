@@ -199,6 +199,11 @@ class Context(Section):
         2000,
         description="Longest choice of what to keep, once it is its turn; past it whole messages are dropped instead.",
     )
+    families: str = Field(
+        "",
+        description="A file of your own like config/families.yaml (what a provider adds to the text of a request, by "
+        "family of models; rules for images), beside the configuration; its families are asked before those.",
+    )
     memory_mb: float = Field(
         256,
         ge=16,

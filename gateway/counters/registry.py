@@ -108,7 +108,7 @@ class _OwnCounter:
             tokens = int(self._made.count(text))
             if tokens < 0:
                 raise ValueError(f"it counted {tokens} tokens")
-        except Exception:
+        except (Exception, SystemExit):
             if not self._has_failed:
                 self._has_failed = True
                 logger.exception("the token counter %s failed; where it does, the heuristic counts", self._path)
@@ -120,8 +120,9 @@ def _own_counter(path: str) -> TokenCounter:
     module, _, name = path.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)()
-    except Exception as error:
+        is_one = isinstance(getattr(made, "name", None), str) and callable(getattr(made, "count", None))
+    except (Exception, SystemExit) as error:
         raise ConfigError([f"tokenizer {path}: cannot be made: {type(error).__name__}: {error}"]) from error
-    if not isinstance(getattr(made, "name", None), str) or not callable(getattr(made, "count", None)):
+    if not is_one:
         raise ConfigError([f"tokenizer {path}: is no token counter; it needs a name and count(text) -> int"])
     return _OwnCounter(path, made)

@@ -26,7 +26,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "context": {
         "trim": "off", "budget": 9, "reserve_tokens": 9, "low_water": 0.5, "strategies": ("drop",),
         "keep_last_turns": 2, "result_max_tokens": 20, "recall": "off", "summary": {"model": "m"},
-        "on_overflow": "least", "safety": 2, "deadline_ms": 9, "memory_mb": 512,
+        "on_overflow": "least", "safety": 2, "deadline_ms": 9, "families": "mine.yaml", "memory_mb": 512,
     },
     "store": {"url": "memory://", "timeout_ms": 1, "on_failure": "open", "journal": "off"},
     "telemetry": {"log": {"format": "json", "level": "error"}, "metrics": False, "otel": True},
@@ -34,7 +34,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FOLLOWS = {
     "server": {"max_body_mb", "max_concurrency", "body_timeout_s", "write_timeout_s"},
-    "context": {*CHANGED["context"]} - {"memory_mb"},
+    "context": {*CHANGED["context"]} - {"families", "memory_mb"},
 }
 VAIN = [
     *(f"{name}.{key}" for name, follows in FOLLOWS.items() for key in CHANGED[name] if key not in follows),
@@ -103,6 +103,6 @@ def named_in(file: str) -> set[str]:
 @pytest.mark.parametrize("file", ["gateway.yaml", "docs/operations.md"])
 def test_the_documents_name_what_needs_a_restart(file: str) -> None:
     assert named_in(file) == {
-        *("store", "telemetry", "callbacks", "sessions.ttl", "context.memory_mb"),
+        *("store", "telemetry", "callbacks", "sessions.ttl", "context.families", "context.memory_mb"),
         *(key for key in VAIN if key.startswith("server.")),
     }

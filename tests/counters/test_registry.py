@@ -14,7 +14,9 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     source = (
         "class ByWords:\n    name = 'words'\n    def count(self, text):\n        return len(text.split())\n"
         "class Mute:\n    name = 'mute'\nclass Broken:\n    def __init__(self):\n        raise RuntimeError('no licence')\n"
-        "class Fails:\n    name = 'tiktoken:o200k_base'\n    def count(self, text):\n        return {'a': 1 / 2, 'b': -1, 'c': float('nan'), 'd': 7}[text]\n"
+        "class Quits:\n    name = 'quits'\n    def __init__(self):\n        raise SystemExit(3)\n"
+        "class Odd:\n    count = len\n    @property\n    def name(self):\n        raise RuntimeError('no name')\n"
+        "class Fails:\n    name = 'tiktoken:o200k_base'\n    def count(self, text):\n        return {'a': 1 / 2, 'b': -1, 'c': float('nan'), 'd': 7}[text] if text != 'e' else exit(3)\n"
     )
     (tmp_path / "own_counters.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -35,8 +37,8 @@ def test_where_a_users_counter_fails_the_heuristic_counts_and_the_log_says_so_on
     counters.add(f"{own_module}:Fails")
     own, plain = counters.counter(f"{own_module}:Fails"), counters.counter("heuristic")
     assert own.count("d") == 7
-    assert [own.count(text) for text in ("b", "c", "no such key")] == [
-        plain.count(text) for text in ("b", "c", "no such key")
+    assert [own.count(text) for text in ("b", "c", "e", "no such key")] == [
+        plain.count(text) for text in ("b", "c", "e", "no such key")
     ]
     assert [record.message for record in caplog.records] == [
         f"the token counter {own_module}:Fails failed; where it does, the heuristic counts"
@@ -57,6 +59,8 @@ def test_a_users_counter_is_told_from_another_that_has_its_name(own_module: str)
         ("NoSuch", "AttributeError"),
         ("Mute", r"count\(text\)"),
         ("Broken", "no licence"),
+        ("Quits", "SystemExit: 3"),
+        ("Odd", "no name"),
     ],
 )
 def test_what_is_no_counter_is_refused_with_its_reason(own_module: str, name: str, why: str) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from gateway.core.counting.images import COMMON_RULE, ImageRule
+from gateway.core.counting.measure import Wire
 from gateway.core.errors import ConfigError
 from gateway.core.values import dataclass
 
@@ -24,6 +25,17 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "thoughts": ("all", "turn", "none"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
+_WIRES: Final[Sequence[Wire]] = get_args(Wire)
+#: what multiplies, or is counted: less than nothing of it makes no sense, as it does of what is added (a provider may
+#: well add less than the family it is like)
+_FACTORS: Final = frozenset(
+    {
+        "spread", "text", "result", "call", "called", "thinking", "inline", "sealed", "seal", "other", "tool_text",
+        "schema", "audio_second", "pdf_page", "document",
+    }
+)  # fmt: skip
+#: of an image rule: what is divided by, or shrunk to
+_AT_LEAST_ONE: Final = frozenset({"patch", "cap"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,30 +126,44 @@ def _any(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
-def families_from(table: Mapping[str, Any]) -> Families:
+def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Families:
     """The families of a decoded table.
 
     Args:
         table: `families`: name -> numbers, in order; `like: NAME` starts from an earlier family's numbers.
             `images`: name -> image rule with the `models` it holds for, in order.
+        own: another such table, which is asked first; its families may be `like` those of the other one.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: with every problem found, the keys of `own` as they stand there.
     """
-    problems = [f"{key}: there is no such key" for key in table if key not in ("families", "images")]
-    found: dict[str, Family] = {}
-    for name, row in _rows(table, "families", problems):
-        base = found.get(str(row.get("like")), Family(name=""))
-        if "like" in row and str(row["like"]) not in found:
-            problems.append(f"families.{name}.like: there is no family {row['like']!r} above this one")
-        found[name] = _family(name, row, base, problems)
-    images = [
-        (_patterns(row.get("models", "*")), _image_rule(f"images.{name}", row, problems))
-        for name, row in _rows(table, "images", problems)
-    ]
+    problems: list[str] = []
+    found, images = _read(table, {}, problems)
+    first, first_images = _read(own, found, problems) if own is not None else ({}, [])
     if problems:
         raise ConfigError(problems)
-    return Families(tuple(found.values()), images)
+    return Families((*first.values(), *found.values()), (*first_images, *images))
+
+
+_Images = list[tuple[tuple[str, ...], ImageRule]]
+
+
+def _read(
+    table: Mapping[str, Any], known: Mapping[str, Family], problems: list[str]
+) -> tuple[dict[str, Family], _Images]:
+    """The families and image rules of one table; `known`: families of another one."""
+    problems += [f"{key}: there is no such key" for key in table if key not in ("families", "images")]
+    found: dict[str, Family] = {}
+    for name, row in _rows(table, "families", problems):
+        base = found.get(str(row.get("like"))) or known.get(str(row.get("like")))
+        if "like" in row and base is None:
+            problems.append(f"families.{name}.like: there is no family {row['like']!r} above this one")
+        found[name] = _family(name, row, base or Family(name=""), problems)
+    images = [
+        (_models(f"images.{name}", row, problems), _image_rule(f"images.{name}", row, problems))
+        for name, row in _rows(table, "images", problems)
+    ]
+    return found, images
 
 
 def _rows(table: Mapping[str, Any], section: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -152,8 +178,26 @@ def _rows(table: Mapping[str, Any], section: str, problems: list[str]) -> Iterat
             problems.append(f"{section}.{name}: must hold keys and values, not {type(row).__name__}")
 
 
+def _models(path: str, row: Mapping[str, Any], problems: list[str]) -> tuple[str, ...]:
+    models = row.get("models", "*")
+    if (problem := _no_patterns("models", models)) is not None:
+        problems.append(f"{path}.models: {problem}")
+        return ()
+    return _patterns(models)
+
+
 def _patterns(value: object) -> tuple[str, ...]:
     return tuple(str(pattern).lower() for pattern in (value if isinstance(value, list) else [value]))
+
+
+def _no_patterns(key: str, value: object) -> str | None:
+    """Why a value is no list of patterns; None where it is one."""
+    listed = value if isinstance(value, list) else [value]
+    patterns = [pattern for pattern in listed if isinstance(pattern, str) and pattern]
+    if not patterns or len(patterns) < len(listed):
+        return "must be a pattern such as my-model-*, or a list of patterns"
+    unknown = [one for one in patterns if key == "wires" and not any(fnmatchcase(wire, one) for wire in _WIRES)]
+    return f"{unknown[0]} is none of {', '.join(_WIRES)}" if unknown else None
 
 
 def _family(name: str, row: Mapping[str, Any], base: Family, problems: list[str]) -> Family:
@@ -175,21 +219,27 @@ def _problem(key: str, value: object) -> str | None:
     kind = _FIELDS.get(key)
     if kind is None or key in ("name", "image"):
         return "there is no such key"
+    if key in _LISTS:
+        return _no_patterns(key, value)
     if key in _CHOICES:
         return None if value in _CHOICES[key] else f"must be one of {', '.join(_CHOICES[key])}"
     if kind in ("str", "bool"):
         return None if type(value).__name__ == kind else f"must be {'a text' if kind == 'str' else 'true or false'}"
-    if kind.startswith("float"):
-        return None if _is_number(value) else "must be a number"
-    return None
+    if kind.startswith("float") and not _is_number(value):
+        return "must be a number"
+    return "must be 0 or more" if key in _FACTORS and float(str(value)) < 0 else None
 
 
 def _image_rule(path: str, row: Mapping[str, Any], problems: list[str]) -> ImageRule:
     values = {key: value for key, value in row.items() if key != "models"}
-    wrong = [key for key in values if key not in _IMAGE_FIELDS]
-    wrong += [key for key, value in values.items() if key in _IMAGE_FIELDS and key != "rule" and not _is_number(value)]
-    wrong += ["rule"] if values.get("rule") not in _RULES else []
-    problems += [f"{path}.{key}: there is no such key, or its value is of the wrong kind" for key in wrong]
+    wrong = {"rule": f"must be one of {', '.join(_RULES)}"} if values.get("rule") not in _RULES else {}
+    for key, value in values.items():
+        least = 1 if key in _AT_LEAST_ONE else 0
+        if key not in _IMAGE_FIELDS:
+            wrong[key] = "there is no such key"
+        elif key != "rule" and not (_is_number(value) and value >= least):
+            wrong[key] = f"must be a number of {least} or more"
+    problems += [f"{path}.{key}: {problem}" for key, problem in wrong.items()]
     return ImageRule() if wrong else ImageRule(**values)
 
 

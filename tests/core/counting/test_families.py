@@ -132,6 +132,20 @@ def test_the_first_match_wins_and_an_empty_table_still_answers() -> None:
     assert families_from({}).of("any", "", "chat") == Family(name="unknown")
 
 
+def test_a_table_of_ones_own_is_asked_first_and_may_be_like_the_other() -> None:
+    shipped = {"families": {"a": {"start": 7}}, "images": {"all": {"rule": "fixed", "base": 9}}}
+    own = {
+        "families": {"b": {"models": "b*", "like": "a", "tools": 3}},
+        "images": {"b": {"models": "b*", "rule": "tiles"}},
+    }
+    found = families_from(shipped, own)
+    mine, other = (found.of(model, "", "chat") for model in ("b-1", "c"))
+    assert (mine.name, mine.start, mine.tools, mine.image.rule) == ("b", 7, 3, "tiles")
+    assert (other.name, other.image.base) == ("a", 9)
+    with pytest.raises(ConfigError, match=r"families\.b\.like: there is no family 'z' above this one"):
+        families_from(shipped, {"families": {"b": {"like": "z"}}})
+
+
 def test_image_rules_are_matched_apart_from_families() -> None:
     found = families_from({"images": {"small": {"models": ["*mini*"], "rule": "fixed", "base": 9}}})
     assert found.of("a-mini", "", "chat").image.base == 9
@@ -164,6 +178,14 @@ def test_many_names_do_not_fill_the_memory() -> None:
         ({"images": {"a": {"rule": "magic"}}}, "images.a.rule: "),
         ({"images": {"a": {"rule": "fixed", "cost": 3}}}, "images.a.cost: "),
         ({"images": {"a": {"rule": "fixed", "base": "3"}}}, "images.a.base: "),
+        ({"images": {"a": {"rule": "patches", "patch": 0}}}, "images.a.patch: must be a number of 1 or more"),
+        ({"images": {"a": {"rule": "patches", "cap": 0}}}, "images.a.cap: must be a number of 1 or more"),
+        ({"images": {"a": {"rule": "fixed", "base": -1}}}, "images.a.base: must be a number of 0 or more"),
+        ({"images": {"a": {"rule": "fixed", "models": [3]}}}, "images.a.models: must be a pattern"),
+        ({"families": {"a": {"text": -3}}}, "families.a.text: must be 0 or more"),
+        ({"families": {"a": {"wires": ["chta"]}}}, "families.a.wires: chta is none of chat, "),
+        ({"families": {"a": {"models": {"a": "b"}}}}, "families.a.models: must be a pattern"),
+        ({"families": {"a": {"providers": []}}}, "families.a.providers: must be a pattern"),
     ],
 )
 def test_mistakes_in_the_table_are_named_by_their_path(table: object, complaint: str) -> None:
