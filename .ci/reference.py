@@ -405,13 +405,14 @@ def commands_page() -> str:
     root = get_command(app)
     parts = [
         prose("""
-            Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 `gateway check`
-            found problems, 130 interrupted by Ctrl-C (`serve` and `top` end with 0 then). Tables go to stdout,
-            everything else to stderr; `--json` prints JSON instead of text, with the fields that [the API](api.md) has
-            for the same thing. Without a terminal, or with `NO_COLOR`, nothing is coloured; without a terminal nothing
-            is cut or folded either. Output that cannot be written (a full disk, a closed stdout) is one line on stderr
-            and exit code 1; a reader that goes away early, as `head` does, is told nothing, and the code is 1 if
-            something was left to print.
+            Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration (of `serve`, as
+            far as it is seen before workers start: a token counter of your own is not), 3 `gateway check` found
+            problems, 130 interrupted by Ctrl-C (`serve` and `top` end with 0 then). Tables go to stdout, everything
+            else to stderr; `--json` prints JSON instead of text, with the fields that [the API](api.md) has for the
+            same thing (of `gateway trim` those of its `context`; the body goes where `-o` says). Without a terminal,
+            or with `NO_COLOR`, nothing is coloured; without a terminal nothing is cut or folded either. Output that
+            cannot be written (a full disk, a closed stdout) is one line on stderr and exit code 1; a reader that goes
+            away early, as `head` does, is told nothing, and the code is 1 if something was left to print.
         """),
         prose("""
             `gateway --install-completion` makes the Tab key complete commands and options in bash, zsh, fish and

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from gateway.cli.common import AsJson, Exit, print_json, print_table, stop
+from gateway.cli.common import AsJson, Exit, config_problems, print_json, print_table, stop
 
 _MODEL = "mock-small"
 _SESSION = "demo"
@@ -63,6 +63,8 @@ def demo(
     from gateway.wiring import build_app
 
     started = time.monotonic()
+    with config_problems():
+        config.families()
     with MockServer() as provider:
         flags = {
             **only_provider("mock", provider.url, auth="none"),

@@ -93,6 +93,7 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     with config_problems():
         config.refuse_open_door(settings)
         config.refuse_missing_package(settings)
+        config.families(settings.context.families)
     config.pass_on(file, flags)
     log.configure(as_json=logs_json(settings), level=settings.telemetry.log.level)
     notes = [*loaded.notes, *Counters().notes()]

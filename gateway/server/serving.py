@@ -342,6 +342,7 @@ class ServerThread:
         self._listener = bind(host, port)
         self.url = f"http://{host}:{self._listener.getsockname()[1]}"
         self._up = threading.Event()
+        self._has_failed = False
         self._server = Server(config, self._up.set)
         self._thread = threading.Thread(target=self._serve, name="gateway", daemon=True)
 
@@ -349,11 +350,16 @@ class ServerThread:
         try:
             self._server.run(sockets=[self._listener])
         except SystemExit:
+            self._has_failed = True
             self._up.set()
 
     def __enter__(self) -> Self:
+        """Start it; RuntimeError where the application cannot start, which says why itself."""
         self._thread.start()
         self._up.wait()
+        if self._has_failed:
+            self._listener.close()
+            raise RuntimeError("the server cannot start")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -96,3 +96,11 @@ def test_a_thread_serves_until_it_is_left(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_a_thread_whose_application_cannot_start_says_so_and_holds_no_port(tmp_path: Path) -> None:
+    server = serving.ServerThread(config_of(tmp_path / "no.yaml"))
+    with pytest.raises(RuntimeError, match="cannot start"), server:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))).close()
