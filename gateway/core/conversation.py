@@ -329,12 +329,12 @@ class Conversation:
         """One for all of a run; where some of it must be sent, one for each span, so that the others can be cut."""
         holding, leaders, sketches = self._holding, self.leaders, self.sketches
         held = [any(index in holding for index in range(*span)) for span in run]
-        must = any(held) or (leaders and any(index in leaders for index in range(run[0][0], run[-1][1])))
+        must = any(held) or not leaders.isdisjoint(range(run[0][0], run[-1][1]))
         if not must:
             run, held = [(run[0][0], run[-1][1])], [False]
         for (start, stop), is_held in zip(run, held, strict=True):
             sealed = any(one.sealed for one in sketches[start:stop])
-            yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=bool(must) and not is_held)
+            yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=must and not is_held)
 
     @cached_property
     def task(self) -> int | None:

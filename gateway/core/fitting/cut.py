@@ -131,7 +131,8 @@ def with_task(draft: Draft, limit: int) -> Draft:
         return draft.having({task: KEEP})
     known = draft.known(task)
     few = min(room, max(_TASK_TOKENS, int(_TASK * share))) - GAP_TOKENS
-    told = draft.having({task: known.sliced.closed({*leading(known, few)} or {0})})
+    kept, first = draft.decisions[task], {*leading(known, few)} or {0}
+    told = draft.having({task: known.sliced.closed(first.union(kept if isinstance(kept, tuple) else ()))})
     return told if told.weight(task) - draft.weight(task) <= room else draft
 
 

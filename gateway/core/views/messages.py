@@ -73,12 +73,13 @@ class MessagesView(View):
         found = _pieces(came.raws, reads)
         self._blocks = [piece.blocks for piece, _ in found]
         self._kinds = [one.kind for one in reads]
-        self._alone = {*_alone(reads)}
+        begins = _Begins.of(reads)
+        self._alone = begins.alone
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
-        must = {compact, *_beside(self._kinds, self._system), *_asked(reads), *_unread(reads)}
-        leaders = {*_leaders(reads)}
-        beside = {*_beside_results(reads, leaders)}
+        must = {compact, *_beside(self._kinds, self._system), *_asked(begins), *_unread(reads)}
+        leaders = {*_leaders(reads, begins)}
+        beside = {*_beside_results(reads, leaders, begins)}
         super().__init__(
             came,
             together([piece.message for piece, _ in found]),
@@ -176,7 +177,7 @@ class MessagesView(View):
         return encode({"role": role, "content": message["content"]})
 
     def _goes_on(self, element: int) -> bool:
-        """Whether a turn that began with thinking goes on there, see `_begins`."""
+        """Whether a turn that began with thinking goes on there, see `_Begins`."""
         first = ""
         for place in reversed(range(element)):
             if self._kinds[place] in SPOKEN:
@@ -186,49 +187,52 @@ class MessagesView(View):
         return first == "thought"
 
 
-def _begins(reads: Sequence[Read]) -> tuple[int, int]:
-    """The user's words that the last turn may have begun with; -1 for none.
+class _Begins(NamedTuple):
+    """The user's words, which begin a turn; whether they do so where results stand beside them is said nowhere.
 
-    Whether words beside results begin one is said nowhere: the last words of all, and the last that stand alone.
+    `alone`: those without results; `last`: the last words of all, `last_alone`: the last of those. -1 for none.
     """
-    words = max((place for place, one in enumerate(reads) if one.kind == "words"), default=-1)
-    return words, max(_alone(reads), default=-1)
+
+    alone: frozenset[int]
+    last: int
+    last_alone: int
+
+    @classmethod
+    def of(cls, reads: Sequence[Read]) -> _Begins:
+        """Those of a conversation."""
+        words = [place for place, one in enumerate(reads) if one.kind == "words"]
+        alone = [place for place in words if not reads[place].has_results]
+        return cls(frozenset(alone), (words or [-1])[-1], (alone or [-1])[-1])
 
 
-def _alone(reads: Sequence[Read]) -> Iterator[int]:
-    """The user's words without results beside them."""
-    return (place for place, one in enumerate(reads) if one.kind == "words" and not one.has_results)
-
-
-def _leaders(reads: Sequence[Read]) -> Iterator[int]:
+def _leaders(reads: Sequence[Read], begins: _Begins) -> Iterator[int]:
     """The beginning of the last turn, if it is thinking: a provider refuses what does not begin so in the turn without.
 
     Where all of the turn does, whatever is left of it begins with thinking.
     """
-    for words in {*_begins(reads)}:
+    for words in {begins.last, begins.last_alone}:
         spoken = [place for place in range(words + 1, len(reads)) if reads[place].kind in SPOKEN]
         if spoken and reads[spoken[0]].kind == "thought" and any(reads[place].kind != "thought" for place in spoken):
             yield spoken[0]
 
 
-def _beside_results(reads: Sequence[Read], leaders: Collection[int]) -> Iterable[int]:
+def _beside_results(reads: Sequence[Read], leaders: Collection[int], begins: _Begins) -> Iterable[int]:
     """Where words stay or go with the results beside them, as without these they would surely begin a turn.
 
     That matters in a turn that must begin with thinking, and that they do not begin if they are not taken to.
     """
-    words, alone = _begins(reads)
-    if all(place > words for place in leaders):
+    if all(place > begins.last for place in leaders):
         return ()
-    return [place for place in range(alone + 1, words + 1) if reads[place].has_results and reads[place].has_words]
+    places = range(begins.last_alone + 1, begins.last + 1)
+    return [place for place in places if reads[place].has_results and reads[place].has_words]
 
 
-def _asked(reads: Sequence[Read]) -> Iterable[int]:
+def _asked(begins: _Begins) -> Iterable[int]:
     """The user's last words without results beside them, where the very last ones have results beside them.
 
     Claude Code puts reminders beside results: what the user wants done was said before.
     """
-    words, alone = _begins(reads)
-    return () if alone in (words, -1) else (alone,)
+    return () if begins.last_alone in (begins.last, -1) else (begins.last_alone,)
 
 
 def _unread(reads: Sequence[Read]) -> Iterator[int]:
