@@ -335,22 +335,24 @@ def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverfl
     return replace(plan, epoch=None) if is_over else plan
 
 
-def _salt(room: Room) -> str:
-    return f"shadow{room.salt}" if room.shadow else room.salt
+def _salt(case: _Case, room: Room) -> str:
+    """What a decision must have been made for to be gone on from: a client may have chosen another model meanwhile."""
+    salt = f"shadow{room.salt}" if room.shadow else room.salt
+    return f"{salt}\0turns" if case.conversation.takes_turns else salt
 
 
 def _epoch(case: _Case, room: Room) -> Epoch | None:
     """The decision to go on from."""
     read = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
     known = [epoch for epoch in read if epoch.summary is None or epoch.summary in room.state.summaries]
-    return find(known, case.conversation, _salt(room))
+    return find(known, case.conversation, _salt(case, room))
 
 
 def _fit(case: _Case, room: Room, epoch: Epoch | None, limit: int) -> Fitted:
     return fit(
         case.conversation, limit, case.scales.reader,
-        epoch=epoch, policy=room.policy.fit, salt=_salt(room), expired=room.expired, summaries=room.state.summaries,
-        use="off" if room.shadow else room.use,
+        epoch=epoch, policy=room.policy.fit, salt=_salt(case, room), expired=room.expired,
+        summaries=room.state.summaries, use="off" if room.shadow else room.use,
     )  # fmt: skip
 
 

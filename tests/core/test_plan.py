@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -667,3 +668,32 @@ def test_what_a_small_model_is_asked_fits_its_window() -> None:
     request = Request(wire="chat", model="short-1", provider="other", messages=raws)
     assert ESTIMATOR.estimate(request).tokens <= 900
     assert "[...]" in asked.needs.messages[1]["content"]
+
+
+def talk(rounds: int) -> list[bytes]:
+    found: list[dict[str, Any]] = [{"role": "user", "content": "Plan the move. The code is BX-77120."}]
+    for number in range(rounds):
+        details = " ".join(f"Room {number}{desk} has {desk + 3} desks." for desk in range(20))
+        found.append({"role": "assistant", "content": f"Floor {number} takes Atlas-{number}00. {details}"})
+        found.append({"role": "user", "content": f"And floor {number + 1}?"})
+    return [json.dumps(message).encode() for message in found]
+
+
+def test_a_model_that_wants_roles_by_turns_does_not_go_on_from_a_cut_for_one_that_does_not() -> None:
+    def turn(raws: list[bytes], state: SessionState, *, takes_turns: bool) -> tuple[list[str], Plan]:
+        conversation = Conversation.of(raws, READER, takes_turns=takes_turns)
+        place = room(1_500, state=state, policy=ContextPolicy(fit=FitPolicy(recall="off")))
+        plan = make_room(weighed(raws), view_of("chat", raws), conversation, place, SCALES)
+        assert plan.messages is not None
+        return [json.loads(raw)["role"] for raw in plan.messages], plan
+
+    roles, first = turn(talk(20), SessionState(), takes_turns=False)
+    assert first.epoch is not None
+    assert any(one == other for one, other in pairwise(roles)), "what stood between them was left out"
+    state = SessionState().with_epoch(first.epoch)
+    strict, second = turn(talk(21), state, takes_turns=True)
+    assert second.resumed is None
+    assert strict == ["user", "assistant"] * (len(strict) // 2) + ["user"]
+    again, third = turn(talk(21), state, takes_turns=False)
+    assert third.resumed == first.epoch["prefix"]
+    assert again[: len(roles)] == roles
