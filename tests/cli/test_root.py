@@ -158,7 +158,8 @@ def test_a_closed_stdin_is_an_empty_one(gateway_command: Commands) -> None:
     ["count", "body.json", "--items"], ["count", "body.json", "--items", "--json"],
 ])  # fmt: skip
 def test_a_reader_that_leaves_after_the_first_line_is_told_nothing(args: list[str], gateway_command: Commands) -> None:
-    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": f"hello {n} " * 9} for n in range(1500)]}
+    # more than a pipe holds, in each of these forms: what is left to print is what is looked at
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": f"hello {n} " * 9} for n in range(5000)]}
     gateway_command.file(json.dumps(body), "body.json")
     with subprocess.Popen(
         command(tuple(args)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=gateway_command.folder,
