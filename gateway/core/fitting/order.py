@@ -53,8 +53,7 @@ def _uncounted(draft: Draft, marks: AbstractSet[int]) -> Draft:
     if not told or draft.summary is None:
         return draft
     index, summary = draft.summary
-    rules = {place: rule for place, rule in draft.rules.items() if place not in told}
-    return replace(draft, rules=rules).having({index: replace(summary, count=summary.count - len(told))})
+    return draft.having({index: replace(summary, count=summary.count - len(told))})
 
 
 def without_marks(draft: Draft) -> Draft:

@@ -239,11 +239,14 @@ def _calls(draft: Draft, index: int) -> int:
 
 
 def rule_of(decision: Decision, rule: str) -> str:
-    """The rule that changed a message; `rule` is the strategy where it chose blocks: none did for a last resort."""
+    """The rule that changed a message; `rule` is the strategy where it chose blocks: none did for a last resort.
+
+    Nor did `summarize`, which leaves a mark of what only pointed at a message that it sums up, or of whose turn it was.
+    """
     if isinstance(decision, Same):
         return "dedupe"
     if isinstance(decision, tuple):
-        return rule or "drop"
+        return "drop" if rule in ("", "summarize") else rule
     if is_summed(decision):
         return "summarize"
     return "drop" if decision == DROP else "recall"

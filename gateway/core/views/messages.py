@@ -78,7 +78,7 @@ class MessagesView(View):
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
         must = {compact, *_beside(self._kinds, self._system), *_asked(begins), *_unread(reads)}
-        leaders = {*_leaders(reads, begins)}
+        leaders = {*_leaders(reads, begins), *_unread_calls(reads)}
         beside = {*_beside_results(reads, leaders, begins)}
         super().__init__(
             came,
@@ -214,6 +214,15 @@ def _leaders(reads: Sequence[Read], begins: _Begins) -> Iterator[int]:
         spoken = [place for place in range(words + 1, len(reads)) if reads[place].kind in SPOKEN]
         if spoken and reads[spoken[0]].kind == "thought" and any(reads[place].kind != "thought" for place in spoken):
             yield spoken[0]
+
+
+def _unread_calls(reads: Sequence[Read]) -> Iterator[int]:
+    """The calls whose results stand beside the last words of all: the model has read none of these yet.
+
+    They stay, so that it knows what it called for; what is long of the results can be cut.
+    """
+    if reads and reads[-1].has_results and reads[-1].has_words:
+        yield from (place for place in range(len(reads) - 1)[-1:] if reads[place].kind in SPOKEN)
 
 
 def _beside_results(reads: Sequence[Read], leaders: Collection[int], begins: _Begins) -> Iterable[int]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Same
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.reader import Framing, Reader, weigher
 from gateway.core.fitting.receipt import Fate, Fates, Fitted, Sent, rule_of
@@ -104,3 +104,9 @@ def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
 
 def test_no_message_has_no_fate() -> None:
     assert (Fates.of([]), len(Fates()), list(Fates()), Fates().actions) == (Fates(), 0, [], {})
+
+
+def test_what_a_summary_leaves_a_mark_of_is_not_counted_as_summed_up() -> None:
+    assert rule_of((), "summarize") == "drop"
+    assert rule_of(SUMMED, "summarize") == "summarize"
+    assert rule_of((1, 2), "condense") == "condense"

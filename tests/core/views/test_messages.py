@@ -361,10 +361,10 @@ def test_words_beside_results_may_or_may_not_begin_a_turn() -> None:
 def test_what_was_asked_is_held_where_later_words_stand_beside_results() -> None:
     reminder = {"type": "text", "text": "<system-reminder>The list is empty.</system-reminder>"}
     loop = [using(0), told(0, reminder), using(1), told(1, reminder)]
-    assert held(SAID, TASK, *loop) == {1}
-    assert held(TASK, using(0), told(0), SAID, TASK, *loop) == {4}
+    assert held(SAID, TASK, *loop) == {1, 4}, "and the call whose result was not read yet"
+    assert held(TASK, using(0), told(0), SAID, TASK, *loop) == {4, 7}
     assert held(TASK, *loop, SAID, TASK) == set(), "the last words of all stand alone"
-    assert held(*loop) == set()
+    assert held(*loop) == {2}
 
 
 @pytest.mark.parametrize("kind", ["thinking", "redacted_thinking"])

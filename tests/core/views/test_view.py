@@ -528,6 +528,24 @@ def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_sta
     assert len(sent[2]) < len(elements[2]) / 2
 
 
+def test_a_result_that_was_not_read_yet_is_cut_where_words_stand_beside_it_and_not_left_out() -> None:
+    *elements, _, told = thinking_run("x")[:5]
+    thought = {"type": "thinking", "thinking": LONG, "signature": "c2ln"}
+    use = encode(
+        {"role": "assistant", "content": [thought, {"type": "tool_use", "id": "b", "name": "read", "input": {}}]}
+    )
+    result = {**json.loads(told)["content"][0], "content": "It was so, and so it is. " * 400}
+    last = encode({"role": "user", "content": [result, REMINDER]})
+    view = view_of("messages", [*elements, use, last])
+    found = [done for share in (0.03, 0.05, 0.1, 0.2, 0.3) if (done := fitted(view, share, FitPolicy())) is not None]
+    assert found
+    for done in found:
+        sent = view.restored(done.changes, done.new).raws
+        assert sent[-2] == use
+        assert json.loads(sent[-1])["content"][0]["tool_use_id"] == "b"
+        assert len(sent[-1]) < len(last) / 2
+
+
 def test_of_a_run_that_thought_once_nothing_goes_that_would_make_a_reminder_its_beginning() -> None:
     elements = thinking_run("x", REMINDER)
     view = view_of("messages", elements)
