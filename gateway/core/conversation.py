@@ -124,7 +124,7 @@ class Conversation:
     needed: frozenset[int] = frozenset()
     #: indices of messages that stay or go with the unit before theirs
     following: frozenset[int] = frozenset()
-    #: indices of messages that a turn must begin with, see `leaders`, beside those that are found here
+    #: indices of messages that cannot be left out, see `leaders`, beside those that are found here
     leading: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
@@ -165,8 +165,8 @@ class Conversation:
             tools: the fields that define the request's tools, as bytes: what they take is what is worth keeping.
             needed: indices of messages that later ones need, which are kept as they are as long as they fit.
             following: indices of messages that stay or go with the unit before theirs.
-            leading: indices of messages that must stay as they are, as their turn must begin with them; the results of
-                their calls need not.
+            leading: indices of messages that cannot be left out, but be cut where they are not sealed, as the results
+                of their calls can be.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -234,10 +234,11 @@ class Conversation:
 
     @cached_property
     def leaders(self) -> frozenset[int]:
-        """Messages with thinking that the last turn began with, and without which the rest of it would be refused.
+        """Messages that cannot be left out, though what is not sealed of them and of the results of their calls is cut.
 
-        Claude may think once in a turn, before its first call. Where all of the turn begins with thinking, so does
-        whatever is left of it.
+        Among them is the thinking that the last turn began with, without which the rest of it would be refused: Claude
+        may think once in a turn, before its first call. Where all of the turn begins with thinking, so does whatever is
+        left of it.
         """
         roles, sketches = self.outline.roles, self.sketches
         # Turns are long, and most have no thinking in them.
@@ -276,7 +277,7 @@ class Conversation:
             must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
         if outline.spans:
             must.update(range(*outline.spans[-1]))
-        must.update(self.leaders)
+        must.update(index for index in self.leaders if outline.sketches[index].sealed)
         must.update(index for index in self.wanted if 0 <= index < len(outline.sketches))
         return frozenset(must)
 

@@ -117,21 +117,24 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
     return draft, tuple(applied)
 
 
-def with_task(draft: Draft, limit: int) -> Draft:
+def with_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
     """Put the task back where a cut left nothing of its beginning and there is room: whole, or its first sentences.
 
-    Everything else in the conversation is about the task.
+    Everything else in the conversation is about the task. `may_drop`: something else can be left out for it later;
+    where nothing can, and nothing is told of it at all, it gets a little.
     """
     task = draft.conversation.task
-    if task is None or not lost_task(draft):
+    if task is None or not lost_task(draft) or not (may_drop or draft.decisions[task] == ()):
         return draft
     share = limit - system_tokens(draft)
-    room = min(limit - draft.total(), int(_MOST_TASK * share))
+    little = max(_TASK_TOKENS, int(_TASK * share))
+    room = min(limit - draft.total(), int(_MOST_TASK * share) if may_drop else little)
     if draft.came[task] - draft.weight(task) <= room:
         return draft.having({task: KEEP})
     known = draft.known(task)
-    few = min(room, max(_TASK_TOKENS, int(_TASK * share))) - GAP_TOKENS
-    kept, first = draft.decisions[task], {*leading(known, few)} or {0}
+    kept, first = draft.decisions[task], {*leading(known, min(room, little) - GAP_TOKENS)}
+    if not first and may_drop:
+        first = {0}
     told = draft.having({task: known.sliced.closed(first.union(kept if isinstance(kept, tuple) else ()))})
     return told if told.weight(task) - draft.weight(task) <= room else draft
 

@@ -175,7 +175,7 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
 
 def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Made:
     done, applied = cut(start, limit, policy, was_sent=was_sent)
-    done = with_task(done, limit)
+    done = with_task(done, limit, may_drop=policy.may_drop)
     if not lacks_task(done, limit):
         return done, applied
     # So little room is worth more to the task than to the next turns.
@@ -192,8 +192,8 @@ def _continued(
     """
     before, last = sum(draft.came), len(draft.came) - 1
     start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
-    if lost_task(start):
-        again = with_task(start, limit)
+    if policy.may_drop and lost_task(start):
+        again = with_task(start, limit, may_drop=True)
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):

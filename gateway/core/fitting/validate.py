@@ -201,12 +201,16 @@ def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
 
 
 def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Calls that go together, of which only some are sent. They are sealed, so sent as they came or not at all."""
+    """Sealed messages that go together, which are sent as they came or not at all: of these only some are.
+
+    What else goes together (words beside results) may be cut, and is looked at in its own format.
+    """
     if not before.following:
         return
     sent = set(after.keys)
     for run in before.runs:
-        if len({before.keys[start] in sent for start, _ in run}) > 1:
+        is_sealed = all(before.sketches[start].sealed for start, _ in run)
+        if is_sealed and len({before.keys[start] in sent for start, _ in run}) > 1:
             yield f"messages[{run[0][0]}] without all that came of the same"
 
 

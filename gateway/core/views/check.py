@@ -94,7 +94,8 @@ def _thinking(elements: Sequence[_Said]) -> Iterator[str]:
     """The assistant's last turn, all it said since the user's last words, begins with thinking, if there is one.
 
     So does each part of it that has a message with thinking at its beginning: neighbours of one role are read as one.
-    Whether words beside results begin a turn is said nowhere, so that its beginning is looked at both ways.
+    Whether words beside results begin a turn is said nowhere, so that its beginning is looked at both ways. Words in a
+    message of their own are taken to begin one also where a cut leaves them behind results.
     """
     messages = [element for element in elements if element.is_object]
     words = [place for place, message in enumerate(messages) if message.has_words]

@@ -119,8 +119,8 @@ class View(ABC):
         stale: messages that the provider does not read any more, because something else stands for them.
         needed: messages that should stay as long as they fit, because later ones make use of what is in them.
         following: messages that came of what the one before them in the conversation came of: they stay or go with it.
-        leading: messages that must stay as they came, as their turn must begin with them; the results of their calls
-            need not.
+        leading: messages that cannot be left out, but be cut where they are not sealed, as the results of their calls
+            can be.
         array: the field they stand in.
         book: remembers what was read of elements.
     """

@@ -554,3 +554,37 @@ def test_of_a_run_that_thought_once_nothing_goes_that_would_make_a_reminder_its_
         sent = view.restored(done.changes, done.new).raws if done is not None else ()
         assert done is None or new_faults("messages", elements, sent) == []
         assert done is None or sent[1] == elements[1]
+
+
+def reminded(calls: int) -> list[bytes]:
+    """A run that thought once, with long arguments, and a reminder beside every third result."""
+    elements: list[Json] = [{"role": "user", "content": "Fix the parser."}]
+    for number in range(calls):
+        text = "\n".join(f"def test_{number}_{n}(): assert parse({n}) == {n * 3}" for n in range(12))
+        use: Json = {"type": "tool_use", "id": f"t{number}", "name": "write", "input": {"text": text}}
+        thought = [{"type": "thinking", "thinking": "First the test.", "signature": "c2ln"}] if not number else []
+        elements.append({"role": "assistant", "content": [*thought, use]})
+        lines = "\n".join(f"line {number}-{n}: x = parse(token_{n})" for n in range(12))
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": lines}
+        elements.append({"role": "user", "content": [result, *([REMINDER] if number % 3 == 2 else [])]})
+    return [encode(element) for element in elements]
+
+
+@pytest.mark.parametrize(
+    ("policy", "share", "applied"),
+    [
+        (FitPolicy(), 0.6, "condense"),
+        (FitPolicy(recall="said"), 0.6, "condense"),
+        (FitPolicy(strategies=(Shorten(60),)), 0.9, "shorten"),
+    ],
+)
+def test_reminders_beside_results_are_no_reason_to_leave_out_whole_calls(
+    policy: FitPolicy, share: float, applied: str
+) -> None:
+    elements = reminded(9)
+    view = view_of("messages", elements)
+    assert view.following, "words that go with results"
+    done = fitted(view, share, policy)
+    assert done is not None
+    assert done.applied == (applied,)
+    assert new_faults("messages", elements, view.restored(done.changes, done.new).raws) == []
