@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from gateway import catalog, config
 from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.families import Families
 from gateway.core.errors import ConfigError
 from gateway.core.ports import Store, Upstream
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
@@ -56,9 +57,19 @@ def open_store(settings: config.Settings) -> Store:
     return SqliteStore(path, timeout_s=timeout_s)
 
 
-def open_catalog(settings: config.Settings) -> catalog.Catalog:
-    """The model tables on disk."""
+def open_families(counters: Counters, settings: config.Settings) -> Families:
+    """The families, read once: a reload keeps them. Token counters that they name by a dotted path are made known.
+
+    Raises:
+        ConfigError: they are no families, or one of these counters cannot be made, or a tokenizer is not known.
+    """
     families = config.families(settings.context.families)
+    _add_named(counters, [(f"context.families: families.{family.name}", family.tokenizer) for family in families])
+    return families
+
+
+def open_catalog(settings: config.Settings, families: Families) -> catalog.Catalog:
+    """The model tables on disk."""
     tables = catalog.Catalog(
         config.model_facts(),
         catalog.load_litellm_table(),
@@ -69,15 +80,18 @@ def open_catalog(settings: config.Settings) -> catalog.Catalog:
 
 
 def add_counters(counters: Counters, settings: config.Settings) -> None:
-    """Make the token counters known that routes and families name by their dotted path.
+    """Make the token counters known that routes name by their dotted path.
 
     Raises:
-        ConfigError: one of them cannot be made, or a tokenizer that is named is not known; the problem says where. Or
-            the families are not such.
+        ConfigError: one of them cannot be made, or a route names a tokenizer that is not known; the problem names it.
     """
-    named = [(f"models[{index}]", row.tokenizer) for index, row in enumerate(settings.models) if row.tokenizer]
-    families = config.families(settings.context.families)
-    named += [(f"context.families: families.{family.name}", family.tokenizer) for family in families]
+    _add_named(
+        counters, [(f"models[{index}]", row.tokenizer) for index, row in enumerate(settings.models) if row.tokenizer]
+    )
+
+
+def _add_named(counters: Counters, named: Sequence[tuple[str, str]]) -> None:
+    """Make tokenizers known, each with the key path of where it is named."""
     problems = []
     for where, tokenizer in named:
         try:
@@ -96,13 +110,12 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
         raise ConfigError([f"there is no such tokenizer{meant}; known: {known}. Without it that of its family counts"])
 
 
-def load_counters(counters: Counters, settings: config.Settings) -> None:
+def load_counters(counters: Counters, settings: config.Settings, families: Families) -> None:
     """Load what nearly every call is counted with, and what models that routes name are, before there are calls.
 
     It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed: the table
     of older models (gpt-4, text-embedding-3) takes 30 MB, which most gateways have no use for.
     """
-    families = config.families(settings.context.families)
     named = [
         row.tokenizer or families.of(row.name or row.match, row.providers[0], "chat").tokenizer
         for row in settings.models
@@ -117,9 +130,9 @@ def memory_of(settings: config.Settings) -> Memory:
     return Memory(int(settings.context.memory_mb * 2**20))
 
 
-def estimator_of(settings: config.Settings, counters: Counters, memory: Memory) -> Estimator:
+def estimator_of(families: Families, counters: Counters, memory: Memory) -> Estimator:
     """An estimator that counts with these; token tables are loaded when they are first needed."""
-    return Estimator(config.families(settings.context.families), counters.counter, memory.counts, read_piece)
+    return Estimator(families, counters.counter, memory.counts, read_piece)
 
 
 @contextmanager
@@ -131,10 +144,11 @@ def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
     """
     counters = Counters()
     add_counters(counters, settings)
-    facts = open_catalog(settings).facts
+    families = open_families(counters, settings)
+    facts = open_catalog(settings, families).facts
     memory = memory_of(settings)
     planner = planner_of(
-        settings, counters, estimator_of(settings, counters, memory), Learner(MemoryStore()), facts, memory=memory
+        settings, counters, estimator_of(families, counters, memory), Learner(MemoryStore()), facts, memory=memory
     )
     try:
         yield Inspector(planner, routes_of(settings), facts)
@@ -234,6 +248,7 @@ def problems_of(settings: config.Settings) -> list[str]:
         partial(config.refuse_open_door, settings),
         partial(config.refuse_missing_package, settings),
         partial(add_counters, Counters(), settings),
+        partial(open_families, Counters(), settings),
         partial(callbacks.made, settings.callbacks.observers),
         partial(tls_contexts, settings.providers),
     ]

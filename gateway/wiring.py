@@ -32,6 +32,7 @@ from gateway.opening import (
     logs_json,
     memory_of,
     open_catalog,
+    open_families,
     open_store,
     tls_contexts,
     webhooks_of,
@@ -126,11 +127,12 @@ class Worker:
         own = callbacks.made(settings.callbacks.observers)
         self._counters = Counters()
         add_counters(self._counters, settings)
-        load_counters(self._counters, settings)
-        self._catalog = open_catalog(settings)
+        families = open_families(self._counters, settings)
+        load_counters(self._counters, settings, families)
+        self._catalog = open_catalog(settings, families)
         # It outlives a reload: else each long session would be read anew, all of them at once.
         memory = memory_of(settings)
-        estimator = estimator_of(settings, self._counters, memory)
+        estimator = estimator_of(families, self._counters, memory)
         tls = tls_contexts(settings.providers)
         self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store

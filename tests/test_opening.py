@@ -19,6 +19,7 @@ from gateway.opening import (
     estimator_of,
     load_counters,
     memory_of,
+    open_families,
     open_store,
     problems_of,
     tls_contexts,
@@ -100,13 +101,16 @@ def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() ->
 @pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
 def test_what_a_route_counts_with_is_loaded_at_start_besides_the_usual(named: str | None, *, loaded: bool) -> None:
     counters = Counters()
-    load_counters(counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]))
+    load_counters(
+        counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]), config.families()
+    )
     assert counters.is_loaded("o200k_base")
     assert counters.is_loaded("cl100k_base") is loaded
 
 
 def test_no_look_hides_what_another_finds() -> None:
     wrong = settings(
+        context__families="/no/such.yaml",
         server__host="0.0.0.0",
         providers__openai__key="sk-0123456789abcdef",
         providers__openai__tls={"ca_file": "/no/such.pem"},
@@ -117,6 +121,7 @@ def test_no_look_hides_what_another_finds() -> None:
     assert [problem.partition(": ")[0] for problem in problems_of(wrong)] == [
         "auth.keys",
         "models[0].tokenizer",
+        "context.families",
         "callbacks.observers[0]",
         "callbacks.observers[1]",
         "providers.openai.tls.ca_file",
@@ -144,7 +149,7 @@ def test_families_of_ones_own_stand_beside_the_configuration_and_are_asked_first
     monkeypatch.chdir("/")
     loaded = config.load(tmp_path / "gateway.yaml", environment={}).settings
     assert problems_of(loaded) == []
-    estimator = estimator_of(loaded, Counters(), memory_of(loaded))
+    estimator = estimator_of(open_families(Counters(), loaded), Counters(), memory_of(loaded))
     mine, shipped = (
         read_request("chat", {"model": "m", "messages": []}, model=name) for name in ("my-1", "claude-4.5")
     )

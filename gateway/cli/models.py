@@ -23,14 +23,15 @@ def models(
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import is_pattern
     from gateway.counters.registry import Counters
-    from gateway.opening import add_counters, open_catalog
+    from gateway.opening import add_counters, open_catalog, open_families
     from gateway.policies import routes_of
     from gateway.server.shown import model_json, models_json
 
     settings = load(config).settings
     with config_problems():
-        add_counters(Counters(), settings)  # else it would show what nothing is counted with
-        catalog, routes = open_catalog(settings), routes_of(settings)
+        counters = Counters()
+        add_counters(counters, settings)  # else it would show what nothing is counted with
+        catalog, routes = open_catalog(settings, open_families(counters, settings)), routes_of(settings)
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
     configured = {row.match for row in settings.models}
     if pattern and not is_pattern(pattern) and all(row["model"] != pattern for row in rows):

@@ -85,11 +85,12 @@ def _rules(settings: Settings, budget: int | None) -> Rules:
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import ModelFacts, Route
     from gateway.core.spending import KeyBudget
-    from gateway.opening import open_catalog
+    from gateway.counters.registry import Counters
+    from gateway.opening import open_catalog, open_families
     from gateway.policies import budget_policy, context_policy, limits_of, routes_of
     from gateway.recorded_budgets import Rules
 
-    catalog, routes = open_catalog(settings), routes_of(settings)
+    catalog, routes = open_catalog(settings, open_families(Counters(), settings)), routes_of(settings)
 
     def facts(call: Noted) -> ModelFacts:
         try:

@@ -190,6 +190,14 @@ def test_a_taken_port_is_named_with_the_flag_that_helps(gateway_command: Command
     assert "--port" in done.err
 
 
+def test_wrong_families_are_named_and_no_call_is_taken(gateway_command: Commands) -> None:
+    gateway_command.file("families: {mine: {text: -1}}", "mine.yaml")
+    gateway_command.file("context: {families: mine.yaml}", "gateway.yaml")
+    done = gateway_command.process("serve", "--port", "0")
+    assert (done.code, done.out) == (2, "")
+    assert "context.families: families.mine.text: must be 0 or more" in done.err
+
+
 def test_an_address_that_is_not_ours_is_named(gateway_command: Commands) -> None:
     for host in ("192.0.2.1", "no-such-host.invalid"):
         done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", "0", "--host", host)

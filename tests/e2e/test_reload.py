@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +108,20 @@ def test_a_body_that_is_looked_at_meanwhile_is_looked_at_to_the_end(
             assert gateway.web.post("/api/reload").status == 200
             time.sleep(0.05)
     assert answer.result().status == 200
+
+
+def test_families_are_those_of_the_start_whatever_their_file_says_meanwhile(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, tmp_path: Path
+) -> None:
+    own = tmp_path / "families.yaml"
+    own.write_text('families: {mine: {models: "m", start: 5000}}')
+    flags = {"context.families": str(own), "telemetry.log": {"level": "info"}}
+    gateway = gateway_process(mock_server.url, **flags)
+    body = {"model": "m", "messages": HI}
+    before = gateway.web.post("/api/count", body).json["tokens"]
+    assert before > 5000
+    own.write_text("families: {mine: {text: -1}}")
+    edit(gateway, sessions={"on_missing": "require"})
+    reload(gateway, "configuration reloaded")
+    assert gateway.web.chat().status == 400, "sessions.on_missing follows"
+    assert gateway.web.post("/api/count", body).json["tokens"] == before
