@@ -9,9 +9,10 @@ import openai
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import StartGateway
+from tests.conftest import StartGateway, StartUpstream
 from tests.support.conversations import TASK, TOOLS, agent, step
 from tests.support.gateways import GatewayThread
+from tests.support.scripted import Connection, completion
 from tests.support.web import CHAT, Reply, Web
 
 BUDGET = {"x-context-budget": "2500"}
@@ -362,6 +363,31 @@ def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
     assert len(mock.calls) == 1
     off = ask(gateway.web, "t", agent(30), {"x-mock": "window=4000", "x-context-trim": "off"})
     assert (off.status, off.header("x-gateway-upstream-error")) == (400, "true")
+
+
+def test_a_refusal_that_only_says_too_long_has_the_request_fitted_into_less_and_teaches_nothing(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    sizes: list[int] = []
+
+    def refuses_the_first(connection: Connection) -> None:
+        sizes.append(len(connection.request.body))
+        if len(sizes) % 2:
+            error = {"code": "context_length_exceeded", "message": "This is too long.", "type": "invalid_request_error"}
+            connection.whole(json.dumps({"error": error}).encode(), status=b"400 Bad Request")
+        else:
+            connection.whole(completion(usage=None))
+
+    gateway = gateway_server(byte_server(refuses_the_first).url)
+    for session in ("s", "t"):
+        reply = ask(gateway.web, session, agent(30))
+        assert reply.status == 200
+        came, budget, tokens = (
+            int(reply.header(f"x-context-{name}") or 0) for name in ("tokens-original", "budget-tokens", "tokens")
+        )
+        assert 0 < tokens <= budget <= 0.8 * came
+    assert len(sizes) == 4
+    assert sizes[0] == sizes[2], "the second session is sent whole, as nothing was learned of a limit"
 
 
 def test_estimates_are_learned_from_what_the_provider_reports(web: Web, mock: Provider, session: str) -> None:
