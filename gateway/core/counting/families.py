@@ -1,4 +1,4 @@
-"""The numbers of model families: what a provider adds to the text of a request. Data, filled from config/families.yaml.
+"""Model families, as data from config/families.yaml: tokens that a provider adds, and requests that it refuses.
 
 A request's family is the first in the list whose patterns match its model, provider and wire format; its image rule is
 the first in a list of its own, since models of one family count images differently.
@@ -23,6 +23,8 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "rendering": ("typescript", "json"),
     "turns": ("strict", "any"),
     "thoughts": ("all", "turn", "none"),
+    "binding": ("none", "prefix"),
+    "forced_choice": ("accepted", "not_thinking", "refused"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
 _WIRES: Final[Sequence[Wire]] = get_args(Wire)
@@ -52,6 +54,10 @@ class Family:
     tokenizer: str = "o200k_base"
     exact: bool = False  # plain text is predicted to the token
     turns: Literal["strict", "any"] = "strict"  # strict: two messages of one role in a row may be refused
+    #: prefix: a thinking block is valid only after the system prompt, tools and messages it was created after
+    binding: Literal["none", "prefix"] = "none"
+    #: whether a request may force a tool call: `not_thinking` refuses it while the model thinks
+    forced_choice: Literal["accepted", "not_thinking", "refused"] = "accepted"
     #: how far the provider's figure may lie above the estimate while nothing is learned, as a share of the estimate
     spread: float = 0.02
 

@@ -94,6 +94,8 @@ def test_every_family_of_the_table_can_be_reached(families: Families) -> None:
         "grok-azure": ("grok-4", "azure"),
         "llama-4-groq": ("llama-4-scout", "groq"),
         "gpt-5-hosted": ("gpt-5", "openrouter"),
+        "claude-5.5": ("claude-opus-5-5", "anthropic"),
+        "claude-haiku-5.5": ("claude-haiku-5-5", "anthropic"),
         "claude-new": ("claude-opus-5", "anthropic"),
         "deepseek-responses": ("deepseek-v4-flash", "deepseek"),
     }
@@ -108,11 +110,35 @@ def test_every_number_of_the_table_names_its_source() -> None:
     from pathlib import Path
 
     table = (Path(__file__).parents[3] / "config" / "families.yaml").read_text("utf-8").partition("\nfamilies:")[2]
-    skipped = ("models:", "providers:", "wires:", "like:")
+    skipped = ("models:", "providers:", "wires:", "like:", '"')  # a list of patterns may take two lines
     numbers = [line for line in table.splitlines() if line.startswith("    ") and not line.strip().startswith(skipped)]
     missing = [line for line in numbers if "  # " not in line and "spread" not in line]
     assert numbers
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("model", "binding", "forced_choice"),
+    [
+        ("claude-fable-5-2", "prefix", "refused"),
+        ("claude-fable-5-1-20260801", "prefix", "refused"),
+        ("claude-mythos-5-2", "prefix", "refused"),
+        ("anthropic/claude-opus-5.5", "prefix", "refused"),
+        ("us.anthropic.claude-sonnet-5-5-20260901-v1:0", "prefix", "refused"),
+        ("claude-haiku-5-5", "prefix", "accepted"),
+        ("claude-fable-5", "none", "accepted"),
+        ("claude-fable-5-20260101", "none", "accepted"),
+        ("claude-opus-5-20260301", "none", "accepted"),
+        ("claude-sonnet-5@20260101", "none", "accepted"),
+        ("claude-opus-4-8", "none", "accepted"),
+        ("claude-haiku-4-5", "none", "accepted"),
+    ],
+)
+def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_tool(
+    families: Families, model: str, binding: str, forced_choice: str
+) -> None:
+    found = families.of(model, "anthropic", "messages")
+    assert (found.binding, found.forced_choice) == (binding, forced_choice)
 
 
 def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models() -> None:
