@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.mock import tokens
+from gateway.mock.claude import enforce
 from gateway.mock.prompts import extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
 from gateway.mock.windows import check_message
@@ -36,6 +38,12 @@ _STOP_REASONS: Final = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
+#: How a content block is streamed: type and key of its deltas, the fields that are empty at first, the field they fill.
+_STREAMED: Final[dict[str, tuple[str, str, JsonObject, str]]] = {
+    "text": ("text_delta", "text", {"text": ""}, "text"),
+    "thinking": ("thinking_delta", "thinking", {"thinking": "", "signature": ""}, "thinking"),
+    "tool_use": ("input_json_delta", "partial_json", {"input": {}}, "input"),
+}
 
 
 class CountRequest(msgspec.Struct):
@@ -61,15 +69,29 @@ def answer(exchange: Exchange) -> Answer:
     body = decode(exchange.request.body, MessageRequest)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
+    claude = enforce(exchange, body.model, messages)
+    sizes = claude.sizes() if claude else sizes
     prompt, beside = sum(size for _, size in sizes), _beside(body)
     check_message(exchange, body.model, prompt + beside)
-    reply = decide(_ask(body, messages), exchange.turn, exchange.behaviour)
+    thinking = claude.thinking(exchange, body.max_tokens) if claude else []
+    spent = sum(tokens.count(str(block["thinking"])) for block in thinking)
+    ask = replace(_ask(body, messages), max_tokens=body.max_tokens - spent)
+    reply = decide(ask, exchange.turn, exchange.behaviour)
+    reply = replace(reply, output_tokens=reply.output_tokens + spent)
     cached = exchange.provider.cached_tokens(body.model, sizes) if _caches(exchange) else 0
     counted = Usage(prompt + beside, reply.output_tokens, cached)
     usage = exchange.settle(counted)
     # What is marked for caching and was not read from there is written to it.
     written = prompt - cached if _caches(exchange) and usage is counted else 0
-    shape = _Shape(exchange, body.model, reply, usage, written)
+    shape = _Shape(
+        exchange,
+        body.model,
+        reply,
+        usage,
+        written=written,
+        transformations=claude.transformations if claude else None,
+        thinking=thinking,
+    )
     if body.stream:
         return Stream(list(shape.frames()), body.model, usage)
     return Whole(shape.message(), body.model, usage)
@@ -79,7 +101,9 @@ def count_input(exchange: Exchange) -> Answer:
     """Count the input of a message request; bills nothing."""
     body = decode(exchange.request.body, CountRequest)
     check_model(body.model)
-    _, sizes = read_messages(body.messages)
+    messages, sizes = read_messages(body.messages)
+    claude = enforce(exchange, body.model, messages, counts_only=True)
+    sizes = claude.sizes() if claude else sizes
     counted = Usage(sum(size for _, size in sizes) + _beside(body), 0)
     return Whole({"input_tokens": exchange.settle(counted).input}, body.model)
 
@@ -128,12 +152,24 @@ def _schema(output_config: JsonObject) -> Schema | None:
 class _Shape:
     """One message in its wire format: at once, or as the events that build it up."""
 
-    def __init__(self, exchange: Exchange, model: str, reply: Reply, usage: Usage, written: int) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: str,
+        reply: Reply,
+        usage: Usage,
+        *,
+        written: int,
+        transformations: list[JsonObject] | None,
+        thinking: list[JsonObject],
+    ) -> None:
         self._exchange = exchange
         self._model = model
         self._reply = reply
         self._usage = usage
         self._written = written
+        self._transformations = transformations
+        self._thinking = thinking
 
     def message(self) -> JsonObject:
         """The message when all of it is there."""
@@ -167,6 +203,8 @@ class _Shape:
         }
         if self._exchange.show_usage:
             message["usage"] = self._usage_json(output)
+        if self._transformations is not None:
+            message["input_transformations"] = self._transformations
         return message
 
     def _usage_json(self, output: int) -> JsonObject:
@@ -188,8 +226,8 @@ class _Shape:
         return self._usage_json(self._usage.output)
 
     def _blocks(self) -> list[JsonObject]:
-        found: list[JsonObject] = []
-        if self._reply.text or not self._reply.tool_calls:
+        found = list(self._thinking)
+        if self._reply.text or not (found or self._reply.tool_calls):
             found.append({"type": "text", "text": self._reply.text})
         for index, call in enumerate(self._reply.tool_calls):
             name = f"toolu_mock{self._exchange.number}_{index}"
@@ -200,14 +238,16 @@ class _Shape:
 
     def _block(self, index: int, block: JsonObject) -> Iterator[Frame]:
         """The events of one content block; the API pings after the first one opens."""
-        text = block.get("text")
-        opened = {**block, "text": ""} if isinstance(text, str) else {**block, "input": {}}
-        yield named_frame({"type": "content_block_start", "index": index, "content_block": opened})
+        kind, key, opened, whole = _STREAMED[str(block["type"])]
+        yield named_frame({"type": "content_block_start", "index": index, "content_block": {**block, **opened}})
         if index == 0:
             yield named_frame({"type": "ping"})
-        key, kind = ("text", "text_delta") if isinstance(text, str) else ("partial_json", "input_json_delta")
-        whole = text if isinstance(text, str) else msgspec.json.encode(block["input"]).decode()
-        for part in chunked(whole, self._exchange.behaviour.chunks):
+        content = block[whole]
+        text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+        for part in chunked(text, self._exchange.behaviour.chunks):
             delta = {"type": kind, key: part}
             yield named_frame({"type": "content_block_delta", "index": index, "delta": delta}, "content")
+        if "signature" in block:
+            signed = {"type": "signature_delta", "signature": block["signature"]}
+            yield named_frame({"type": "content_block_delta", "index": index, "delta": signed})
         yield named_frame({"type": "content_block_stop", "index": index})

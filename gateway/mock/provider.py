@@ -11,6 +11,8 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from gateway.mock.claude_rules import ModelRules
+from gateway.mock.prefixes import PrefixMemory
 from gateway.mock.turns import BadBehaviourError, Behaviour, Turn, with_header
 from gateway.mock.wire import ApiError, JsonObject, Request, Usage
 
@@ -89,7 +91,8 @@ class Provider:
     `script`: the turns to answer with, one per call to a generating endpoint in order of arrival; when they run out,
     answers are made up from the request. `api_key`: the credential to insist on, None: none. `behaviour`: of every
     answer that neither a turn nor an `x-mock` header says more about. `windows`: the most input tokens by model, such
-    as `MODEL_WINDOWS`; a model that is not in it takes any number. These two may be replaced at any time.
+    as `MODEL_WINDOWS`; a model that is not in it takes any number. `claude`: the request rules of Claude models to
+    enforce, such as `CLAUDE_RULES`; none by default. These three may be replaced at any time.
 
     Safe to read from other threads while it serves.
     """
@@ -101,9 +104,12 @@ class Provider:
         api_key: str | None = None,
         behaviour: Behaviour = _DEFAULT,
         windows: Mapping[str, int] = _NO_WINDOWS,
+        claude: tuple[ModelRules, ...] = (),
     ) -> None:
         self.behaviour = behaviour
         self.windows = windows
+        self.claude = claude
+        self.prefix_memory = PrefixMemory()
         self._api_key = api_key
         self._script = deque(script)
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_RECORDS)
@@ -145,6 +151,7 @@ class Provider:
             self._prefixes.clear()
             self._stored.clear()
             self._made.clear()
+            self.prefix_memory.clear()
 
     def next_turn(self) -> Turn | None:
         """Take the next scripted turn."""

@@ -57,6 +57,10 @@ class Behaviour:
     """Put the received headers under `received_headers` of a whole JSON answer."""
     pad: int = 0
     """Bytes of content to add to the text."""
+    account: str = "account"
+    """The account that a request to a Claude model comes from; some thinking blocks work in one account only."""
+    old_account: bool = False
+    """That account was created before 2026-08-31, when Claude's check of thinking blocks became the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Turn:
     """One scripted answer. A field left None is decided as without a script."""
 
     text: str | None = None
+    thinking: tuple[str, ...] = ()
+    """The text of each thinking block, where the model thinks."""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str | None = None
     """In OpenAI's words (`stop`, `length`, `tool_calls`, `content_filter`); other formats translate it."""
@@ -111,6 +117,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "window": int,
     "die": int,
     "pad": int,
+    "account": str,
     **{item.name: _flag for item in fields(Behaviour) if item.type == "bool"},
 }
 

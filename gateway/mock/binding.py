@@ -1,0 +1,246 @@
+"""Check the thinking blocks that a request sends back, and create the new ones of its response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Final, Literal, NamedTuple
+
+from gateway.mock.claude_rules import ModelRules
+from gateway.mock.prefixes import Prefix, PrefixMemory, blocks_of, is_thinking
+from gateway.mock.thinking_blocks import Seal, identifier, read, sign, signature_of
+from gateway.mock.wire import ApiError, JsonObject
+
+BINDING_BETA: Final = "thinking-binding-controls-2026-08-01"
+
+#: What happens to a block that fails the prefix check.
+Mismatch = Literal["error", "drop_block", "allow"]
+
+_BOUND: Final = (
+    "The block is bound to a different conversation. Remove the block, or set "
+    '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
+)
+_NEEDS_BETA: Final = f"That setting requires the `{BINDING_BETA}` value in the `anthropic-beta` header."
+_MISSING: Final = "The `thinking` block that preceded this one when it was created is missing from this request."
+_CHANGED: Final = {
+    "system": "The `system` prompt differs from the one this block was created with.",
+    "tools": "The `tools` list differs from the one this block was created with.",
+}
+_MODIFIED: Final = (
+    "`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. These blocks must "
+    "remain as they were in the original response."
+)
+
+
+class Terms(NamedTuple):
+    """What the thinking blocks of one request are checked against."""
+
+    rules: ModelRules
+    account: str
+    mismatch: Mismatch
+    has_beta: bool
+    """The request names the beta that controls the check."""
+
+
+class Sent(NamedTuple):
+    """A thinking block that a request sends back."""
+
+    path: str
+    block: JsonObject
+    seal: Seal
+    identifier: bytes
+
+
+#: The thinking blocks of a request by message and place in its content.
+SentBlocks = dict[tuple[int, int], Sent]
+
+
+@dataclass(slots=True)
+class Checked:
+    """A request whose thinking blocks have been checked."""
+
+    prefix: Prefix
+    """The content of the whole request."""
+    messages: list[JsonObject] = field(default_factory=list)
+    """The messages without the dropped blocks."""
+    chain: list[bytes] = field(default_factory=list)
+    """The identifiers of the thinking blocks that new ones follow."""
+    transformations: list[JsonObject] = field(default_factory=list)
+
+
+def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) -> list[JsonObject]:
+    """Return new thinking blocks, one for each of `texts`, bound to the request; `response` is the call's number."""
+    account = terms.account if terms.rules.account_bound else ""
+    chain = list(checked.chain)
+    blocks: list[JsonObject] = []
+    for index, text in enumerate(texts):
+        seal = Seal(
+            account=account,
+            model=terms.rules.name,
+            prefix=checked.prefix.digest,
+            previous=chain[-1] if chain else b"",
+            depth=len(chain),
+            response=response,
+            index=index,
+            count=len(texts),
+        )
+        signature = sign(seal)
+        chain.append(identifier(signature))
+        blocks.append({"type": "thinking", "thinking": text, "signature": signature})
+    return blocks
+
+
+def check(messages: Sequence[JsonObject], prefix: Prefix, terms: Terms, memory: PrefixMemory) -> Checked:
+    """Return the request without the thinking blocks that must be dropped.
+
+    Args:
+        messages: as sent.
+        prefix: with the system prompt and the tools; the messages are added to it.
+        terms: what to check against.
+        memory: for the end of the error text, which names what changed.
+
+    Raises:
+        ApiError: 400, a signature is missing or forged, thinking in the latest assistant message was modified, or a
+            block fails the prefix check and must not be dropped.
+    """
+    compaction = _newest_compaction(messages)
+    sent = {place: _read(place, block) for place, block in _thinking(messages) if place > compaction}
+    _check_latest(messages, sent)
+    checked = Checked(prefix)
+    for number, message in enumerate(messages):
+        kept: list[JsonObject] = []
+        opens = True
+        for index, block in enumerate(blocks_of(message.get("content"))):
+            place = (number, index)
+            if place in sent:
+                if _passes(sent[place], checked, terms, memory):
+                    kept.append(block)
+                continue
+            kept.append(block)
+            if is_thinking(block):
+                continue
+            if place == compaction:
+                prefix.restart()
+            prefix.add(f"messages.{number}.content.{index}", str(message.get("role")), block, opens=opens)
+            opens = False
+        checked.messages.append({**message, "content": kept})
+    memory.remember(prefix)
+    return checked
+
+
+def _passes(sent: Sent, checked: Checked, terms: Terms, memory: PrefixMemory) -> bool:
+    """Return True for a block that the model gets; report one that it does not get, or that failed the check.
+
+    Raises:
+        ApiError: 400, the block fails the prefix check.
+    """
+    rules, seal = terms.rules, sent.seal
+    reason = None
+    if seal.account not in ("", terms.account):
+        reason = "organization_binding_mismatch"
+    elif seal.model not in (rules.name, *rules.reads):
+        reason = "model_binding_mismatch"
+    if reason is not None:
+        # The block becomes readable again under its own model or account, so later blocks still follow it.
+        checked.chain.append(sent.identifier)
+        checked.transformations.append({"type": "thinking_dropped", "path": sent.path, "reason": reason})
+        return False
+    has_same_content = seal.prefix == checked.prefix.digest
+    if rules.prefix_check == "none" or (has_same_content and _follows(seal, checked.chain)):
+        checked.chain.append(sent.identifier)
+        return True
+    if terms.mismatch == "error":
+        cause = _missing(seal, checked) if has_same_content else _change(seal, checked, memory)
+        raise ApiError(400, _refusal(sent, cause, has_beta=terms.has_beta))
+    is_allowed = terms.mismatch == "allow"
+    kind = "thinking_mismatch_allowed" if is_allowed else "thinking_dropped"
+    checked.transformations.append({"type": kind, "path": sent.path, "reason": "prefix_binding_mismatch"})
+    if is_allowed:
+        checked.chain.append(sent.identifier)
+    return is_allowed
+
+
+def _follows(seal: Seal, chain: list[bytes]) -> bool:
+    """Return True if `chain` is the end of the thinking that the block was created after, or empty.
+
+    Each block in `chain` was found to follow the one before it, so the last identifier and the length say enough.
+    """
+    return not chain or (chain[-1] == seal.previous and len(chain) <= seal.depth)
+
+
+def _missing(seal: Seal, checked: Checked) -> str | None:
+    return _MISSING if seal.previous not in checked.chain else None
+
+
+def _change(seal: Seal, checked: Checked, memory: PrefixMemory) -> str | None:
+    name = memory.first_change(seal.prefix, checked.prefix.parts)
+    if name is None:
+        return None
+    return _CHANGED.get(name, f"Content before this block differs from when it was created, first at `{name}`.")
+
+
+def _refusal(sent: Sent, cause: str | None, *, has_beta: bool) -> str:
+    sentences = [f"{_invalid(sent.path, sent.block)}.", _BOUND]
+    if not has_beta:
+        sentences.append(_NEEDS_BETA)
+    if cause is not None:
+        sentences.append(cause)
+    return " ".join(sentences)
+
+
+def _invalid(path: str, block: JsonObject) -> str:
+    key = "data" if block.get("type") == "redacted_thinking" else "signature"
+    return f"{path}: Invalid `{key}` in `{block.get('type')}` block"
+
+
+def _read(place: tuple[int, int], block: JsonObject) -> Sent:
+    """Return a thinking block with what its signature says.
+
+    Raises:
+        ApiError: 400, the signature is missing or forged.
+    """
+    path = f"messages.{place[0]}.content.{place[1]}"
+    signature = signature_of(block)
+    if not isinstance(signature, str):
+        kind = block.get("type")
+        raise ApiError(400, f"{path}.{kind}.{'data' if kind == 'redacted_thinking' else 'signature'}: Field required")
+    seal = read(signature)
+    if seal is None:
+        raise ApiError(400, _invalid(path, block))
+    return Sent(path, block, seal, identifier(signature))
+
+
+def _thinking(messages: Sequence[JsonObject]) -> Iterator[tuple[tuple[int, int], JsonObject]]:
+    for number, message in enumerate(messages):
+        for index, block in enumerate(blocks_of(message.get("content"))):
+            if is_thinking(block):
+                yield (number, index), block
+
+
+def _newest_compaction(messages: Sequence[JsonObject]) -> tuple[int, int]:
+    """Return the place of the newest compaction block, before which the API ignores all messages; (-1, -1) if none."""
+    for number in range(len(messages) - 1, -1, -1):
+        blocks = blocks_of(messages[number].get("content"))
+        for index in range(len(blocks) - 1, -1, -1):
+            if blocks[index].get("type") == "compaction":
+                return number, index
+    return -1, -1
+
+
+def _check_latest(messages: Sequence[JsonObject], sent: SentBlocks) -> None:
+    """Refuse a part of a response's thinking, or another order, in the latest assistant message.
+
+    A client may send one response as several assistant messages, so the latest ones in a row are looked at. A response
+    without any of its thinking is accepted.
+
+    Raises:
+        ApiError: 400, a block is missing or not in its place.
+    """
+    end = next((n for n in range(len(messages), 0, -1) if messages[n - 1].get("role") == "assistant"), 0)
+    length = sum(1 for _ in takewhile(lambda n: messages[n].get("role") == "assistant", range(end - 1, -1, -1)))
+    latest = [block for (number, _), block in sent.items() if end - length <= number < end]
+    for block in latest:
+        group = [other for other in latest if other.seal.response == block.seal.response]
+        if group[0] is block and [other.seal.index for other in group] != list(range(block.seal.count)):
+            raise ApiError(400, f"{block.path}: {_MODIFIED}")

@@ -1,0 +1,163 @@
+"""Read what a request says about thinking, and refuse what its Claude model does not accept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.mock.binding import BINDING_BETA, Mismatch
+from gateway.mock.claude_rules import ModelRules
+from gateway.mock.prefixes import blocks_of, is_thinking
+from gateway.mock.wire import ApiError, JsonObject, Request
+
+_ADVICE: Final = 'Use "thinking.type.adaptive" and "output_config.effort" to control thinking behavior.'
+_HIGH_EFFORTS: Final = frozenset({"xhigh", "max"})
+_EXTRA: Final = "Extra inputs are not permitted"
+_PREFILL: Final = (
+    "This model does not support assistant message prefill. The conversation must end with a user message."
+)
+
+
+class Controls(msgspec.Struct):
+    """The fields of a request that the rules are about, other than its messages."""
+
+    system: object = None
+    tools: list[JsonObject] | None = None
+    thinking: JsonObject | None = None
+    tool_choice: JsonObject | None = None
+    output_config: JsonObject | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: float | None = None
+
+    @property
+    def forces_a_tool(self) -> bool:
+        """Return True if the response must call a tool."""
+        return (self.tool_choice or {}).get("type") in ("any", "tool")
+
+    def mode(self, rules: ModelRules) -> str:
+        """Return the type of thinking, also where it is not set."""
+        if self.thinking is None:
+            return "adaptive" if rules.thinks else "disabled"
+        return str(self.thinking.get("type"))
+
+    def thinks(self, rules: ModelRules, messages: Sequence[JsonObject]) -> bool:
+        """Return True if the response begins with thinking; `between_tools` has it after tool results only."""
+        mode = self.mode(rules)
+        if self.forces_a_tool or mode == "disabled":
+            return False
+        return mode != "between_tools" or _has_tool_result(messages)
+
+
+def has_beta(request: Request) -> bool:
+    """Return True if `request` names the beta that controls the check of thinking blocks."""
+    values = [value for name, value in request.headers if name == "anthropic-beta"]
+    return any(part.strip() == BINDING_BETA for value in values for part in value.split(","))
+
+
+def mismatch(controls: Controls, rules: ModelRules, *, is_old_account: bool) -> Mismatch:
+    """Return what happens to a block that fails the prefix check."""
+    binding = (controls.thinking or {}).get("block_binding")
+    chosen = binding.get("prefix_mismatch_behavior") if isinstance(binding, dict) else None
+    if chosen is not None:
+        return "drop_block" if chosen == "drop_block" else "error"
+    return "allow" if is_old_account and rules.prefix_check == "new" else "error"
+
+
+def refuse_thinking(controls: Controls, rules: ModelRules, request: Request) -> None:
+    """Refuse a thinking configuration that the model does not accept.
+
+    Raises:
+        ApiError: 400.
+    """
+    thinking = controls.thinking
+    if thinking is None:
+        return
+    mode = controls.mode(rules)
+    if mode not in rules.modes:
+        raise ApiError(400, f'"thinking.type.{mode}" is not supported for this model. {_ADVICE}')
+    if mode in ("disabled", "between_tools") and rules.off_needs_low_effort:
+        effort = (controls.output_config or {}).get("effort")
+        if effort in _HIGH_EFFORTS:
+            raise ApiError(400, f'"thinking.type.{mode}" is not supported with effort "{effort}" for this model.')
+    if mode == "between_tools":
+        for key in thinking:
+            if key != "type":
+                raise ApiError(400, f"thinking.between_tools.{key}: {_EXTRA}")
+    _refuse_binding(thinking.get("block_binding"), mode, request)
+
+
+def _refuse_binding(binding: object, mode: str, request: Request) -> None:
+    if binding is None:
+        return
+    path = f"thinking.{mode}.block_binding"
+    if mode == "disabled" or not has_beta(request):
+        raise ApiError(400, f"{path}: {_EXTRA}")
+    if not isinstance(binding, dict):
+        raise ApiError(400, f"{path}: Input should be an object")
+    for key, value in binding.items():
+        if key != "prefix_mismatch_behavior":
+            raise ApiError(400, f"{path}.{key}: {_EXTRA}")
+        if value not in ("error", "drop_block", None):
+            raise ApiError(400, f"{path}.{key}: Input should be 'error' or 'drop_block'")
+
+
+def refuse_forced_choice(controls: Controls, rules: ModelRules) -> None:
+    """Refuse a request that forces a tool call, if the model does not accept it.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not controls.forces_a_tool:
+        return
+    if rules.forced_choice == "refused":
+        raise ApiError(400, 'tool_choice: type "tool" and "any" are not supported for this model.')
+    if rules.forced_choice == "not_thinking" and controls.mode(rules) != "disabled":
+        raise ApiError(400, "Thinking may not be enabled when tool_choice forces tool use.")
+
+
+def refuse_sampling(controls: Controls, rules: ModelRules) -> None:
+    """Refuse sampling parameters that the model does not accept.
+
+    Raises:
+        ApiError: 400.
+    """
+    if rules.sampling is None:
+        return
+    given = {"temperature": controls.temperature, "top_p": controls.top_p, "top_k": controls.top_k}
+    for name, value in given.items():
+        if value is not None and value not in rules.sampling[name]:
+            raise ApiError(400, f"`{name}` is deprecated for this model.")
+    if not rules.sampling_together and controls.temperature is not None and controls.top_p is not None:
+        raise ApiError(400, "`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
+
+
+def refuse_messages(controls: Controls, rules: ModelRules, messages: Sequence[JsonObject]) -> None:
+    """Refuse a prefilled response and, where the rules demand it, an open tool round without its thinking.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not rules.prefill and messages and messages[-1].get("role") == "assistant":
+        raise ApiError(400, _PREFILL)
+    if not rules.keeps_open_round or controls.mode(rules) not in ("adaptive", "enabled"):
+        return
+    number = len(messages) - 2
+    if number < 0 or not _has_tool_result(messages) or messages[number].get("role") != "assistant":
+        return
+    first = next(iter(blocks_of(messages[number].get("content"))), {})
+    if not is_thinking(first):
+        raise ApiError(
+            400,
+            f"messages.{number}.content.0.type: Expected `thinking` or `redacted_thinking`, but found "
+            f"`{first.get('type')}`. When `thinking` is enabled, a final `assistant` message must start with a "
+            "thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks).",
+        )
+
+
+def _has_tool_result(messages: Sequence[JsonObject]) -> bool:
+    """Return True if the last message holds a tool result."""
+    blocks = blocks_of(messages[-1].get("content")) if messages else []
+    return any(block.get("type") == "tool_result" for block in blocks)

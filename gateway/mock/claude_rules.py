@@ -1,0 +1,169 @@
+"""Request rules of Claude models, as data: thinking modes, forced tool choice, sampling and bound thinking blocks.
+
+Sources: platform.claude.com/docs/en/build-with-claude/preserved-thinking and the "What's new" page of each model. A
+value marked "inferred" has no documented source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, Literal
+
+#: Which accounts get a 400 for a thinking block that fails the prefix check while `prefix_mismatch_behavior` is unset.
+#: `none`: the model does not run the check. `new`: accounts created on or after 2026-08-31. `all`: every account.
+PrefixCheck = Literal["none", "new", "all"]
+#: What a request that forces a tool call gets. `accepted`: a response without thinking. `not_thinking`: a 400 if the
+#: request turns thinking on. `refused`: a 400.
+ForcedChoice = Literal["accepted", "not_thinking", "refused"]
+#: Values of `thinking.type`.
+ThinkingMode = Literal["adaptive", "enabled", "between_tools", "disabled"]
+
+_DEFAULTS_ONLY: Final = MappingProxyType[str, tuple[float, ...]](
+    {"temperature": (1,), "top_p": (0.99, 1), "top_k": ()},
+)
+_HAIKU: Final = MappingProxyType[str, tuple[float, ...]]({"temperature": (1,), "top_p": (0.99,), "top_k": ()})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRules:
+    """The request rules of one model, or of models with the same rules."""
+
+    models: tuple[str, ...]
+    """Name parts after `claude-`; the first one names the rules. An empty part matches every Claude model."""
+    reads: tuple[str, ...] = ()
+    """Names of the rules whose thinking blocks the model reads, besides its own; other blocks are dropped."""
+    prefix_check: PrefixCheck = "none"
+    account_bound: bool = False
+    """The model's thinking blocks are dropped when another account sends them."""
+    modes: tuple[ThinkingMode, ...] = ("adaptive", "disabled")
+    """Accepted values of `thinking.type`."""
+    thinks: bool = True
+    """The model thinks when `thinking` is not set."""
+    off_needs_low_effort: bool = False
+    """`disabled` and `between_tools` are refused with an effort above `high`."""
+    forced_choice: ForcedChoice = "accepted"
+    prefill: bool = False
+    """The last message may be the assistant's."""
+    sampling: Mapping[str, tuple[float, ...]] | None = None
+    """The accepted values of `temperature`, `top_p` and `top_k`; None: all."""
+    sampling_together: bool = True
+    """`temperature` and `top_p` may be set in one request."""
+    keeps_open_round: bool = False
+    """A tool result must follow an assistant message that starts with its thinking block.
+
+    The documentation demands it. A test against the real API (2026-09-26) had requests without it accepted.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name that thinking signatures carry."""
+        return self.models[0]
+
+
+_OLDER: Final = ("opus-4-8", "older")
+_GENERATION_5: Final = ("opus-5", "sonnet-5", "fable-5", *_OLDER)
+
+#: The rules of today's models; the first entry that matches a model's name applies. Haiku 5.5's thinking is read by
+#: every model (documented for Amazon Bedrock only). What generation 5 and Fable 5.2 read is inferred.
+CLAUDE_RULES: Final = (
+    ModelRules(
+        models=("fable-5-2", "mythos-5-2"),
+        reads=("mythos-5-1", "fable-5-1", "opus-5-5", "haiku-5-5", *_GENERATION_5),
+        prefix_check="all",
+        modes=("adaptive",),
+        forced_choice="refused",
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("mythos-5-1",),
+        reads=("fable-5-1", "opus-5-5", "haiku-5-5", *_GENERATION_5),
+        prefix_check="all",
+        modes=("adaptive",),
+        forced_choice="refused",
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("fable-5-1",),
+        reads=("mythos-5-1", "opus-5-5", "haiku-5-5", *_GENERATION_5),
+        prefix_check="new",
+        modes=("adaptive",),
+        forced_choice="refused",
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("opus-5-5",),
+        reads=("sonnet-5-5", "haiku-5-5", "opus-5", "sonnet-5", *_OLDER),
+        prefix_check="new",
+        modes=("adaptive",),
+        forced_choice="refused",
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("sonnet-5-5",),
+        reads=("haiku-5-5", "sonnet-5", *_OLDER),
+        prefix_check="new",
+        account_bound=True,
+        modes=("adaptive", "between_tools"),
+        off_needs_low_effort=True,
+        forced_choice="refused",
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("haiku-5-5",),
+        prefix_check="new",
+        account_bound=True,
+        off_needs_low_effort=True,
+        sampling=_HAIKU,
+        sampling_together=False,
+    ),
+    ModelRules(
+        models=("fable-5", "mythos-5", "mythos-preview"),
+        reads=("opus-5", "sonnet-5", "haiku-5-5", *_OLDER),
+        modes=("adaptive",),
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("opus-5",),
+        reads=("sonnet-5", "haiku-5-5", *_OLDER),
+        off_needs_low_effort=True,
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(models=("sonnet-5",), reads=("haiku-5-5", *_OLDER), sampling=_DEFAULTS_ONLY),
+    ModelRules(
+        models=("opus-4-8", "opus-4-7"),
+        reads=("older", "haiku-5-5"),
+        thinks=False,
+        forced_choice="not_thinking",
+        sampling=_DEFAULTS_ONLY,
+    ),
+    ModelRules(
+        models=("older", ""),
+        reads=("haiku-5-5",),
+        modes=("adaptive", "enabled", "disabled"),
+        thinks=False,
+        forced_choice="not_thinking",
+        prefill=True,
+    ),
+)
+
+
+def rules_of(table: tuple[ModelRules, ...], model: str) -> ModelRules | None:
+    """Return the rules in `table` that apply to `model`, or None if it is not listed.
+
+    A prefix (`anthropic/`, `us.anthropic.`), a dot in the version and a date or other suffix do not matter.
+    """
+    plain = model.lower().replace(".", "-")
+    for rules in table:
+        if any(_pattern(part).search(plain) for part in rules.models):
+            return rules
+    return None
+
+
+@lru_cache(maxsize=256)
+def _pattern(part: str) -> re.Pattern[str]:
+    """Match `part` of a model's name, but not the beginning of a longer version or of a date."""
+    return re.compile(rf"claude-{re.escape(part)}(?![0-9])" if part else "claude-")

@@ -1,0 +1,138 @@
+"""The content before a thinking block as a running digest, and where two such contents begin to differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.mock.thinking_blocks import THINKING_TYPES
+from gateway.mock.wire import JsonObject
+
+#: Digests remembered for saying where a prefix differs, the newest.
+MAX_REMEMBERED: Final = 100_000
+
+_DIGEST_BYTES: Final = 12
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Part(NamedTuple):
+    """One part of a prefix, as an error names it, and the digest of the prefix up to and including it."""
+
+    name: str
+    digest: bytes
+
+
+class Prefix:
+    """The content of a request up to some point. It grows by `add`; thinking blocks are not part of it."""
+
+    def __init__(self, system: object, tools: list[JsonObject] | None) -> None:
+        """Begin with the system prompt and the tools; a tool with `defer_loading` counts where it is referenced."""
+        offered = tools or []
+        self._deferred = {str(tool.get("name")): tool for tool in offered if tool.get("defer_loading") is True}
+        loaded = [_plain(tool) for tool in offered if tool.get("defer_loading") is not True]
+        self._parts: list[Part] = []
+        self._grow("system", [_plain(block) for block in blocks_of(system)])
+        self._grow("tools", loaded)
+        self._start = list(self._parts)
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all parts."""
+        return self._parts[-1].digest
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return the parts so far; a copy."""
+        return list(self._parts)
+
+    def restart(self) -> None:
+        """Forget everything but the system prompt and the tools, as at a compaction block."""
+        self._parts = list(self._start)
+
+    def add(self, name: str, role: str, block: JsonObject, *, opens: bool) -> None:
+        """Add a content block of a message; `opens`: the first one of its message that is not thinking."""
+        named = {name: self._deferred.get(name) for name in _references(block)}
+        tools = [_plain(tool) for tool in named.values() if tool is not None]
+        self._grow(name, [role if opens else "", _plain(block), *tools])
+
+    def _grow(self, name: str, value: object) -> None:
+        before = self._parts[-1].digest if self._parts else b""
+        digest = hashlib.blake2b(before + _encode(value), digest_size=_DIGEST_BYTES).digest()
+        self._parts.append(Part(name, digest))
+
+
+class PrefixMemory:
+    """Remembers which part each digest ends with, so that an error can name the first part that changed."""
+
+    def __init__(self) -> None:
+        self._before: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def remember(self, prefix: Prefix) -> None:
+        """Remember the digests of `prefix`."""
+        before = b""
+        for part in prefix.parts:
+            self._before[part.digest] = before
+            self._before.move_to_end(part.digest)
+            before = part.digest
+        while len(self._before) > MAX_REMEMBERED:
+            self._before.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._before.clear()
+
+    def first_change(self, wanted: bytes, parts: list[Part]) -> str | None:
+        """Return the name of the first of `parts` that is not in the prefix with the digest `wanted`.
+
+        None if that prefix is no longer remembered, or if `parts` only lacks its end.
+        """
+        known: set[bytes] = set()
+        while wanted in self._before:
+            known.add(wanted)
+            wanted = self._before[wanted]
+        if wanted:
+            return None
+        return next((part.name for part in parts if part.digest not in known), None)
+
+
+def blocks_of(content: object) -> list[JsonObject]:
+    """Return the content blocks of a message or system prompt; a string is one text block."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def is_thinking(block: JsonObject) -> bool:
+    """Return True for a block that holds thinking."""
+    return block.get("type") in THINKING_TYPES
+
+
+def _plain(block: JsonObject) -> JsonObject:
+    """Return `block` without what does not change its meaning: cache marks, nulls, the query of a URL."""
+    plain = {key: value for key, value in block.items() if key != "cache_control" and value is not None}
+    if "content" in plain:
+        plain["content"] = [_plain(inner) for inner in blocks_of(plain["content"])] or plain["content"]
+    source = plain.get("source")
+    if isinstance(source, dict) and isinstance(source.get("url"), str):
+        # A signed URL that was renewed serves the same file. Without fetching it, the path stands for the file.
+        address = urlsplit(source["url"])
+        plain["source"] = {**source, "url": f"{address.netloc}{address.path}"}
+    return plain
+
+
+def _references(value: object) -> Iterator[str]:
+    """Yield the names of the tools that a content block refers to."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            if item.get("type") == "tool_reference":
+                yield str(item.get("tool_name", item.get("name")))
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item

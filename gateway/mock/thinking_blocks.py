@@ -1,0 +1,73 @@
+"""Sign thinking blocks, and read signatures back. A signature holds all that a later request is checked against."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import Final
+
+import msgspec
+
+#: Types of content blocks that hold thinking.
+THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking"})
+
+#: Not a secret: signatures must be the same in every run, so that recorded sessions can be replayed.
+_KEY: Final = b"built-in provider"
+_MAC_BYTES: Final = 12
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True):
+    """What a signature says about its thinking block."""
+
+    account: str
+    """The only account that may send the block; empty: every account."""
+    model: str
+    """The name of the rules of the model that created the block."""
+    prefix: bytes
+    """The digest of the content before the block."""
+    previous: bytes
+    """The identifier of the thinking block before it when it was created; empty if there was none."""
+    depth: int
+    """The number of thinking blocks before it when it was created."""
+    response: int
+    """The number of the call that created it."""
+    index: int
+    """Its place among the thinking blocks of its response."""
+    count: int
+    """The number of thinking blocks in its response."""
+
+
+def sign(seal: Seal) -> str:
+    """Return the signature of a thinking block."""
+    data = msgspec.msgpack.encode(seal)
+    return base64.b64encode(_mac(data) + data).decode()
+
+
+def read(signature: str) -> Seal | None:
+    """Return what `signature` says, or None if this provider did not create it."""
+    try:
+        raw = base64.b64decode(signature, validate=True)
+        mac, data = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
+        return msgspec.msgpack.decode(data, type=Seal) if hmac.compare_digest(mac, _mac(data)) else None
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        return None
+
+
+def identifier(signature: str) -> bytes:
+    """Return a short identifier of the thinking block with this signature.
+
+    The visible text is not part of it: the real API accepts a block whose text was edited, because the signature holds
+    the thinking itself.
+    """
+    return hashlib.blake2b(signature.encode(), digest_size=8).digest()
+
+
+def signature_of(block: dict[str, object]) -> object:
+    """Return the signature of a thinking block as the request gives it; redacted thinking has it under `data`."""
+    return block.get("data" if block.get("type") == "redacted_thinking" else "signature")
+
+
+def _mac(data: bytes) -> bytes:
+    return hmac.digest(_KEY, data, "sha256")[:_MAC_BYTES]
