@@ -87,6 +87,20 @@ def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serv
     assert gateway.said == "", "talk goes to stderr"
 
 
+def test_the_built_in_provider_has_the_request_rules_of_claude_models(serving: Serve) -> None:
+    gateway = serving("--mock", "--store", "memory://")
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": "claude-opus-5-5", "max_tokens": 100, "messages": messages, "system": "be brief"}
+    content = gateway.web.post("/v1/messages", body).json["content"]
+    assert [block["type"] for block in content] == ["thinking", "text"]
+    more = [*messages, {"role": "assistant", "content": content}, {"role": "user", "content": "more"}]
+    assert gateway.web.post("/v1/messages", {**body, "messages": more}).status == 200
+    changed = {**body, "messages": more, "system": "be kind"}
+    refused = gateway.web.post("/v1/messages", changed)
+    assert (refused.status, "bound to a different conversation" in refused.json["error"]["message"]) == (400, True)
+    assert gateway.web.post("/v1/messages", changed, {"x-mock": "old_account=1"}).status == 200
+
+
 def test_without_any_configuration_the_built_in_providers_are_shown_and_no_key_is_needed(serving: Serve) -> None:
     lines = serving(env={"OPENAI_API_KEY": SECRET}).log.splitlines()
     assert re.fullmatch(r"  provider  openai +https://api\.openai\.com/v1 +key: OPENAI_API_KEY", lines[1])

@@ -80,6 +80,7 @@ def provider(server: MockServer) -> Provider:
     server.provider.reset()
     server.provider.behaviour = Behaviour()
     server.provider.windows = {}
+    server.provider.claude = ()
     return server.provider
 
 
