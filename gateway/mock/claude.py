@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.mock import tokens
 from gateway.mock.binding import Checked, Terms, check, create
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 _QUOTED: Final = 80
 
 
+class Thoughts(NamedTuple):
+    """The thinking blocks of a response, and their tokens, which are output."""
+
+    blocks: tuple[JsonObject, ...] = ()
+    tokens: int = 0
+
+
+NO_THOUGHTS: Final = Thoughts()
+
+
 @dataclass(frozen=True, slots=True)
 class ClaudeCall:
     """A request that its model accepts."""
@@ -50,16 +60,18 @@ class ClaudeCall:
             found.append((encode(billed), tokens.count_json(billed) + tokens.MESSAGE_TOKENS))
         return found
 
-    def thinking(self, exchange: Exchange, max_tokens: int) -> list[JsonObject]:
-        """Return the thinking blocks of the response; none if the request turns it off or leaves no tokens for it."""
+    def think(self, exchange: Exchange, max_tokens: int) -> Thoughts:
+        """Return the thinking of the response; none if the request turns it off or leaves no tokens for it."""
         messages = self.checked.messages
         if not self.controls.thinks(self.terms.rules, messages):
-            return []
+            return NO_THOUGHTS
         scripted = exchange.turn.thinking if exchange.turn else ()
         texts: Sequence[str] = scripted or (f"The request says: {last_text(messages)[:_QUOTED]}",)
-        if sum(map(tokens.count, texts)) >= max_tokens:
-            return []
-        return create(texts, self.checked, self.terms, exchange.number)
+        spent = sum(map(tokens.count, texts))
+        if spent >= max_tokens:
+            return NO_THOUGHTS
+        shown = [""] * len(texts) if self.controls.hides_thinking else texts
+        return Thoughts(tuple(create(shown, self.checked, self.terms, exchange.number)), spent)
 
 
 def enforce(

@@ -43,6 +43,11 @@ class Controls(msgspec.Struct):
             return "adaptive" if rules.thinks else "disabled"
         return str(self.thinking.get("type"))
 
+    @property
+    def hides_thinking(self) -> bool:
+        """Return True if thinking blocks are to come without their text."""
+        return (self.thinking or {}).get("display") == "omitted"
+
     def thinks(self, rules: ModelRules, messages: Sequence[JsonObject]) -> bool:
         """Return True if the response begins with thinking; `between_tools` has it after tool results only."""
         mode = self.mode(rules)

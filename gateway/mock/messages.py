@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.mock import tokens
-from gateway.mock.claude import enforce
+from gateway.mock.claude import NO_THOUGHTS, enforce
 from gateway.mock.prompts import extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
 from gateway.mock.windows import check_message
@@ -73,11 +73,10 @@ def answer(exchange: Exchange) -> Answer:
     sizes = claude.sizes() if claude else sizes
     prompt, beside = sum(size for _, size in sizes), _beside(body)
     check_message(exchange, body.model, prompt + beside)
-    thinking = claude.thinking(exchange, body.max_tokens) if claude else []
-    spent = sum(tokens.count(str(block["thinking"])) for block in thinking)
-    ask = replace(_ask(body, messages), max_tokens=body.max_tokens - spent)
+    thoughts = claude.think(exchange, body.max_tokens) if claude else NO_THOUGHTS
+    ask = replace(_ask(body, messages), max_tokens=body.max_tokens - thoughts.tokens)
     reply = decide(ask, exchange.turn, exchange.behaviour)
-    reply = replace(reply, output_tokens=reply.output_tokens + spent)
+    reply = replace(reply, output_tokens=reply.output_tokens + thoughts.tokens)
     cached = exchange.provider.cached_tokens(body.model, sizes) if _caches(exchange) else 0
     counted = Usage(prompt + beside, reply.output_tokens, cached)
     usage = exchange.settle(counted)
@@ -90,7 +89,7 @@ def answer(exchange: Exchange) -> Answer:
         usage,
         written=written,
         transformations=claude.transformations if claude else None,
-        thinking=thinking,
+        thinking=thoughts.blocks,
     )
     if body.stream:
         return Stream(list(shape.frames()), body.model, usage)
@@ -161,7 +160,7 @@ class _Shape:
         *,
         written: int,
         transformations: list[JsonObject] | None,
-        thinking: list[JsonObject],
+        thinking: tuple[JsonObject, ...],
     ) -> None:
         self._exchange = exchange
         self._model = model

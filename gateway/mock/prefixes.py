@@ -6,7 +6,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -114,15 +113,20 @@ def is_thinking(block: JsonObject) -> bool:
 
 def _plain(block: JsonObject) -> JsonObject:
     """Return `block` without what does not change its meaning: cache marks, nulls, the query of a URL."""
-    plain = {key: value for key, value in block.items() if key != "cache_control" and value is not None}
+    plain = _bare(block)
     if "content" in plain:
-        plain["content"] = [_plain(inner) for inner in blocks_of(plain["content"])] or plain["content"]
-    source = plain.get("source")
+        plain["content"] = [_bare(inner) for inner in blocks_of(plain["content"])] or plain["content"]
+    return plain
+
+
+def _bare(block: JsonObject) -> JsonObject:
+    """Do the same without the blocks inside a tool result."""
+    bare = {key: value for key, value in block.items() if key != "cache_control" and value is not None}
+    source = bare.get("source")
     if isinstance(source, dict) and isinstance(source.get("url"), str):
         # A signed URL that was renewed serves the same file. Without fetching it, the path stands for the file.
-        address = urlsplit(source["url"])
-        plain["source"] = {**source, "url": f"{address.netloc}{address.path}"}
-    return plain
+        bare["source"] = {**source, "url": source["url"].partition("?")[0]}
+    return bare
 
 
 def _references(value: object) -> Iterator[str]:

@@ -296,6 +296,14 @@ def test_dropped_blocks_are_not_billed(agent: Agent) -> None:
     assert whole["usage"]["input_tokens"] - without["usage"]["input_tokens"] > 500
 
 
+@pytest.mark.parametrize("change", [edit("max_tokens", 200), edit("system", "be quick")])
+def test_counting_gives_what_a_call_is_billed(change: Change, agent: Agent) -> None:
+    body = agent.changed(change)
+    billed = agent.send(body, **BOTH).json["usage"]["input_tokens"]  # type: ignore[arg-type]
+    counted = agent.send(body, path=f"{PATH}/count_tokens", **BOTH).json  # type: ignore[arg-type]
+    assert counted == {"input_tokens": billed}
+
+
 def test_a_stream_reports_in_its_first_event(agent: Agent) -> None:
     events = agent.send(agent.changed(edit("system", "")), stream=True, **BOTH).events  # type: ignore[arg-type]
     assert events[0]["type"] == "message_start"

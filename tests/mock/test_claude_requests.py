@@ -225,6 +225,24 @@ def test_thinking_is_billed_as_output_within_the_limit(claude: Http) -> None:
         assert answer["usage"]["output_tokens"] <= limit
 
 
+def test_hidden_thinking_has_a_signature_and_is_billed(claude: Http) -> None:
+    shown, hidden = (
+        send(claude, "opus-5-5", thinking={"type": "adaptive", "display": display}).json
+        for display in ("summarized", "omitted")
+    )
+    assert (bool(shown["content"][0]["thinking"]), hidden["content"][0]["thinking"]) == (True, "")
+    assert shown["usage"] == hidden["usage"]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": hidden["content"]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "found"}]},
+    ]
+    assert send(claude, "opus-5-5", messages=messages).status == 200
+    events = send(claude, "opus-5-5", thinking={"type": "adaptive", "display": "omitted"}, stream=True).events
+    kinds = [event["delta"]["type"] for event in events if event.get("index") == 0 and "delta" in event]
+    assert kinds == ["signature_delta"]
+
+
 def test_a_provider_without_rules_enforces_none(web: Http, provider: Provider) -> None:
     thinking = {"type": "thinking", "thinking": "x", "signature": "none of ours"}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [thinking]}]
