@@ -130,9 +130,15 @@ def move_reminder(body: Body) -> None:
     body["system"] += body["messages"].pop(5)["content"]
 
 
+def split_message(body: Body) -> None:
+    first, *rest = body["messages"][0]["content"]
+    body["messages"][0:1] = [{"role": "user", "content": [first]}, {"role": "user", "content": rest}]
+
+
 def mark_for_caching(body: Body) -> None:
     mark = {"type": "ephemeral"}
     body["messages"][2]["content"][0]["cache_control"] = mark
+    body["messages"][2]["content"][0]["content"] = [{"type": "text", "text": "a b c " * 9, "cache_control": mark}]
     body["messages"][0]["content"][0]["cache_control"] = mark
     body["tools"][0]["cache_control"] = mark
     body["system"] = [{"type": "text", "text": "be brief", "cache_control": mark}]
@@ -150,6 +156,7 @@ VALID: dict[str, Change] = {
     "append messages": lambda body: body["messages"].append(user("and more")),
     "move cache marks": mark_for_caching,
     "change the order of keys": other_key_order,
+    "send a null": edit("messages/0/content/0/citations", None),
     "change max_tokens": edit("max_tokens", 250),
     "change the effort": edit("output_config", {"effort": "low"}),
     "change tool_choice": edit("tool_choice", {"type": "none"}),
@@ -200,6 +207,8 @@ INVALID: dict[str, tuple[Change, str, str]] = {
     "swap two messages": (
         lambda body: body["messages"].insert(4, body["messages"].pop(5)), "6", first("messages.4.content.0"),
     ),
+    "split a message in two": (split_message, "2", first("messages.1.content.0")),
+    "change the role of a message": (edit("messages/5/role", "user"), "6", first("messages.5.content.0")),
     "reword a turn-scoped message": (edit("messages/5/content", "gone"), "6", first("messages.5.content.0")),
     "remove a turn-scoped message": (remove(5), "5", ""),
     "move a system message to the top": (move_reminder, "1", SYSTEM),
@@ -302,6 +311,14 @@ def test_counting_gives_what_a_call_is_billed(change: Change, agent: Agent) -> N
     billed = agent.send(body, **BOTH).json["usage"]["input_tokens"]  # type: ignore[arg-type]
     counted = agent.send(body, path=f"{PATH}/count_tokens", **BOTH).json  # type: ignore[arg-type]
     assert counted == {"input_tokens": billed}
+
+
+def test_a_thinking_block_is_billed_as_its_text(agent: Agent) -> None:
+    whole, without = (
+        agent.send(agent.changed(change)).json["usage"]["input_tokens"] for change in (thinking(), thinking(1))
+    )
+    assert agent.messages[1]["content"][0]["thinking"] == "The request says: find it"
+    assert whole - without == 6
 
 
 def test_a_stream_reports_in_its_first_event(agent: Agent) -> None:
@@ -439,8 +456,9 @@ def test_a_forged_signature_is_refused_whatever_is_asked_for(signature: str, con
 
 def test_a_changed_signature_is_forged(agent: Agent) -> None:
     signature = agent.messages[3]["content"][0]["signature"]
-    other = signature[:-4] + ("AAAA" if signature[-4:] != "AAAA" else "BBBB")
-    assert agent.send(agent.changed(edit("messages/3/content/0/signature", other))).status == 400
+    other = ("AAAA" if signature[:4] != "AAAA" else "BBBB") + signature[4:]
+    refused = agent.send(agent.changed(edit("messages/3/content/0/signature", other)))
+    assert refused.json["error"]["message"] == "messages.3.content.0: Invalid `signature` in `thinking` block"
 
 
 def test_a_missing_signature_and_unknown_redacted_thinking_are_refused(agent: Agent) -> None:
