@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from gateway.bound_thinking import BoundCall, Choice, MakePlan, Planned, joined
 from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
+from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import Provider
+from gateway.core.message import digest, encode
 from gateway.core.modes import ResponseMode, mode_for, stricter
 from gateway.core.plan import Plan
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import SessionState
 from gateway.core.spending import (
     affordable_input,
     bounds_answers,
@@ -24,18 +29,22 @@ from gateway.core.spending import (
     remaining_fraction,
     room_in,
 )
-from gateway.core.views import VIEWED
+from gateway.core.views import VIEWED, View
 from gateway.dialects.base import Call
-from gateway.dialects.contents import TOO_MUCH, Contents, with_messages
+from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
 from gateway.dialects.fields import join
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
+from gateway.dialects.thinking_error import ThinkingRefusal
+from gateway.dialects.thinking_fields import manages_thinking, with_drop_block
 from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
-from gateway.results import Results
+from gateway.results import Results, Showing
 from gateway.stores.learner import Learner
 from gateway.summaries import NoSummaryError, Summaries
+
+logger = logging.getLogger("gateway")
 
 #: tokens; a provider that names a smaller limit means something else by the number
 _LEAST_LIMIT: Final = 256
@@ -44,6 +53,9 @@ _SHORTER: Final = 0.8
 #: tokens; every model that is served today has a window at least so large
 _LEAST_KNOWN: Final = 4_096
 _UNKEPT: Final = "decision not kept: the store is away"
+
+#: a response mode, and whether results are shown in it that were sent in another one before
+ModeTry = tuple[ResponseMode, bool]
 
 
 class Composer:
@@ -70,19 +82,27 @@ class Composer:
         self._facts = facts
         self._has_modes = has_modes
 
-    def modes(self, progress: Progress) -> tuple[ResponseMode, ...]:
-        """The modes to show tool results in: as the budget and the call ask for, and one for when that is too much."""
-        incoming, budgets = progress.incoming, progress.book.budgets
-        asked = incoming.directives.mode
-        if incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
-            return ("raw",)
+    def modes(self, progress: Progress) -> tuple[ModeTry, ...]:
+        """Return how to show tool results: as the budget and the call ask for, then shorter where that is too much."""
+        incoming, budgets, route = progress.incoming, progress.book.budgets, progress.route
+        asked, wire = incoming.directives.mode, incoming.endpoint.wire
+        if wire not in VIEWED or incoming.purpose is not None:
+            return (("raw", True),)
+        # A model that binds thinking to its prefix has reasoned about results as they were sent.
+        is_bound = wire is not None and self._planner.is_bound(route, wire)
         if not self._has_modes or not budgets:
-            return (asked,)
+            return ((asked, not is_bound),)
         mode = stricter(asked, mode_for(remaining_fraction(budgets)))
-        return (mode,) if mode == "handle_only" else (mode, "handle_only")
+        tries: list[ModeTry] = [(mode, False)] if is_bound else []
+        tries.append((mode, True))
+        if mode != "handle_only":
+            tries.append(("handle_only", True))
+        return tuple(tries)
 
-    async def compose(self, progress: Progress, call: Call, mode: ResponseMode) -> None:
+    async def compose(self, progress: Progress, call: Call, mode: ResponseMode, *, anew: bool) -> None:
         """Weigh the request and decide what of it is sent.
+
+        `anew`: show all tool results in this mode, also those that the model has reasoned about in another one.
 
         Raises:
             InvalidRequest: it has too many messages for the budget that it asks for.
@@ -92,24 +112,127 @@ class Composer:
         if contents is None:
             return
         progress.mode = mode
-        contents = await self._shown(progress, contents, mode)
-        route, asked = progress.route, progress.incoming.directives.context
+        bound = progress.thinking = self._bound(progress, contents)
+
+        async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
+            asked, affordable = await self._ask(progress, contents, len(call.body), choice)
+            return Planned(
+                *await self._plan_within(progress, asked, most, may_sum_up=may_sum_up), progress.showing, affordable
+            )
+
+        if bound is None:
+            planned = await plan(Choice(modes=((0, mode),)))
+        else:
+            planned = await bound.choose(bound.first_choice(mode, anew=anew), mode, plan)
+        await self._take(progress, planned)
+        # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
+        is_ledgers = progress.taken is None and planned.plan.context.budget == planned.affordable
+        if planned.plan.overflow is not None and not is_ledgers:
+            raise planned.plan.overflow
+        await self._remember(progress, planned.plan)
+
+    def _bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
+        """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
+
+        `is_known`: the provider has just said that it does. The session remembers that for the conversation.
+        """
+        route, prefixes = progress.route, progress.remembered.state.sent_prefixes
+        is_listed = is_known or (contents.wire in VIEWED and self._planner.is_bound(route, contents.wire))
+        conversation = self._planner.bound(contents, _salt(progress)) if is_listed or prefixes else None
+        known = conversation.find(prefixes.values()) if conversation is not None else None
+        if conversation is None or not (is_listed or known):
+            return None
+        tools = progress.narrowed.fields.get("tools")
+        name = digest(encode(tools)).hex() if tools is not None else ""
+        bound = BoundCall(contents, conversation, known, name)
+        bound.keeps_round = known is not None and known.keeps_round
+        return bound
+
+    async def _ask(self, progress: Progress, received: Contents, size: int, choice: Choice) -> tuple[Asked, int | None]:
+        """Return what is to be planned, and the input tokens that the budgets leave; None where none says anything."""
+        contents = await self._chosen(progress, received, choice)
+        route, asked, bound = progress.route, progress.incoming.directives.context, progress.thinking
         facts, output = self._facts(route), progress.output_limit(contents.fields, contents.wire)
         if progress.taken is None:
             progress.affordable = self._left_for_input(progress, output)
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
-        budget = least(asked.budget, affordable, step)
-        # Decisions for a fallback are kept apart: it goes on from none of the first model's, and replaces none.
-        salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
-        wishes, weighing = Wishes(asked.trim, budget, output, asked.betas), self._weighing(progress, contents)
-        progress.asked = Asked(contents, route, facts, wishes, len(call.body), salt, weighing)
-        progress.plan = await self._plan(progress, progress.asked)
-        # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
-        is_ledgers = progress.taken is None and progress.plan.context.budget == affordable
-        if progress.plan.overflow is not None and not is_ledgers:
-            raise progress.plan.overflow
-        await self._remember(progress, progress.plan)
+        wishes = Wishes(asked.trim, least(asked.budget, affordable, step), output, asked.betas)
+        made = Asked(
+            contents, route, facts, wishes, size, _salt(progress), self._weighing(progress, contents),
+            received=None if contents is received else received,
+            keeps_decisions=bound is not None and bound.known is not None,
+        )  # fmt: skip
+        return made, affordable
+
+    async def _plan_within(
+        self, progress: Progress, asked: Asked, most: int | None, said: LengthLimit | None = None, *, may_sum_up: bool
+    ) -> tuple[Asked, Plan]:
+        """Plan for fewer input tokens than the budget where `most` says so; the record names the budget."""
+        if most is None:
+            return asked, await self._plan(progress, asked, said, may_sum_up=may_sum_up)
+        wishes = replace(asked.wishes, budget=least(asked.wishes.budget, most))
+        plan = await self._plan(progress, replace(asked, wishes=wishes), said, may_sum_up=may_sum_up)
+        unlimited = await self._planner.budget(asked, progress.remembered)
+        return asked, replace(plan, context=replace(plan.context, budget=unlimited))
+
+    async def _chosen(self, progress: Progress, received: Contents, choice: Choice) -> Contents:
+        """Return what was received with some of its thinking removed, and its tool results in some modes."""
+        bound = progress.thinking
+        contents = received if bound is None else bound.without(choice, self._planner.known)
+        return await self._shown(progress, contents, choice)
+
+    async def _planned_again(self, progress: Progress, asked: Asked, wishes: Wishes, said: LengthLimit) -> Planned:
+        """Plan a call again that the provider refused for its length."""
+        bound, asked = progress.thinking, replace(asked, wishes=wishes)
+        if bound is None:
+            return Planned(asked, await self._plan(progress, asked, said), progress.showing, None)
+        return await bound.choose(bound.choice, progress.mode or "raw", self._replan(progress, bound, asked, said))
+
+    def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
+        """Return what plans a call again with other thinking removed, and everything else as it was asked."""
+
+        async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
+            contents = await self._chosen(progress, bound.received, choice)
+            received = None if contents is bound.received else bound.received
+            again = replace(asked, contents=contents, weighing=None, received=received)
+            made = await self._plan_within(progress, again, most, said, may_sum_up=may_sum_up)
+            return Planned(*made, progress.showing, None)
+
+        return plan
+
+    async def _take(self, progress: Progress, planned: Planned) -> None:
+        """Send what was planned. The record says what response modes and removed thinking left out of it."""
+        asked, plan, showing, _ = planned
+        progress.asked, progress.plan, progress.showing = asked, plan, showing
+        if asked.received is None and progress.thinking is None:
+            return
+        saved: dict[str, int] = {}
+        trimmed = dict(showing.counts) if showing is not None else {}
+        thinking = progress.thinking.record(planned.sent) if progress.thinking is not None else None
+        tokens, received = plan.context.original_tokens, asked.received or asked.contents
+        if asked.is_changed:
+            tokens = await self._tokens(progress, asked, received)
+        if trimmed:
+            bare = progress.thinking.bare if progress.thinking is not None else received
+            with_modes = await self._tokens(progress, asked, bare)
+            saved = dict.fromkeys(trimmed, max(0, with_modes - plan.context.original_tokens) // len(trimmed))
+        if thinking is not None and thinking.sent < thinking.received:
+            trimmed["thinking"] = thinking.received - thinking.sent
+            saved["thinking"] = max(0, tokens - plan.context.original_tokens - sum(saved.values()))
+        context = replace(
+            plan.context,
+            original_tokens=tokens,
+            trimmed={**trimmed, **plan.context.trimmed},
+            saved={**saved, **plan.context.saved},
+            thinking=thinking,
+        )
+        progress.plan = replace(plan, context=context)
+
+    async def _tokens(self, progress: Progress, asked: Asked, contents: Contents) -> int:
+        """Return the input tokens that the provider would be expected to report for other contents of a call."""
+        weighing = await self._planner.weigh(replace(asked, contents=contents, weighing=None), progress.remembered)
+        return weighing.came.tokens
 
     def _left_for_input(self, progress: Progress, output: int | None) -> int | None:
         """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
@@ -161,31 +284,41 @@ class Composer:
             )
         return contents
 
-    async def _shown(self, progress: Progress, contents: Contents, mode: ResponseMode) -> Contents:
-        """The contents with tool results in this mode."""
+    async def _shown(self, progress: Progress, contents: Contents, choice: Choice) -> Contents:
+        """Return the contents with tool results in the modes of this choice."""
         progress.showing = None
-        if mode == "raw" or contents.messages is None:
+        modes = {mode for _, mode in choice.modes} - {"raw"}
+        if not modes or contents.messages is None:
             return contents
         view = self._planner.view(contents)
+        found = {mode: await self._show(progress, view, mode) for mode in modes}
+        bound = progress.thinking
+        showing = found.popitem()[1] if bound is None else joined(bound.conversation, view, choice, found)
+        progress.showing = showing
+        if showing is None:
+            return contents
+        return with_messages(contents, view.shown(showing.messages), self._planner.known)
+
+    async def _show(self, progress: Progress, view: View, mode: ResponseMode) -> Showing | None:
+        """Return all tool results in one mode, or None if none of them changes."""
         # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
         session = None if progress.book.is_blind else progress.session
         # Full texts that the agent asked for by handle go out, unless the budget is so low that the call were refused.
         is_asked, left = mode == progress.incoming.directives.mode, remaining_fraction(progress.book.budgets)
         is_answered = mode != "handle_only" or (is_asked and mode_for(left) != "handle_only")
-        showing = progress.showing = await self._results.show(
+        return await self._results.show(
             view.messages, mode, session, is_summed=self._result_summaries.is_on, is_answered=is_answered
         )
-        if showing is None:
-            return contents
-        return with_messages(contents, view.shown(showing.messages), self._planner.known)
 
     async def sum_up(self, progress: Progress, call: Call) -> bool:
         """Have results summed up, now that the call is to be sent; whether it must be composed anew with that."""
         if progress.showing is None or not progress.showing.open:
             return False
-        contents = await self._contents(progress, call)
+        contents, bound = await self._contents(progress, call), progress.thinking
         if contents is None or contents.messages is None:
             return False
+        if bound is not None:
+            contents = bound.bare
         return await self._result_summaries.make(self._planner.view(contents).messages, progress)
 
     async def keep(self, progress: Progress) -> bool:
@@ -196,9 +329,12 @@ class Composer:
         showing, session = progress.showing, progress.session
         return showing is None or session is None or await self._results.keep(showing, session)
 
-    async def _plan(self, progress: Progress, asked: Asked, said: LengthLimit | None = None) -> Plan:
+    async def _plan(
+        self, progress: Progress, asked: Asked, said: LengthLimit | None = None, *, may_sum_up: bool = True
+    ) -> Plan:
         """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
-        plan = await self._planner.plan(asked, progress.remembered, said, use=progress.use)
+        use: Use = progress.use if may_sum_up else "off"
+        plan = await self._planner.plan(asked, progress.remembered, said, use=use)
         if plan.needs is None:
             return plan
         progress.use = "off"
@@ -210,17 +346,23 @@ class Composer:
 
     async def _remember(self, progress: Progress, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
-        epoch, session = plan.epoch, progress.session
-        if epoch is None or session is None:
+        epoch, session, bound = plan.epoch, progress.session, progress.thinking
+        prefix = bound.to_remember(progress.sent_messages) if bound is not None and plan.overflow is None else None
+        if session is None or (epoch is None and prefix is None):
             return
         if progress.book.is_blind:
             progress.notes["context"] = _UNKEPT
             return
         texts = progress.remembered.state.summaries
+        before = bound.known.received if bound is not None and bound.known is not None else None
+
+        def change(state: SessionState) -> SessionState:
+            if prefix is not None:
+                state = state.with_sent_prefix(prefix.to_json(), instead_of=before)
+            return state if epoch is None else state.with_epoch(epoch, instead_of=plan.resumed, summaries=texts)
+
         try:
-            await self._store.update(
-                session, lambda state: state.with_epoch(epoch, instead_of=plan.resumed, summaries=texts)
-            )
+            await self._store.update(session, change)
         except StoreUnavailable:
             # The next turn decides anew: it costs the provider's cache, and is no reason to refuse this one.
             progress.notes["context"] = _UNKEPT
@@ -229,14 +371,18 @@ class Composer:
         """What is sent: the client's own bytes where nothing has to change."""
         plan, asked, model = progress.plan, progress.asked, progress.route.model
         messages = plan.messages if plan is not None else None
-        if messages is None and asked is not None and (progress.showing is not None or asked.contents.marked):
+        if messages is None and asked is not None and (asked.is_changed or asked.contents.marked):
             messages = asked.contents.messages
+        if asked is None and progress.thinking is not None:
+            return call.written(model, {"messages": join(progress.thinking.bare.messages or ())})
         wire = progress.incoming.endpoint.wire
         changes: dict[str, object] = dict(progress.narrowed.fields)
         if wire is not None:
             changes |= self._limited(progress, call, wire, provider)
             if messages is not None:
                 changes[ITEMS[wire]] = join(messages)
+        if progress.thinking is not None and progress.thinking.keeps_round:
+            changes["thinking"] = with_drop_block(call)
         if ask_usage:
             changes |= progress.dialect.usage_wish(call)
         return call.written(model, changes)
@@ -281,17 +427,74 @@ class Composer:
         if asked is None or plan is None:
             return False
         held = self._held(progress)
-        within = replace(asked, wishes=replace(asked.wishes, budget=least(asked.wishes.budget, held)))
-        again = await self._plan(progress, within, self._learn_limit(progress, asked, plan, found))
+        wishes = replace(asked.wishes, budget=least(asked.wishes.budget, held))
+        said = self._learn_limit(progress, asked, plan, found)
+        before = progress.showing
+        planned = await self._planned_again(progress, asked, wishes, said)
+        again = planned.plan
         progress.notes["context"] = "the provider refused it for its length"
-        is_shorter = again.messages not in (None, plan.messages) or self._has_less_room(progress, asked, plan, again)
+        is_shorter = (
+            again.messages not in (None, plan.messages)
+            or (progress.thinking is not None and planned.sent != progress.sent_messages)
+            or self._has_less_room(progress, asked, plan, again)
+        )
         # What the provider said of its count may make even the least that can be sent weigh more than is held.
         is_over = held is not None and again.context.tokens > held
         if again.overflow is not None or not is_shorter or is_over:
+            progress.showing = before
             return False
-        progress.plan = again
+        await self._take(progress, planned)
         progress.notes["context"] += ", and it was fitted again"
         await self._remember(progress, again)
+        return True
+
+    async def repair_thinking(self, progress: Progress, call: Call, refusal: ThinkingRefusal) -> bool:
+        """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
+
+        Not for a client that sets `block_binding` itself, nor for Claude Code: both handle the refusal.
+        """
+        asked = progress.asked
+        if manages_thinking(progress.incoming.headers, call):
+            return False
+        if asked is None:
+            return refusal.kind == "binding" and self._count_without_thinking(progress, call)
+        if asked.contents.messages is None:
+            return False
+        received = asked.received or asked.contents
+        bound = progress.thinking or self._bound(progress, received, is_known=True)
+        if bound is None or (refusal.kind == "round" and received.wire != "messages"):
+            return False
+        progress.thinking = bound
+        raws, place = progress.sent_messages, refusal.message
+        is_named = received.wire == "messages" and place is not None and place < len(raws)
+        first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
+        before = raws, bound.keeps_round
+        plan = self._replan(progress, bound, asked, None)
+        planned = await bound.repaired(refusal, first or 0, progress.mode or "raw", plan)
+        if planned.plan.overflow is not None or (planned.sent, bound.keeps_round) == before:
+            return False
+        await self._take(progress, planned)
+        await self._remember(progress, planned.plan)
+        progress.notes["thinking"] = "refused by the provider, removed, and sent again"
+        logger.warning(
+            "call %s: %s refused thinking blocks (%s); they are removed from this conversation",
+            progress.incoming.call_id, progress.route.provider, refusal.kind,
+        )  # fmt: skip
+        return True
+
+    def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
+        """Ask a provider to count a request without its thinking; return whether there is any.
+
+        Only trimmed conversations come here: their thinking is bound to what was sent, and this is what was received.
+        """
+        contents = contents_of(call, "messages", self._planner.known) if b"thinking" in call.body else None
+        conversation = self._planner.bound(contents, "") if contents is not None else None
+        if contents is None or conversation is None or not conversation.thinking:
+            return False
+        bound = progress.thinking = BoundCall(contents, conversation, None, "")
+        bound.choice = Choice(removed=((0, conversation.size),))
+        bound.without(bound.choice, self._planner.known)
+        progress.notes["thinking"] = "refused by the provider; counted without it"
         return True
 
     @staticmethod
@@ -320,3 +523,9 @@ class Composer:
             self._learner.report_limit(asked.route.provider, asked.limited, said)
             return said
         return LengthLimit(int((context.tokens - context.kept) * _SHORTER))
+
+
+def _salt(progress: Progress) -> str:
+    """Return a name for the route of a fallback: decisions for it are kept apart from those for the first model."""
+    route = progress.route
+    return "" if route is progress.routes[0] else f"{route.provider}/{route.model}"

@@ -16,7 +16,7 @@ from gateway.core.counting.request import ITEMS, wire_of
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting.receipt import Fate
 from gateway.core.plan import Plan
-from gateway.core.record import ContextRecord
+from gateway.core.record import ContextRecord, ThinkingRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.core.views import VIEWED
@@ -192,11 +192,17 @@ def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
         "tool_tokens": context.tool_tokens,
         "tools": tools_json(context.tool_weights),
         "trimmed": context.trimmed,
+        "thinking": thinking_json(context.thinking) if context.thinking is not None else None,
         "shadow": context.shadow,
     }
     if explain:
         found["items"] = [fate_json(index, fate) for index, fate in enumerate(context.message_fates)]
     return found
+
+
+def thinking_json(thinking: ThinkingRecord) -> dict[str, Any]:
+    """Return what became of a call's thinking blocks."""
+    return {"received": thinking.received, "sent": thinking.sent, "reason": thinking.reason or None}
 
 
 def tools_json(weights: ToolWeights) -> dict[str, dict[str, int]]:

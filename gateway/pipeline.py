@@ -388,14 +388,14 @@ class Exchange:
                 held.
         """
         progress, composer, accounts = self._p, self._gateway.composer, self._gateway.accounts
-        modes = composer.modes(progress) if progress.taken is None else (progress.mode or "raw",)
-        for mode in modes:
-            await composer.compose(progress, call, mode)
+        tries = composer.modes(progress) if progress.taken is None else ((progress.mode or "raw", False),)
+        for number, (mode, anew) in enumerate(tries, 1):
+            await composer.compose(progress, call, mode, anew=anew)
             try:
                 if progress.taken is None:
                     await accounts.hold(progress, call)
             except BudgetExhausted:
-                if mode == modes[-1]:
+                if number == len(tries):
                     raise
             else:
                 break
@@ -403,8 +403,8 @@ class Exchange:
             # No result is shown shorter.
             return
         if await composer.sum_up(progress, call):
-            await composer.compose(progress, call, mode)
+            await composer.compose(progress, call, mode, anew=anew)
         if not await composer.keep(progress):
             # Another call took the room, or the store went away: then nothing is left out.
-            await composer.compose(progress, call, "table")
+            await composer.compose(progress, call, "table", anew=True)
             accounts.check_held(progress)

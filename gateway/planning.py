@@ -33,6 +33,7 @@ from gateway.core.message import Hashed, digest
 from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
+from gateway.core.thinking import BoundConversation
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.base import Call
@@ -55,6 +56,8 @@ _FITTING: Final = 1
 _BUILT: Final = 20
 #: bytes that a character of a text takes at the most
 _CHARACTER: Final = 4
+#: tokens: a budget that leaves nothing out, for what was decided under a smaller one
+_ENOUGH: Final = 2**40
 #: how long a choice may wait for others without losing time of its own, in deadlines
 _MOST_WAITED: Final = 5
 
@@ -84,7 +87,8 @@ class Asked:
 
     `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
     empty; `weighing`: what these contents weighed for this route, where that was found just now; `form`: what the
-    format is called, where it may be read as another.
+    format is called, where it may be read as another. `received`: what the client sent, None where that is the same;
+    `keeps_decisions`: what was decided for the conversation stays in force, also where it would fit without.
     """
 
     contents: Contents
@@ -95,6 +99,13 @@ class Asked:
     salt: str = ""
     weighing: Weighing | None = None
     form: str = ""
+    received: Contents | None = None
+    keeps_decisions: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the contents are not what the client sent: results in a response mode, or thinking removed."""
+        return self.received is not None
 
     @property
     def limited(self) -> str:
@@ -144,6 +155,7 @@ class Planner:
         translated: frozenset[str] = frozenset(),
     ) -> None:
         self.policy = policy
+        self._keeping = replace(policy, fit=replace(policy.fit, keeps_decisions=True))
         self._estimator = estimator
         self._is_loaded = is_loaded
         self._learner = learner
@@ -171,24 +183,35 @@ class Planner:
         alone = await self._planned(asked, weighing.alone, remembered, use)
         return alone if alone.is_safe else plan
 
+    async def budget(self, asked: Asked, remembered: Remembered) -> int | None:
+        """Return the input tokens that a call may take; None where nothing limits it."""
+        weighing = await self._weigh(asked, remembered, None)
+        return budget_of(self.policy, within(asked.facts, asked.wishes, weighing.learned.limit), asked.wishes)
+
     async def _planned(self, asked: Asked, weighing: Weighing, remembered: Remembered, use: Use) -> Plan:
         came, learned, keys, beside = weighing
         facts = within(asked.facts, asked.wishes, learned.limit)
         budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
         trim = asked.wishes.trim or self.policy.trim
         unchanged = as_it_came(came, budget, self.policy.safety, window=window)
-        if budget is None or trim == "off":
+        if trim == "off" or (budget is None and not asked.keeps_decisions):
             return unchanged
+        if budget is None:
+            plan = await self._planned(
+                replace(asked, wishes=replace(asked.wishes, budget=_ENOUGH)), weighing, remembered, use
+            )
+            return replace(plan, context=replace(plan.context, budget=None))
         if keys is None or asked.contents.wire not in VIEWED:
             return await self._of_one_text(unchanged, asked, came, budget, trim)
-        if came.fits(budget, self.policy.safety):
+        if came.fits(budget, self.policy.safety) and not asked.keeps_decisions:
             self._read_ahead(came, asked.contents, keys, budget)
             return unchanged
         scales, since = Scales(self._estimator, self._reader(came), beside), self._clock()
+        policy = self._keeping if asked.keeps_decisions else self.policy
 
         def choose() -> Plan:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
-            room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt, window)
+            room = Room(budget, policy, is_shadow, remembered.state, learned, deadline, use, asked.salt, window)
             return self._roomy(came, asked, keys, room, scales)
 
         try:
@@ -262,6 +285,17 @@ class Planner:
         except RuntimeError:
             # The worker is stopping.
             self._reading_ahead.release()
+
+    def is_bound(self, route: Route, wire: Wire) -> bool:
+        """Return whether a model binds thinking to its prefix."""
+        return self._estimator.families.of(route.model, route.provider, wire).binding == "prefix"
+
+    def bound(self, contents: Contents, salt: str) -> BoundConversation | None:
+        """Return the conversation for a model that binds thinking to its prefix, or None if it has no messages."""
+        if contents.wire not in VIEWED or contents.messages is None:
+            return None
+        received = Hashed(contents.messages, unmarked=_unmarked(contents))
+        return BoundConversation(contents.wire, received, salt=salt, book=self._views)
 
     async def contents(self, call: Call, wire: Wire) -> Contents | None:
         """See `contents_of`."""

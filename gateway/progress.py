@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.bound_thinking import BoundCall
 from gateway.budgeting import Book, Taken
 from gateway.calls import Incoming, Stepped
 from gateway.core.counting.measure import Wire
@@ -73,6 +74,7 @@ class Progress:
         narrowed: how the provider is told which tools may be called.
         mode: how its tool results are shown.
         showing: its tool results as they are shown; None where all are as they came.
+        thinking: of a call to a model that binds thinking to its prefix: what is sent of it; None for other models.
         asked: what was planned for: contents, route, limits.
         use: whether a summary of left-out messages may still be asked for; a call waits for one at most.
         plan: what of the messages is sent, and what that weighs.
@@ -123,6 +125,7 @@ class Progress:
     narrowed: Narrowing = NOT_NARROWED
     mode: ResponseMode | None = None
     showing: Showing | None = None
+    thinking: BoundCall | None = None
     asked: Asked | None = None
     use: Use = "ask"
     plan: Plan | None = None
@@ -181,6 +184,13 @@ class Progress:
         # Where results are shown shorter, the contents are not all that came.
         contents = self.asked.contents if self.asked is not None and self.showing is None else None
         return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire, contents)
+
+    @property
+    def sent_messages(self) -> tuple[bytes, ...]:
+        """The messages to send, as planned."""
+        if self.plan is not None and self.plan.messages is not None:
+            return self.plan.messages
+        return (self.asked.contents.messages if self.asked is not None else None) or ()
 
     @property
     def has_next(self) -> bool:

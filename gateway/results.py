@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
@@ -81,12 +82,19 @@ class Kept(NamedTuple):
 class Showing(NamedTuple):
     """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
 
-    `texts`: see `Kept`; `open`: results that may be summed up first, in order.
+    `forms`: of each message, `raw` for one that is sent as it came; `texts`: see `Kept`; `open`: results that may be
+    summed up first, in order.
     """
 
     messages: tuple[bytes, ...]
+    forms: tuple[ResponseMode, ...]
     texts: Mapping[str, Kept]
     open: tuple[Open, ...] = ()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Return how many messages are shown in each form but `raw`."""
+        return {form: number for form, number in Counter(self.forms).items() if form != "raw"}
 
     @property
     def more(self) -> int:
@@ -305,4 +313,4 @@ def _showing(messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[
     if all(one.raw is None for one in shown):
         return None
     sent = tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True))
-    return Showing(sent, texts)
+    return Showing(sent, tuple("raw" if one.raw is None else one.form for one in shown), texts)

@@ -16,6 +16,8 @@ from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import TELLING, TOO_LARGE
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
+from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
+from gateway.dialects.thinking_fields import with_binding_beta
 from gateway.first_event import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.lately import Lately
 from gateway.progress import CLIENT_CLOSED, Progress
@@ -43,13 +45,14 @@ class Sender:
         self._no_stream_usage = Lately(clock)
 
     async def send(self, progress: Progress, call: Call) -> UpstreamReply:
-        """Send the call; once more for each of three things that a refusal may tell us to change.
+        """Send the call; once more for each of four things that a refusal may tell us to change.
 
-        That is: no `stream_options`, another way to say which tools may be called, a shorter request.
+        That is: no `stream_options`, another way to say which tools may be called, a shorter request, thinking blocks
+        that the provider does not accept.
         """
         composer, steps, route = self._composer, self._steps, progress.route
         asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
-        is_fitted = False
+        is_fitted, repaired = False, set[str]()
         while True:
             progress.is_too_long = False
             came = await self._looked_at(
@@ -72,12 +75,21 @@ class Sender:
                 ask_usage = False
             elif steps.narrow_again(progress, body):
                 # What is sent now weighs less.
-                await composer.compose(progress, call, progress.mode or "raw")
+                await composer.compose(progress, call, progress.mode or "raw", anew=False)
             elif found is not None and not is_fitted and await composer.fit_again(progress, found):
                 is_fitted = True
-            else:
+            elif not await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
                 return _passed_on(progress, came, AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
+
+    async def _repaired(
+        self, progress: Progress, call: Call, refusal: ThinkingRefusal | None, before: set[str]
+    ) -> bool:
+        """Return whether to send again without refused thinking; once for each kind of refusal."""
+        if refusal is None or refusal.kind in before:
+            return False
+        before.add(refusal.kind)
+        return await self._composer.repair_thinking(progress, call, refusal)
 
     async def _looked_at(
         self, progress: Progress, call: Call, answer: UpstreamReply, *, is_fitted: bool
@@ -96,13 +108,16 @@ class Sender:
 
     async def _attempt(self, progress: Progress, call: Call, *, ask_usage: bool) -> UpstreamReply:
         incoming = progress.incoming
-        provider = self._providers[progress.route.provider]
+        provider, thinking = self._providers[progress.route.provider], progress.thinking
+        headers = request_headers(
+            incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
+        )
+        if thinking is not None and thinking.keeps_round:
+            headers = with_binding_beta(headers)
         outgoing = Outgoing(
             incoming.method,
             provider.url(incoming.path, incoming.query),
-            request_headers(
-                incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
-            ),
+            headers,
             self._composer.body(progress, call, provider, ask_usage=ask_usage),
             progress.notes.__setitem__,
             progress.work,

@@ -36,7 +36,8 @@ ALLOWED = {
     "results": {"core", "decisions"},
     "calls": {"core", "dialects"},
     "addressing": {"core", "dialects", "calls"},
-    "progress": {"core", "dialects", "calls", "planning", "budgeting", "results"},
+    "bound_thinking": {"core", "dialects", "planning", "results"},
+    "progress": {"core", "dialects", "calls", "planning", "budgeting", "results", "bound_thinking"},
     "records": {"core", "dialects", "progress"},
     "lately": {"core"},
     "first_event": {"core", "dialects", "upstream"},
@@ -48,6 +49,7 @@ ALLOWED = {
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
     "composing": {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
+        "bound_thinking",
     },
     "background": {"core", "dialects", "progress", "records"},
     "fetched": {"core", "stores", "background", "progress", "records", "telling"},
@@ -181,6 +183,8 @@ TESTED_ELSEWHERE = {
     "progress": "test_pipeline.py",
     "accounting": "test_pipeline.py",
     "composing": "e2e/test_context.py",
+    "bound_thinking": "e2e/test_thinking.py",
+    "dialects.thinking_fields": "e2e/test_thinking.py",  # what is sent, and who is left alone
     "background": "e2e/test_background.py",
     "fetched": "e2e/test_background.py",
     "dialects.earlier": "e2e/test_background.py",

@@ -57,6 +57,14 @@ _REASONING_FIELDS: Final = ("reasoning_details", "thinking_blocks", "reasoning_s
 #: `format` of OpenRouter's `reasoning_details` that Claude has written begins with this
 _CLAUDES: Final = "anthropic"
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
+#: A tuple and no set: the type of a part may be any JSON, which cannot always be hashed.
+THINKING_PARTS: Final = ("thinking", "redacted_thinking")
+#: Fields of a chat message that hold thinking: litellm's, OpenRouter's, and those of hosts that show it as text.
+THINKING_FIELDS: Final = (
+    "thinking_blocks", "reasoning_details", "reasoning_content", "reasoning", "reasoning_signature",
+)  # fmt: skip
+#: where litellm puts the same once more
+_LITELLM_FIELDS: Final = "provider_specific_fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +82,9 @@ class Sketch:
     length: int = 0
     #: hash of its text
     text_key: bytes = b""
-    #: Hash of all of it but its cache marks, and but for how its text is put: clients that mark a message write its one
-    #: text as a list, and as a string again once the mark has moved on.
+    #: Hash of all of it but its cache marks and its thinking, and but for how its text is put: clients that mark a
+    #: message write its one text as a list, and as a string again once the mark has moved on. They may leave out
+    #: thinking later.
     identity: bytes = b""
     #: it may be dropped with its unit, but never be rewritten: signed reasoning, images, unknown parts
     sealed: bool = False
@@ -361,7 +370,7 @@ def sketch(raw: bytes) -> Sketch:
         answers=answers,
         length=len(text),
         text_key=text_key,
-        identity=digest(raw) if is_odd or not is_one_text(content) else _identity(message, text_key),
+        identity=digest(raw) if is_odd else _identity(raw, message, text_key),
         sealed=is_odd or _is_sealed(message, content),
         thinks=role == "assistant" and _thinks(message),
         faults=faults,
@@ -382,9 +391,32 @@ def is_one_text(content: object) -> bool:
     )
 
 
-def _identity(message: Message, text_key: bytes) -> bytes:
-    rest = {name: value for name, value in message.items() if name != "content" and name not in CACHE_MARKS}
+def _identity(raw: bytes, message: Message, text_key: bytes) -> bytes:
+    bare = without_thinking(message)
+    if not is_one_text(bare.get("content")):
+        return digest(raw if bare is message else encode(bare))
+    rest = {name: value for name, value in bare.items() if name != "content" and name not in CACHE_MARKS}
     return digest(encode(rest) + text_key)
+
+
+def without_thinking(message: Message) -> Message:
+    """Return an assistant's message without its thinking; the same value if it has none."""
+    if message.get("role") != "assistant":
+        return message
+    changes: dict[str, Any] = {}
+    content, fields = message.get("content"), message.get(_LITELLM_FIELDS)
+    if isinstance(content, list) and any(map(is_thinking, content)):
+        changes["content"] = [part for part in content if not is_thinking(part)] or None
+    if isinstance(fields, Mapping) and "thinking_blocks" in fields:
+        changes[_LITELLM_FIELDS] = {name: value for name, value in fields.items() if name != "thinking_blocks"}
+    if not changes and not any(message.get(name) for name in THINKING_FIELDS):
+        return message
+    return {name: changes.get(name, value) for name, value in message.items() if name not in THINKING_FIELDS}
+
+
+def is_thinking(part: object) -> bool:
+    """Return whether a part of a message's content is thinking of Claude's."""
+    return isinstance(part, Mapping) and part.get("type") in THINKING_PARTS
 
 
 def _calls(message: Message) -> list[Mapping[str, Any]]:

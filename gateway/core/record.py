@@ -56,6 +56,26 @@ def answer_name(answer_id: str) -> str:
     return blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_NAME_BYTES).hexdigest()
 
 
+ThinkingReason = Literal["trim", "mode", "tools", "refused", "earlier", ""]
+THINKING_REASONS: Final = tuple(reason for reason in get_args(ThinkingReason) if reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingRecord:
+    """Thinking blocks of a request to a model that binds them to their prefix.
+
+    Attributes:
+        received: how many the client sent.
+        sent: how many were sent to the provider.
+        reason: why others were removed now: `trim`, `mode`, `tools`, or `refused` by the provider; `earlier` if all of
+            them were removed on earlier calls; empty if none was removed.
+    """
+
+    received: int
+    sent: int
+    reason: ThinkingReason = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ContextRecord:
     """What one call weighed and what was left out of it: numbers and names of rules, no text.
@@ -79,6 +99,7 @@ class ContextRecord:
         margin: tokens that are kept free beside `tokens`, as these are an estimate.
         kept: the part of `tokens` that the request only names: an earlier answer, which its provider keeps.
         beyond: reported input tokens that tell nothing of what was sent: those of further passes of the same call.
+        thinking: what became of thinking blocks; None for models that do not bind them, and where there are none.
     """
 
     tokens: int
@@ -99,6 +120,7 @@ class ContextRecord:
     margin: int = 0
     kept: int = 0
     beyond: int = 0
+    thinking: ThinkingRecord | None = None
 
     @property
     def remaining(self) -> int | None:

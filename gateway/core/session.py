@@ -41,17 +41,19 @@ class SessionState:
     """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last.
 
     `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
-    this one, whose budgets it spends too. `steps`: where its agents are in theirs.
+    this one, whose budgets it spends too. `steps`: where its agents are in theirs. `sent_prefixes`: what was sent of
+    conversations whose thinking is bound to it (`SentPrefix.to_json`), by the hash of what was received; newest last.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     summaries: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
     steps: Places = field(default_factory=dict)
+    sent_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_steps(self, steps: Places) -> SessionState:
         """This state with its agents at these places."""
-        return SessionState(self.epochs, self.summaries, self.parent, steps)
+        return replace(self, steps=steps)
 
     def with_step(self, agent: str, step: StepState) -> SessionState:
         """This state with an agent somewhere else in its steps."""
@@ -78,6 +80,13 @@ class SessionState:
         texts = {**(summaries or {}), **self.summaries}
         named = [name for one in epochs.values() if isinstance(name := one.get("summary"), str) and name in texts]
         return replace(self, epochs=epochs, summaries=_newest(texts, named))
+
+    def with_sent_prefix(self, prefix: Mapping[str, Any], *, instead_of: str | None = None) -> SessionState:
+        """Return this state with one more sent prefix, `instead_of` an earlier one of the same conversation."""
+        received = prefix["received"]
+        kept = {name: old for name, old in self.sent_prefixes.items() if name not in (instead_of, received)}
+        kept[received] = prefix
+        return replace(self, sent_prefixes=dict(list(kept.items())[-MAX_EPOCHS:]))
 
     def with_summary(self, name: str, text: str) -> SessionState:
         """This state with one more summary; the first that was made of the same messages is the one."""

@@ -65,11 +65,13 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-session-unmetered": "`true`: what the call began is billed after its answer and is in no session's totals",
     "x-token-usage": "this call, where its usage is final, as JSON of the same shape as the totals",
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
-    "x-context-tokens-original": "the same for what came, tool results as in `x-response-mode`",
+    "x-context-tokens-original": "the same for what the client sent",
     "x-context-trimmed": (
         "`none`, or the number of messages (of items, in a Responses request) by what was done with them: "
-        "`dedupe=3,condense=12,drop=4`. `unsupported`: what was sent was neither weighed nor cut, whatever its context "
-        "budget, as on paths other than those of chat, responses, messages and completions"
+        "`dedupe=3,condense=12,drop=4`. `table`, `summary`, `handle_only`: tool results in that response mode. "
+        "`thinking`: thinking blocks that were removed, as the model would refuse them. `unsupported`: what was sent "
+        "was neither weighed nor cut, whatever its context budget, as on paths other than those of chat, responses, "
+        "messages and completions"
     ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
     "x-context-conversation-tokens": (

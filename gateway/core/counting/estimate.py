@@ -124,7 +124,7 @@ class Estimator:
         cache: CountCache,
         read: Callable[[bytes], Any] = decoded,
     ) -> None:
-        self._families = families
+        self.families = families
         self._counter_for = counter_for
         self._cache = cache
         self._read = read
@@ -217,7 +217,7 @@ class Estimator:
 
     def family(self, request: Request) -> Family:
         """The family whose numbers a request is weighed with."""
-        return self._families.of(request.model, request.provider, request.wire)
+        return self.families.of(request.model, request.provider, request.wire)
 
     def tokenizer(self, request: Request) -> str:
         """The name of the tokenizer a request is counted with."""

@@ -76,6 +76,11 @@ def fit(
     summaries = summaries or {}
     policy = (policy or FitPolicy()).given(use, summaries, limit)
     came = reader.weights(conversation)
+    if policy.keeps_decisions:
+        draft = Draft.untouched(conversation, reader, came=came, watch=Watch(expired))
+        resumed = _going_on(draft, epoch, limit, policy=policy, salt=salt, summaries=summaries)
+        if resumed is not None:
+            return resumed
     if sum(came) <= limit:
         return Fitted.untouched(conversation, came, sum(came))
     attempt = partial(
@@ -88,6 +93,23 @@ def fit(
             with suppress(ContextOverflow):
                 return attempt(wish)
     return attempt(conversation)
+
+
+def _going_on(
+    draft: Draft, epoch: Epoch | None, limit: int, *, policy: FitPolicy, salt: str, summaries: Mapping[str, str]
+) -> Fitted | None:
+    """Return what an earlier turn decided, continued, if that is within the limit; None if it is not."""
+    try:
+        sent = _resumed(draft, epoch, salt, summaries)
+    except Expired:
+        return None
+    if sent is None or epoch is None:
+        return None
+    weights, before = sent.weights(draft.came, draft.reader.framing), sum(draft.came)
+    if before - weights.saved > limit:
+        return None
+    sent, weights, now = _continued(draft, sent, weights, epoch, limit, policy=policy, salt=salt)
+    return Fitted.having(draft.conversation, draft.came, before, sent=sent, weights=weights, epoch=now)
 
 
 def _with_needed(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:
@@ -192,7 +214,7 @@ def _continued(
     """
     before, last = sum(draft.came), len(draft.came) - 1
     start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
-    if policy.may_drop and lost_task(start):
+    if policy.may_drop and not policy.keeps_decisions and lost_task(start):
         again = with_task(start, limit, may_drop=True)
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()

@@ -42,6 +42,9 @@ class FitPolicy:
     recall_saving: float = 2.0
     #: what a token costs that the provider has cached, in relation to one it has not
     cached_price: float = 0.1
+    #: What an earlier turn decided stays in force while it fits, even if everything would fit without it: the model's
+    #: thinking is bound to what was sent.
+    keeps_decisions: bool = False
     #: for recall; `Condense` has its own
     worth: Worth = field(default_factory=Worth)
 

@@ -9,7 +9,7 @@ from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.fitting import overflow
 from gateway.core.modes import MODES
-from gateway.core.record import OUTCOMES
+from gateway.core.record import OUTCOMES, THINKING_REASONS
 from gateway.core.usage import UsageSource
 
 Schema = Mapping[str, Any]
@@ -260,11 +260,24 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "tool_tokens": whole("tokens of the tool results in what was sent"),
             "tools": named("ToolWeights"),
             "trimmed": table(whole(), "messages (of Responses: items) by what was done with them, as in `items`"),
+            "thinking": maybe(named("Thinking")),
             "shadow": flag("it was only decided; what was sent is what came"),
             "items": rows(named("Fate"), "with `explain=1`: each message that came; empty where nothing was changed"),
             "note": text("where a summary would be asked for first: what is told is what would be sent without it"),
         },
         optional=("items", "note"),
+    ),
+    "Thinking": record(
+        "thinking blocks of a request to a model that accepts them only after an unchanged prefix",
+        {
+            "received": whole("blocks that the client sent"),
+            "sent": whole("blocks that were sent to the provider"),
+            "reason": text(
+                "why others were removed on this call; `earlier`: all of them were removed on earlier calls",
+                null=True,
+                one_of=THINKING_REASONS,
+            ),
+        },
     ),
     "Fate": record(
         "what became of one message",

@@ -76,6 +76,7 @@
  * @property {number} conversation_tokens
  * @property {number} tool_tokens
  * @property {Record<string, number>} trimmed
+ * @property {{received: number, sent: number, reason: string | null} | null} thinking
  * @property {boolean} shadow
  * @property {Item[]} [items]
  */

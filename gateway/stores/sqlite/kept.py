@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import msgspec
@@ -92,10 +93,10 @@ def change(db: sqlite3.Connection, key: SessionKey, make: Change, now: float) ->
     is_moved = state.steps is not before.steps
     if is_moved:
         _keep_row(db, key, called, state.steps, now)
-    is_same = state.epochs is before.epochs and state.summaries is before.summaries and state.parent == before.parent
+    is_same = replace(state, steps=before.steps) == before
     if not (is_same and is_moved):
         # Also where it is the same: with a new `changed_at` it is not deleted as old.
-        rest = SessionState(state.epochs, state.summaries, state.parent)
+        rest = replace(state, steps={})
         db.execute(_KEEP_STATE, (*_at(key), now, states.written(rest)))
     return state
 

@@ -10,6 +10,7 @@ import { Table } from "../table.js";
 import { OUTCOMES, outcome, rules } from "./calls.js";
 
 /** @typedef {import("../types.js").Call} Call */
+/** @typedef {import("../types.js").Context} Context */
 /** @typedef {import("../types.js").Item} Item */
 
 /** What each rule did, and in which colour it is drawn. */
@@ -150,6 +151,7 @@ function receipt({ context, outcome: end, usage, usage_source: source }, heading
         `conversation ${number(context.conversation_tokens)}, tool results ${number(context.tool_tokens)}`,
       ],
       ["Changed", rules(context.trimmed) || "nothing"],
+      ["Thinking", thinking(context)],
       [
         "Estimate",
         off === null ? null : `${percent(Math.abs(off), 1)} ${off >= 0 ? "below" : "above"} what was reported`,
@@ -157,8 +159,29 @@ function receipt({ context, outcome: end, usage, usage_source: source }, heading
     ]),
     items.length
       ? [sharesOf(items), itemsTable(items)]
-      : h("p", { class: "muted" }, isSent ? "Every message was sent as it came." : "No message was sent."),
+      : h("p", { class: "muted" }, isSent ? unchanged(context) : "No message was sent."),
   );
+}
+
+/** @param {Context} context */
+function unchanged({ trimmed }) {
+  return Object.keys(trimmed).length ? "No message was left out or shortened." : "Every message was sent unchanged.";
+}
+
+/** Why thinking blocks were removed, by the reason in the record. */
+const REMOVED = /** @type {Record<string, string>} */ ({
+  trim: "a trim changed what they were created after",
+  mode: "a response mode changed a result that they were created after",
+  tools: "other tools were offered",
+  refused: "the provider refused them",
+  earlier: "removed on earlier calls",
+});
+
+/** @param {Context} context */
+function thinking({ thinking: found }) {
+  if (!found) return null;
+  const { received, sent, reason } = found;
+  return `${number(sent)} of ${many(received, "block")} sent${reason ? `: ${REMOVED[reason] ?? reason}` : ""}`;
 }
 
 /** @param {Item[]} items */

@@ -1,0 +1,279 @@
+"""Choose which thinking blocks of a call are sent to a model that binds them to their prefix.
+
+The rules are in `gateway.core.thinking`. Here they are applied to what was planned: a plan that changes something
+before thinking blocks of an earlier turn is made again without these blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
+
+from gateway.core.counting.beginnings import Beginnings
+from gateway.core.modes import ResponseMode
+from gateway.core.plan import Plan
+from gateway.core.record import ThinkingReason, ThinkingRecord
+from gateway.core.thinking import BoundConversation, SentPrefix, Span, merged
+from gateway.core.views import View
+from gateway.dialects.contents import Contents, with_messages
+from gateway.dialects.thinking_error import ThinkingRefusal
+from gateway.planning import Asked
+from gateway.results import Kept, Open, Showing
+
+#: Plans of one call: a change may move further to the front once thinking is removed. After so many, all thinking goes.
+_MOST_PLANS: Final = 4
+#: Removing the oldest thinking is enough if it leaves this share of the budget free. With less, the next call trims.
+_FREE: Final = 0.15
+#: share of the thinking blocks that is removed first, the oldest of them: later ones stay valid then
+_OLDEST: Final = 0.75
+
+
+class Choice(NamedTuple):
+    """How a conversation is sent: spans whose thinking is removed, and response modes by the position they begin at."""
+
+    removed: tuple[Span, ...] = ()
+    modes: tuple[tuple[int, ResponseMode], ...] = ((0, "raw"),)
+
+
+class Planned(NamedTuple):
+    """One plan of a call, and what it was made of."""
+
+    asked: Asked
+    plan: Plan
+    showing: Showing | None
+    affordable: int | None
+
+    @property
+    def sent(self) -> tuple[bytes, ...]:
+        """The messages that would be sent."""
+        messages = self.plan.messages
+        return messages if messages is not None else self.asked.contents.messages or ()
+
+
+class MakePlan(Protocol):
+    """Makes a plan. `may_sum_up`: a summary may be asked for; `most`: input tokens, if fewer than the budget."""
+
+    def __call__(self, choice: Choice, /, *, may_sum_up: bool = True, most: int | None = None) -> Awaitable[Planned]:
+        """Return the plan for a choice."""
+
+
+@dataclass(slots=True)
+class BoundCall:
+    """One call to a model that binds thinking to its prefix.
+
+    Attributes:
+        received: what the client sent.
+        conversation: the same as positions.
+        known: what was sent of the conversation before; None if it was sent as received.
+        tools: see `SentPrefix`.
+        choice: how the conversation is sent.
+        reason: why thinking was removed on this call; empty if none was.
+        keeps_round: see `SentPrefix`.
+    """
+
+    received: Contents
+    conversation: BoundConversation
+    known: SentPrefix | None
+    tools: str
+    choice: Choice = field(default_factory=Choice)
+    reason: ThinkingReason = ""
+    keeps_round: bool = False
+    _bare: tuple[tuple[Span, ...], Contents] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bare = (), self.received
+
+    def without(self, choice: Choice, known: Beginnings) -> Contents:
+        """Return what was received, without the thinking that this choice removes. `known`: see `contents_of`."""
+        if not choice.removed:
+            return self.received
+        if choice.removed != self._bare[0]:
+            self._bare = choice.removed, self._without(choice.removed, known)
+        return self._bare[1]
+
+    def _without(self, removed: tuple[Span, ...], known: Beginnings) -> Contents:
+        contents = with_messages(self.received, self.conversation.without(removed), known)
+        kept = self.conversation.indices_without(removed)
+        if len(kept) == len(self.received.messages or ()):
+            return contents
+        # Messages of nothing but thinking are gone; the client's marks stay with theirs.
+        pinned = frozenset(new for new, old in enumerate(kept) if old in self.received.pinned)
+        priorities = self.received.priorities or {}
+        moved = {new: priorities[old] for new, old in enumerate(kept) if old in priorities}
+        return replace(contents, pinned=pinned, priorities=moved if self.received.marked else None)
+
+    @property
+    def bare(self) -> Contents:
+        """What was received, without the thinking that is not sent."""
+        return self._bare[1] if self.choice.removed else self.received
+
+    def first_choice(self, mode: ResponseMode, *, anew: bool) -> Choice:
+        """Return the choice that changes nothing of what was sent before. `anew`: show all results in this mode."""
+        removed = self.known.removed if self.known is not None else ()
+        modes = self.known.modes if self.known is not None else ((0, "raw"),)
+        has_history = self.known is not None or self.conversation.thinking
+        if anew or not modes or not has_history:
+            return Choice(removed, ((0, mode),))
+        if modes[-1][1] == mode:
+            return Choice(removed, modes)
+        # Only results that the model has not read yet can change without an effect on its thinking.
+        return Choice(removed, _with_mode(modes, self.conversation.after_last_reply, mode))
+
+    async def choose(self, first: Choice, mode: ResponseMode, plan: MakePlan) -> Planned:
+        """Make plans until one sends no thinking block that the provider would refuse; return that plan."""
+        is_free = not self._stale(0, first)
+        planned = await plan(first, may_sum_up=is_free)
+        change = self._change(planned)
+        if planned.plan.overflow is not None and not is_free:
+            return await self._without_any(planned, first, mode, plan)
+        if change is None or not self._stale(change, first):
+            return self._accept(planned, first)
+        self.reason = self._reason(planned, first)
+        older = self._without_oldest(first) if self.reason == "trim" else None
+        if older is not None:
+            planned = await plan(older, may_sum_up=False)
+            if self._is_enough(planned, older):
+                return self._accept(planned, older)
+        return await self._without_stale(first, change, mode, plan)
+
+    async def _without_stale(self, choice: Choice, change: int, mode: ResponseMode, plan: MakePlan) -> Planned:
+        """Plan without thinking from the first change on, which may move to the front by that."""
+        most: int | None = None
+        for _ in range(_MOST_PLANS):
+            choice = self._from(choice, change, mode)
+            planned = await plan(choice, most=most)
+            found = self._change(planned)
+            if found is not None and self._stale(found, choice):
+                change = found
+            elif most is None and self.reason == "trim" and not self._has_room(planned):
+                # Removing thinking alone made it fit, but the next call would trim, and lose the thinking until then.
+                most = planned.plan.context.tokens - 1
+            else:
+                return self._accept(planned, choice)
+        choice = self._from(choice, 0, mode)
+        return self._accept(await plan(choice, most=most), choice)
+
+    async def _without_any(self, planned: Planned, first: Choice, mode: ResponseMode, plan: MakePlan) -> Planned:
+        """Plan again without any thinking, as it is the reason why the request cannot be made to fit, if it is."""
+        choice = self._from(first, 0, mode)
+        again = await plan(choice)
+        if again.plan.overflow is not None:
+            return planned
+        self.reason = "trim"
+        return self._accept(again, choice)
+
+    async def repaired(self, refusal: ThinkingRefusal, first: int, mode: ResponseMode, plan: MakePlan) -> Planned:
+        """Plan again after the provider refused thinking blocks. `first`: the position of the first one."""
+        if refusal.kind == "round":
+            self.keeps_round = True
+            stop = self.conversation.open_turn
+            removed = merged((start, min(end, stop)) for start, end in self.choice.removed if start < stop)
+            choice = Choice(removed, self.choice.modes)
+        else:
+            choice = self._from(self.choice, first, mode)
+        planned = await self.choose(choice, mode, plan)
+        self.reason = "refused"
+        return planned
+
+    def _accept(self, planned: Planned, choice: Choice) -> Planned:
+        self.choice = choice
+        return planned
+
+    def _change(self, planned: Planned) -> int | None:
+        return self.conversation.first_change(self.known, planned.sent, self.tools)
+
+    def _stale(self, start: int, choice: Choice) -> int:
+        return self.conversation.stale(start, self._all_but_round(choice.removed, start))
+
+    def _all_but_round(self, removed: tuple[Span, ...], start: int) -> tuple[Span, ...]:
+        """Return these spans and, where the provider drops the thinking of an open tool round itself, that round."""
+        if not self.keeps_round:
+            return removed
+        return (*removed, (max(start, self.conversation.open_turn), self.conversation.size))
+
+    def _reason(self, planned: Planned, choice: Choice) -> ThinkingReason:
+        if self.tools != (self.known.tools if self.known is not None else ""):
+            return "tools"
+        is_trimmed = planned.plan.epoch is not None
+        return "trim" if is_trimmed or choice == self.first_choice(choice.modes[-1][1], anew=False) else "mode"
+
+    def _from(self, choice: Choice, start: int, mode: ResponseMode) -> Choice:
+        """Return the choice without thinking from `start` on; results from there on may change as well."""
+        stop = self.conversation.open_turn if self.keeps_round else self.conversation.size
+        removed = merged((*choice.removed, (start, stop)))
+        return Choice(removed, _with_mode(choice.modes, start, mode))
+
+    def _without_oldest(self, choice: Choice) -> Choice | None:
+        """Return the choice without the oldest thinking, which leaves later blocks valid; None if there are few."""
+        conversation = self.conversation
+        places = [place for place in sorted(conversation.thinking) if conversation.is_kept(place, choice.removed)]
+        count = int(len(places) * _OLDEST)
+        return choice._replace(removed=merged((*choice.removed, (0, places[count])))) if count else None
+
+    def _is_enough(self, planned: Planned, choice: Choice) -> bool:
+        change = self._change(planned)
+        if planned.plan.overflow is not None or (change is not None and self._stale(change, choice)):
+            return False
+        return self._has_room(planned)
+
+    @staticmethod
+    def _has_room(planned: Planned) -> bool:
+        """Return whether some turns fit until the next trim."""
+        budget = planned.plan.context.budget
+        return planned.plan.epoch is not None or budget is None or planned.plan.safe_tokens <= (1 - _FREE) * budget
+
+    def to_remember(self, sent: tuple[bytes, ...]) -> SentPrefix | None:
+        """Return what the session is to remember before this is sent; None if nothing new was decided."""
+        known, (removed, modes) = self.known, self.choice
+        if known is None:
+            if sent == self.received.messages and not self.tools:
+                return None
+        elif (removed, modes, self.tools, self.keeps_round) == (
+            known.removed, known.modes, known.tools, known.keeps_round,
+        ) and self.conversation.is_continued(known, sent):  # fmt: skip
+            return None
+        return self.conversation.remember(
+            known, sent, removed=removed, modes=modes, tools=self.tools, keeps_round=self.keeps_round
+        )
+
+    def record(self, sent: tuple[bytes, ...]) -> ThinkingRecord | None:
+        """Return what became of the call's thinking blocks; None if it has none."""
+        received = sum(self.conversation.thinking.values())
+        if not received:
+            return None
+        left = self.conversation.blocks_in(sent)
+        return ThinkingRecord(received, left, self.reason or ("earlier" if left < received else ""))
+
+
+def joined(
+    conversation: BoundConversation, view: View, choice: Choice, shown: Mapping[ResponseMode, Showing | None]
+) -> Showing | None:
+    """Return tool results in the mode of their position, or None if none of them changes. `shown`: all in each mode."""
+    positions = conversation.positions_without(choice.removed)
+    modes = [mode_at(choice.modes, positions[places[0]]) for places in view.places]
+    pairs = list(zip(view.messages, (shown.get(mode) for mode in modes), strict=True))
+    messages = tuple(raw if one is None else one.messages[index] for index, (raw, one) in enumerate(pairs))
+    if messages == view.messages:
+        return None
+    forms = tuple("raw" if one is None else one.forms[index] for index, (_, one) in enumerate(pairs))
+    texts, open_ = dict[str, Kept](), list[Open]()
+    for mode, one in shown.items():
+        if one is not None:
+            raws = {raw for raw, its in zip(view.messages, modes, strict=True) if its == mode}
+            texts |= {handle: kept for handle, kept in one.texts.items() if kept.raw in raws}
+            open_ += [result for result in one.open if modes[result.place] == mode]
+    return Showing(messages, forms, texts, tuple(open_))
+
+
+def mode_at(modes: Sequence[tuple[int, ResponseMode]], position: int) -> ResponseMode:
+    """Return the response mode of a position."""
+    return next((mode for start, mode in reversed(modes) if start <= position), "raw")
+
+
+def _with_mode(
+    modes: tuple[tuple[int, ResponseMode], ...], start: int, mode: ResponseMode
+) -> tuple[tuple[int, ResponseMode], ...]:
+    """Return the modes with another one from `start` on."""
+    before = tuple(one for one in modes if one[0] < start)
+    return before if before and before[-1][1] == mode else (*before, (start, mode))

@@ -1,0 +1,366 @@
+"""Keep thinking blocks valid on models that bind them to their prefix: what to remove after a change, and remember.
+
+Claude models from 5.5 and 5.1 on sign a thinking block together with everything before it: system prompt, tools and
+messages. After a change at some message, a thinking block behind that message which was created before the change is
+refused. Blocks before the change stay valid, and so do blocks created after it. A block that was removed once must stay
+removed, because later blocks were created without it.
+(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
+
+`BoundConversation` reads the messages of one request. `SentPrefix` is what a session remembers of an earlier request of
+the same conversation: what was sent instead of it, and which thinking was removed.
+
+All positions are places in the list of messages as received, without messages that hold nothing but thinking: a client
+may leave these out later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from itertools import compress
+from typing import Any, Final, NamedTuple
+
+from gateway.core.counting.measure import Wire
+from gateway.core.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
+from gateway.core.modes import MODES, ResponseMode
+from gateway.core.values import dataclass
+from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.view import Book, entries
+
+#: Positions `start` to `stop - 1`.
+Span = tuple[int, int]
+
+#: of what is remembered: one of another version is ignored
+VERSION: Final = 1
+#: Checkpoints of one conversation. Without the oldest ones, a later change may remove more thinking than needed.
+MAX_CHECKPOINTS: Final = 16
+#: Spans and modes of one conversation. A session that changes its mode more often is shown the first ones.
+MAX_SPANS: Final = 64
+#: How thinking is written in the bytes of a message, in any format.
+_MARKS: Final = (b"thinking", b"reasoning")
+_HASH_BYTES: Final = 16
+_BARE_BYTES: Final = 250
+#: fields of a chat message that hold a list of thinking blocks
+_CHAT_BLOCKS: Final = ("thinking_blocks", "reasoning_details")
+_SAYS_NOTHING: Final = ("role", "provider_specific_fields")
+
+
+class Bare(NamedTuple):
+    """A message without its thinking: its bytes, None if nothing is left, and how many blocks were taken out.
+
+    `identity`: a hash of what is left, the same however its text is put and whichever cache marks it has.
+    """
+
+    raw: bytes | None
+    identity: bytes
+    blocks: int
+
+
+def bare_message(wire: Wire, raw: bytes) -> Bare:
+    """Return a message of this format without its thinking. All other bytes of it stay as they are."""
+    if not any(mark in raw for mark in _MARKS):
+        return Bare(raw, sketch(raw).identity, 0)
+    message, is_odd = read(raw)
+    if not isinstance(message, dict) or is_odd:
+        return Bare(raw, digest(raw), 0)
+    if wire == "responses":
+        is_thinking = message.get("type") == "reasoning"
+        return Bare(None, b"", 1) if is_thinking else Bare(raw, sketch(raw).identity, 0)
+    if message.get("role") != "assistant":
+        return Bare(raw, sketch(raw).identity, 0)
+    bare, blocks = _of_chat(raw, message) if wire == "chat" else _of_messages(raw, message)
+    return Bare(bare, sketch(bare).identity if bare is not None else b"", blocks)
+
+
+def _of_messages(raw: bytes, message: Mapping[str, Any]) -> tuple[bytes | None, int]:
+    content = message.get("content")
+    kept = [not is_thinking(part) for part in content] if isinstance(content, list) else []
+    blocks = kept.count(False)
+    if not blocks:
+        return raw, 0
+    fields = fields_of(raw)
+    left = list(compress(items_of(fields["content"]), kept))
+    return object_of({**fields, "content": list_of(left)}) if left else None, blocks
+
+
+def _of_chat(raw: bytes, message: Mapping[str, Any]) -> tuple[bytes | None, int]:
+    bare = without_thinking(message)
+    if bare is message:
+        return raw, 0
+    lists = (message[name] for name in _CHAT_BLOCKS if isinstance(message.get(name), list))
+    says_something = any(bare.get(name) for name in bare if name not in _SAYS_NOTHING)
+    return encode(bare) if says_something else None, max(map(len, lists), default=1)
+
+
+class Checkpoint(NamedTuple):
+    """A moment at which something was changed: positions received, messages sent for them, and a hash of these."""
+
+    size: int
+    sent: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class SentPrefix:
+    """What was sent for the first `size` positions of a conversation.
+
+    Attributes:
+        received: hash of these positions as the client sent them, without thinking.
+        size: how many they are.
+        removed: spans whose thinking is not sent any more.
+        checkpoints: what was sent at each change, the oldest first.
+        modes: from which position on tool results are shown in which response mode.
+        tools: hash of the tools that were sent instead of the client's; empty if they were the client's.
+        keeps_round: the provider refuses an open tool round without its thinking, so it is told to drop blocks itself.
+    """
+
+    received: str
+    size: int
+    removed: tuple[Span, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    modes: tuple[tuple[int, ResponseMode], ...] = ()
+    tools: str = ""
+    keeps_round: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value that JSON can hold."""
+        value = {"v": VERSION, "received": self.received, "size": self.size, "removed": self.removed,
+                 "checkpoints": self.checkpoints, "modes": self.modes, "tools": self.tools}  # fmt: skip
+        return {**value, "keeps_round": True} if self.keeps_round else value
+
+    @classmethod
+    def from_json(cls, value: Any) -> SentPrefix | None:
+        """Return the prefix, or None for a value that is none of this version."""
+        if not isinstance(value, Mapping) or value.get("v") != VERSION:
+            return None
+        try:
+            return cls(
+                str(value["received"]),
+                int(value["size"]),
+                tuple((int(start), int(stop)) for start, stop in value["removed"]),
+                tuple(Checkpoint(int(size), int(sent), str(name)) for size, sent, name in value["checkpoints"]),
+                tuple((int(start), _mode(mode)) for start, mode in value["modes"]),
+                str(value["tools"]),
+                value.get("keeps_round") is True,
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def _mode(name: object) -> ResponseMode:
+    return next(mode for mode in MODES if mode == name) if name in MODES else "raw"
+
+
+class BoundConversation:
+    """The messages of one request to a model that binds thinking to its prefix.
+
+    `salt`: separates models; `book`: remembers what was read of each message.
+    """
+
+    def __init__(self, wire: Wire, received: Hashed, *, salt: str = "", book: Book | None = None) -> None:
+        self._wire = wire
+        self._received = received
+        self._salt = salt.encode("utf-8", "surrogatepass")
+        self._book = book
+        self._bare = self._read(received)
+
+    def _read(self, messages: Hashed) -> Sequence[Bare]:
+        return entries(
+            f"without thinking {self._wire}", messages, self._book, lambda raw: bare_message(self._wire, raw), _size_of
+        )
+
+    @cached_property
+    def positions(self) -> Sequence[int]:
+        """The position of each message; one that holds nothing but thinking has that of the next message."""
+        positions, at = [], 0
+        for one in self._bare:
+            positions.append(at)
+            at += one.raw is not None
+        return positions
+
+    @cached_property
+    def _identities(self) -> Sequence[bytes]:
+        return [one.identity for one in self._bare if one.raw is not None]
+
+    @property
+    def size(self) -> int:
+        """How many positions there are."""
+        return len(self._identities)
+
+    @cached_property
+    def thinking(self) -> Mapping[int, int]:
+        """Number of thinking blocks by position, for positions that have any."""
+        found: dict[int, int] = {}
+        for position, one in zip(self.positions, self._bare, strict=True):
+            if one.blocks:
+                found[position] = found.get(position, 0) + one.blocks
+        return found
+
+    def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
+        """Return the remembered prefix that covers most of this conversation, or None."""
+        read_ = [one for value in prefixes if (one := SentPrefix.from_json(value)) is not None]
+        for one in sorted(read_, key=lambda one: -one.size):
+            if 0 < one.size <= self.size and self._name(one.size) == one.received:
+                return one
+        return None
+
+    def _name(self, size: int) -> str:
+        key = digest(self._salt)
+        return blake2b(b"".join(self._identities[:size]), digest_size=_HASH_BYTES, key=key).hexdigest()
+
+    def without(self, removed: Collection[Span]) -> tuple[bytes, ...]:
+        """Return the messages, without the thinking in these spans."""
+        if not removed:
+            return self._received.raws
+        pairs = zip(self.positions, self._received.raws, self._bare, strict=True)
+        chosen = [bare.raw if _is_in(position, removed) else raw for position, raw, bare in pairs]
+        return tuple(raw for raw in chosen if raw is not None)
+
+    def positions_without(self, removed: Collection[Span]) -> Sequence[int]:
+        """Return the position of each message that `without` returns."""
+        return [self.positions[index] for index in self.indices_without(removed)]
+
+    def indices_without(self, removed: Collection[Span]) -> Sequence[int]:
+        """Return the places among the messages received of those that `without` returns."""
+        pairs = enumerate(zip(self.positions, self._bare, strict=True))
+        return [index for index, (place, bare) in pairs if bare.raw is not None or not _is_in(place, removed)]
+
+    def first_change(self, known: SentPrefix | None, sent: Sequence[bytes], tools: str) -> int | None:
+        """Return the first position at which `sent` differs from what the thinking there was created after.
+
+        None if nothing does. `sent`: all messages to be sent now; `tools`: see `SentPrefix`.
+        """
+        if tools != (known.tools if known is not None else ""):
+            return 0
+        identities, undone = self._sent_identities(sent), self.size
+        for size, count, name in (*reversed(known.checkpoints if known is not None else ()), Checkpoint(0, 0, "")):
+            if count and (count > len(identities) or self._hash(identities[:count]) != name):
+                # Replies from that change on were created after something else.
+                undone = size
+                continue
+            # Between that change and the next one, everything was sent as received.
+            change = min(size + _same(identities[count:], self._identities[size:]), undone)
+            is_whole = change == self.size and len(identities) - count == self.size - size
+            return None if is_whole else change
+        return 0
+
+    def stale(self, start: int, removed: Collection[Span]) -> int:
+        """Return how many thinking blocks from position `start` on are not among those removed."""
+        return sum(blocks for place, blocks in self.thinking.items() if place >= start and not _is_in(place, removed))
+
+    def is_kept(self, position: int, removed: Collection[Span]) -> bool:
+        """Return whether the thinking at a position is outside of these spans."""
+        return not _is_in(position, removed)
+
+    def blocks_in(self, sent: Sequence[bytes]) -> int:
+        """Return the number of thinking blocks in some messages."""
+        return sum(one.blocks for one in self._read(self._hashed(sent)))
+
+    def is_continued(self, known: SentPrefix, sent: Sequence[bytes]) -> bool:
+        """Return whether `sent` is what was sent at the last change, and after that what was received."""
+        if not known.checkpoints:
+            return False
+        size, count, name = known.checkpoints[-1]
+        identities = self._sent_identities(sent)
+        return self._hash(identities[:count]) == name and [*identities[count:]] == [*self._identities[size:]]
+
+    def position_of(self, raw: bytes) -> int | None:
+        """Return the position of a message with thinking by its bytes, or None."""
+        pairs = zip(self.positions, self._received.raws, strict=True)
+        return next((position for position, one in pairs if one == raw), None)
+
+    @cached_property
+    def open_turn(self) -> int:
+        """The position at which the current turn begins: after the user's last words; `size` if no reply follows."""
+        raws = self._received.raws
+        last = next((index for index in reversed(range(len(raws))) if _is_words(read(raws[index])[0])), -1)
+        return self.positions[last + 1] if last + 1 < len(raws) else self.size
+
+    @cached_property
+    def after_last_reply(self) -> int:
+        """The position after the model's last message: results from there on were not read by the model yet."""
+        roles = (read(raw)[0] for raw in reversed(self._received.raws))
+        after = next((n for n, one in enumerate(roles) if _is_models(one)), len(self._received.raws))
+        place = len(self._received.raws) - after
+        return self.positions[place] if place < len(self.positions) else self.size
+
+    def remember(
+        self,
+        known: SentPrefix | None,
+        sent: Sequence[bytes],
+        *,
+        removed: Sequence[Span],
+        modes: Sequence[tuple[int, ResponseMode]],
+        tools: str,
+        keeps_round: bool,
+    ) -> SentPrefix:
+        """Return what to remember of this request, now that `sent` goes out instead of what was received."""
+        identities = self._sent_identities(sent)
+        now = Checkpoint(self.size, len(identities), self._hash(identities))
+        before = [one for one in known.checkpoints if self._holds(one, identities)] if known is not None else []
+        return SentPrefix(
+            self._name(self.size),
+            self.size,
+            merged(removed)[-MAX_SPANS:],
+            (*before[-MAX_CHECKPOINTS + 1 :], now),
+            tuple(modes)[-MAX_SPANS:],
+            tools,
+            keeps_round,
+        )
+
+    def _holds(self, checkpoint: Checkpoint, identities: Sequence[bytes]) -> bool:
+        size, count, name = checkpoint
+        return count <= len(identities) and size < self.size and self._hash(identities[:count]) == name
+
+    def _sent_identities(self, sent: Sequence[bytes]) -> Sequence[bytes]:
+        return [one.identity for one in self._read(self._hashed(sent)) if one.raw is not None]
+
+    def _hashed(self, sent: Sequence[bytes]) -> Hashed:
+        return self._received if sent is self._received.raws else Hashed(sent)
+
+    @staticmethod
+    def _hash(identities: Sequence[bytes]) -> str:
+        return blake2b(b"".join(identities), digest_size=_HASH_BYTES).hexdigest()
+
+
+def _same(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Return how many values both begin with."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def _is_words(message: object) -> bool:
+    """Return whether a message holds words of the user, and no tool results alone."""
+    if not isinstance(message, dict) or message.get("role") != "user":
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return not all(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+
+
+def _is_models(message: object) -> bool:
+    """Return whether the model said this message or item."""
+    if not isinstance(message, dict):
+        return False
+    return message.get("role") == "assistant" or str(message.get("type")).endswith(("_call", "reasoning"))
+
+
+def _size_of(bare: Bare) -> int:
+    return _BARE_BYTES + len(bare.raw or b"")
+
+
+def _is_in(position: int, spans: Collection[Span]) -> bool:
+    return any(start <= position < stop for start, stop in spans)
+
+
+def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the same positions as few spans as possible, in order."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        elif start < stop:
+            found.append((start, stop))
+    return tuple(found)

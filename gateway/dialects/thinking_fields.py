@@ -1,0 +1,44 @@
+"""Fields and headers of Claude's control over refused thinking blocks.
+
+(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.core.forwarding import header
+from gateway.dialects.base import Call
+from gateway.dialects.fields import decode
+
+#: The header that carries betas, and the beta without which `block_binding` is refused.
+BETA_HEADER: Final = b"anthropic-beta"
+BINDING_BETA: Final = b"thinking-binding-controls-2026-08-01"
+_CLAUDE_CODE: Final = b"x-claude-code-session-id"
+
+
+def manages_thinking(headers: Sequence[tuple[bytes, bytes]], call: Call) -> bool:
+    """Return whether a client handles refused thinking blocks itself: it sets `block_binding`, or is Claude Code."""
+    return bool(header(headers, _CLAUDE_CODE)) or "block_binding" in _thinking(call)
+
+
+def with_drop_block(call: Call) -> Mapping[str, Any]:
+    """Return the field `thinking` with which the provider drops blocks that it would refuse."""
+    thinking = {"type": "adaptive", **_thinking(call)}
+    return {**thinking, "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+
+
+def with_binding_beta(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return these headers with the beta that `block_binding` needs."""
+    found = header(headers, BETA_HEADER)
+    if BINDING_BETA in found:
+        return headers
+    others = [(name, value) for name, value in headers if name.lower() != BETA_HEADER]
+    return [*others, (BETA_HEADER, b",".join(filter(None, (found, BINDING_BETA))))]
+
+
+def _thinking(call: Call) -> Mapping[str, Any]:
+    raw = call.fields.get("thinking")
+    value = decode(raw) if raw is not None else None
+    return value if isinstance(value, dict) else {}

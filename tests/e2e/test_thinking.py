@@ -1,0 +1,230 @@
+"""Sessions with models that bind thinking to its prefix: trimmed, and never refused for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import pytest
+
+from gateway.mock import CLAUDE_RULES, MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.agents import SYSTEM, TOOLS, play
+from tests.support.thinking import BETA
+
+TURNS = 40
+#: input tokens: the sessions grow to three times as many
+BUDGET = 12_000
+REFUSED = "bound to a different conversation"
+
+
+@pytest.fixture
+def claude(mock: Provider) -> Iterator[Provider]:
+    """The built-in provider with today's rules of Claude models."""
+    mock.claude = CLAUDE_RULES
+    yield mock
+    mock.claude = ()
+
+
+def refusals(provider: Provider) -> int:
+    """Return how many calls the provider refused; each is one internal repair, or an error of the client's."""
+    return sum(call.status == 400 for call in provider.calls)
+
+
+def sent(provider: Provider) -> list[dict[str, Any]]:
+    """Return the bodies that the provider answered."""
+    return [json.loads(call.body) for call in provider.calls if call.status == 200 and call.path == "/v1/messages"]
+
+
+def thinking(messages: list[dict[str, Any]]) -> list[str]:
+    """Return the signatures of the thinking blocks in some messages."""
+    contents = [message["content"] for message in messages if isinstance(message["content"], list)]
+    return [block["signature"] for content in contents for block in content if block["type"] == "thinking"]
+
+
+def client_of(base_url: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("model", ["claude-fable-5-2", "claude-opus-5-5", "claude-haiku-5-5"])
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, {}),
+        ({"context.budget": BUDGET}, {}),
+        ({"context.budget": BUDGET}, {"stream": True}),
+        ({"context.budget": BUDGET}, {"every": 4}),
+        ({"context.budget": BUDGET}, {"headers": {"anthropic-beta": BETA}}),
+        ({}, {"headers": {"x-session-budget-tokens": "800000"}}),
+    ],
+    ids=["untrimmed", "context budget", "streamed", "turns of the user's", "client sends the beta", "session budget"],
+)
+def test_no_call_of_a_session_is_refused_for_its_thinking(
+    settings: Mapping[str, object], options: Mapping[str, Any], model: str, *, gateway_server: StartGateway,
+    mock_server: MockServer, claude: Provider,
+) -> None:  # fmt: skip
+    gateway = gateway_server(mock_server.url, **settings)
+    session = play(gateway.base_url, claude, TURNS, model=model, **options)
+    assert (session.errors, refusals(claude)) == ([], 0)
+    assert session.statuses == [200] * TURNS
+
+
+def test_thinking_since_a_trim_is_sent_and_thinking_before_it_is_not(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(gateway.base_url, claude, TURNS)
+    made = thinking(session.messages)
+    kept = [thinking(body["messages"]) for body in sent(claude)]
+    assert kept[5] == made[:5]
+    trims = [number for number, headers in enumerate(session.headers) if "thinking=" in headers["x-context-trimmed"]]
+    first = trims[0]
+    # From the first trim on, blocks that were removed once are never sent again.
+    removed = set(made[:first]) - set(kept[first])
+    assert removed
+    assert all(removed.isdisjoint(blocks) for blocks in kept[first:])
+    assert made[first] in kept[first + 1]
+    # What is sent is an unbroken run of the blocks that were not removed.
+    for blocks in kept:
+        left = [block for block in made if block in blocks]
+        assert blocks == left
+
+
+def test_the_record_of_a_call_says_how_many_thinking_blocks_were_removed_and_why(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(gateway.base_url, claude, 25)
+    trimmed = [one for one in session.headers if "thinking=" in one["x-context-trimmed"]]
+    records = [gateway.web.get(f"/api/calls/{one['x-request-id']}").json["context"]["thinking"] for one in trimmed]
+    assert records[0]["reason"] == "trim"
+    assert records[0]["received"] > records[0]["sent"]
+    assert records[1] == {"received": records[0]["received"] + 1, "sent": records[0]["sent"] + 1, "reason": "earlier"}
+
+
+def test_the_tokens_received_include_the_thinking_that_is_not_sent(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(gateway.base_url, claude, 30)
+    sizes = [int(headers["x-context-tokens-original"]) for headers in session.headers]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > 20_000
+    assert all(int(headers["x-context-tokens"]) <= BUDGET for headers in session.headers)
+
+
+def test_a_second_worker_sends_the_same_thinking(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    one = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(one.base_url, claude, 22, headers={"x-session-id": "shared"})
+    assert any("thinking=" in headers["x-context-trimmed"] for headers in session.headers)
+    one.stop()
+    other = gateway_server(mock_server.url, folder=one.folder, **{"context.budget": BUDGET})
+    more = play(other.base_url, claude, 3, headers={"x-session-id": "shared"}, messages=session.messages)
+    assert (more.errors, refusals(claude)) == ([], 0)
+    bodies = sent(claude)
+    # The first message that the second worker sends is what the first worker sent, and more.
+    assert bodies[22]["messages"][: len(bodies[21]["messages"])] == bodies[21]["messages"]
+
+
+def test_a_budget_that_was_raised_does_not_bring_back_what_was_left_out(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    low = {"x-session-id": "raised", "x-context-budget": str(BUDGET)}
+    session = play(gateway.base_url, claude, 22, headers=low)
+    more = play(gateway.base_url, claude, 3, headers={"x-session-id": "raised"}, messages=session.messages)
+    assert (more.errors, refusals(claude)) == ([], 0)
+    bodies = sent(claude)
+    assert bodies[22]["messages"][: len(bodies[21]["messages"])] == bodies[21]["messages"]
+
+
+def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refusals(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    """The store that knew what was sent is lost, and what the client sends is no longer trimmed."""
+    one = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(one.base_url, claude, 22)
+    one.stop()
+    other = gateway_server(mock_server.url)
+    more = play(other.base_url, claude, 6, messages=session.messages)
+    assert (more.errors, refusals(claude)) == ([], 1)
+    first = other.web.get(f"/api/calls/{more.headers[0]['x-request-id']}").json
+    assert first["context"]["thinking"]["reason"] == "refused"
+    assert first["notes"]["thinking"] == "refused by the provider, removed, and sent again"
+    assert all("thinking=" in headers["x-context-trimmed"] for headers in more.headers)
+
+
+def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_drop_blocks_itself(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    claude.claude = tuple(replace(rules, keeps_open_round=True) for rules in CLAUDE_RULES)
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(gateway.base_url, claude, TURNS)
+    assert (session.errors, refusals(claude)) == ([], 1)
+    last = sent(claude)[-1]
+    assert last["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-claude-code-session-id": "one"}, {"anthropic-beta": BETA, "x-own": "block_binding"}], ids=["Claude Code", "block_binding"]
+)  # fmt: skip
+def test_a_client_that_handles_refusals_itself_gets_them(
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    session = play(gateway.base_url, claude, 3)
+    changed = [{"role": "user", "content": "Another task."}, *session.messages[1:]]
+    body: dict[str, Any] = {}
+    if "x-own" in headers:
+        body = {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "error"}}}
+    again = play(gateway.base_url, claude, 1, headers=headers, messages=changed, body=body)
+    assert again.statuses == [400]
+    assert REFUSED in again.errors[0]
+    assert refusals(claude) == 1
+
+
+def test_a_client_that_changed_its_history_is_helped_once(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    session = play(gateway.base_url, claude, 5)
+    changed = [{"role": "user", "content": "Another task."}, *session.messages[1:]]
+    again = play(gateway.base_url, claude, 5, messages=changed)
+    assert (again.errors, refusals(claude)) == ([], 1)
+
+
+def test_a_model_that_no_table_lists_as_binding_is_repaired_and_remembered(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider, tmp_path: Any
+) -> None:
+    families = tmp_path / "families.yaml"
+    families.write_text("families: {old: {models: ['claude-fable-5-2'], like: claude-new}}")
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET, "context.families": str(families)})
+    session = play(gateway.base_url, claude, TURNS)
+    assert session.errors == []
+    assert refusals(claude) == 1
+
+
+def test_older_models_keep_their_thinking(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(gateway.base_url, claude, TURNS, model="claude-opus-4-8")
+    assert (session.errors, refusals(claude)) == ([], 0)
+    assert not any("thinking" in headers["x-context-trimmed"] for headers in session.headers)
+
+
+def test_tokens_of_a_trimmed_conversation_can_be_counted(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    session = play(gateway.base_url, claude, 22)
+    client = client_of(gateway.base_url)
+    tools: Any = TOOLS
+    messages: Any = session.messages
+    counted = client.messages.count_tokens(model="claude-fable-5-2", messages=messages, tools=tools, system=SYSTEM)
+    assert counted.input_tokens > BUDGET

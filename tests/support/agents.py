@@ -1,0 +1,106 @@
+"""Agent sessions in Anthropic's Messages format: a client that sends everything back, and a model that calls tools."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anthropic
+
+from gateway.mock import Provider, ToolCall, Turn
+
+TOOLS: list[Any] = [
+    {
+        "name": name,
+        "description": f"Do {name}.",
+        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+    }
+    for name in ("read", "search", "edit", "run")
+]
+SYSTEM = "You repair a large program. Work file by file."
+
+
+@dataclass
+class Session:
+    """What a session was: the status of each call, its responses, and the messages at the end."""
+
+    statuses: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+
+
+def script(turns: int, *, every: int = 0, seed: int = 1, thinking_lines: int = 6) -> Iterator[Turn]:
+    """Yield the model's turns: each thinks and calls a tool; `every` so many of them it answers the user instead."""
+    chance = random.Random(seed)
+    for number in range(1, turns + 1):
+        thought = "\n".join(
+            f"Step {number}.{line}: I look at part {chance.randrange(10**6)} next." for line in range(thinking_lines)
+        )
+        if every and number % every == 0:
+            yield Turn(text=f"Part {number} is done.", thinking=(thought,), tool_calls=())
+        else:
+            call = ToolCall(chance.choice(TOOLS)["name"], json.dumps({"path": f"src/part_{number}.py"}))
+            yield Turn(text=f"I look at part {number}.", thinking=(thought,), tool_calls=(call,))
+
+
+def result(number: int, lines: int = 40) -> str:
+    """Return the text of a tool's result."""
+    return "\n".join(
+        f"{number}:{line} value_{number * 1000 + line} = compute({line}, 'item {number}-{line}')"
+        for line in range(lines)
+    )
+
+
+def play(
+    base_url: str,
+    provider: Provider,
+    turns: int,
+    *,
+    model: str = "claude-fable-5-2",
+    headers: Mapping[str, str] | None = None,
+    stream: bool = False,
+    every: int = 0,
+    lines: int = 40,
+    seed: int = 1,
+    body: Mapping[str, Any] | None = None,
+    messages: list[dict[str, Any]] | None = None,
+) -> Session:
+    """Play a session against a running gateway; it goes on after an error as an agent would: with the same messages."""
+    provider.push(*script(turns, every=every, seed=seed))
+    client = anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key="none", max_retries=0)
+    session = Session(messages=messages or [{"role": "user", "content": "Repair the program, part by part."}])
+    for number in range(1, turns + 1):
+        request: dict[str, Any] = {
+            "model": model,
+            "max_tokens": 1000,
+            "system": SYSTEM,
+            "tools": TOOLS,
+            "messages": session.messages,
+            "thinking": {"type": "adaptive"},
+            "extra_headers": dict(headers or {}),
+            **(body or {}),
+        }
+        try:
+            if stream:
+                with client.messages.stream(**request) as events:
+                    message = events.get_final_message()
+                    session.headers.append(dict(events.response.headers))
+            else:
+                raw = client.messages.with_raw_response.create(**request)
+                session.headers.append(dict(raw.headers))
+                message = raw.parse()
+        except anthropic.APIStatusError as error:
+            session.statuses.append(error.status_code)
+            session.errors.append(f"turn {number}: {error.message}")
+            return session
+        session.statuses.append(200)
+        content = [block.model_dump(mode="json", exclude_none=True) for block in message.content]
+        session.messages.append({"role": "assistant", "content": content})
+        calls = [block for block in content if block["type"] == "tool_use"]
+        answers = [{"type": "tool_result", "tool_use_id": one["id"], "content": result(number, lines)} for one in calls]
+        session.messages.append({"role": "user", "content": answers or f"Go on with part {number + 1}."})
+    return session
