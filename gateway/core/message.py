@@ -16,6 +16,7 @@ from math import isinf
 from operator import is_not
 from typing import Any, Final, TypeGuard, cast
 
+from gateway.core.json_text import run_end, string_end
 from gateway.core.values import dataclass
 
 #: a chat message as decoded JSON
@@ -34,13 +35,14 @@ CACHE_MARKS: Final = ("cache_control", "prompt_cache_breakpoint")
 #: quote has a backslash before it; and the comma or brace before it is then no part of a string either. Only flat
 #: objects are taken out, which end where they seem to, and of these only what can be written anew as it was.
 _MARK_NAMES: Final = tuple(b'"%b"' % name.encode() for name in CACHE_MARKS)
-_OBJECT_OF: Final = rb"(?:" + b"|".join(_MARK_NAMES) + rb")\s*+:\s*+\{"
-_HOLDER: Final = re.compile(_OBJECT_OF)
-_FLAT: Final = re.compile(_OBJECT_OF + rb'(?:[\s,:]|true|false|null|-?\d{1,18}(?![\d.eE])|"[^"\\{}]*+")*+\}')
-#: up to the next brace outside of strings
-_BRACE: Final = re.compile(rb'(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+[{}]', re.DOTALL)
+_HOLDER: Final = re.compile(rb"(?:" + b"|".join(_MARK_NAMES) + rb")\s*:\s*\{")
+#: what a flat object may hold, see `run_end`
+_FLAT: Final = re.compile(rb'(?:[\s,:]+|true|false|null|-?\d{1,18}(?![\d.eE])|"[^"\\{}]*"){0,1000}')
+#: what stands before the next brace outside of strings, see `run_end`; a string with more escapes ends it
+_NO_BRACE: Final = re.compile(rb'(?:[^{}"]+|"[^"\\]*(?:\\.[^"\\]*){0,20}"){0,1000}', re.DOTALL)
+_BRACES: Final = (b"{", b"}")
 _OF_TEXT: Final = frozenset({"type", "text", *CACHE_MARKS})
-_SPACES: Final = re.compile(rb"\s*+")
+_SPACES: Final = re.compile(rb"\s*")
 _SPACE: Final = b" \t\n\r\f\v"
 #: an escape that may be half of a pair
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -118,8 +120,8 @@ def _without(raw: bytes) -> bytes:
     one, other = map(raw.find, _MARK_NAMES)
     while one >= 0 or other >= 0:
         at = one if other < 0 or 0 <= one < other else other
-        found = _FLAT.match(raw, at)
-        cut = _cut(raw, at, found.end(), done, opens=opens) if found is not None else None
+        stop = _flat_end(raw, at)
+        cut = _cut(raw, at, stop, done, opens=opens) if stop is not None else None
         if cut is not None:
             kept.append(raw[done : cut[0]])
             # What was cut without a comma before it stood behind an object's bracket, which `_cut` cannot see again: a
@@ -134,6 +136,15 @@ def _without(raw: bytes) -> bytes:
     return b"".join([*kept, raw[done:]]) if done else raw
 
 
+def _flat_end(raw: bytes, at: int) -> int | None:
+    """Return the end of the cache mark at `at`, or None if its object is not flat."""
+    holder = _HOLDER.match(raw, at)
+    if holder is None:
+        return None
+    end = run_end(_FLAT, raw, holder.end())
+    return end + 1 if raw.startswith(b"}", end) else None
+
+
 def _behind(raw: bytes, at: int) -> int:
     """Where to look on behind something that is no mark: not in its object, which a mark cut out of it would make flat.
 
@@ -144,12 +155,21 @@ def _behind(raw: bytes, at: int) -> int:
         return at + 1
     end, depth = holder.end(), 1
     while depth:
-        brace = _BRACE.match(raw, end)
+        brace = _next_brace(raw, end)
         if brace is None:
             return len(raw)
-        end = brace.end()
-        depth += 1 if raw.endswith(b"{", 0, end) else -1
+        depth += 1 if raw.startswith(b"{", brace) else -1
+        end = brace + 1
     return end
+
+
+def _next_brace(raw: bytes, at: int) -> int | None:
+    """Return the index of the next brace outside of strings, or None if there is none."""
+    at = run_end(_NO_BRACE, raw, at)
+    while raw.startswith(b'"', at):
+        closing = string_end(raw, at + 1)
+        at = run_end(_NO_BRACE, raw, closing + 1)
+    return at if raw.startswith(_BRACES, at) else None
 
 
 def _cut(raw: bytes, start: int, stop: int, done: int, *, opens: bool) -> tuple[int, int] | None:

@@ -22,8 +22,8 @@ from gateway.dialects.texts import texts_of_fields
 #: what every chunk with a choice holds, written compact or as Python's json does
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
-#: the text of a chunk
-_CONTENT: Final = re.compile(rb'"content": ?"((?:[^"\\]|\\.)*+)"')
+#: the text of a chunk; one with more escapes is not used to recognize the chunks that are alike
+_CONTENT: Final = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*){0,1000})"')
 #: events at the beginning of many that are parsed in any case, and those at the end that may be others than the rest
 _FIRST: Final = 4
 _LAST: Final = 4

@@ -23,7 +23,7 @@ _GONE_ON_FROM: Final = _KEPT[:2]
 _MOST_ID: Final = 1024
 #: the same of a Messages request: what goes on with an answer that Anthropic keeps
 _THREAD: Final = "thread"
-_CONTINUED: Final = re.compile(rb'"previous_message_id"\s*+:\s*+"')
+_CONTINUED: Final = re.compile(rb'"previous_message_id"\s*:\s*"')
 #: an item that stands for one of an earlier answer; inside a JSON text its quotes would have backslashes before them
 _REFERENCE: Final = "item_reference"
 _REFERENCE_MARK: Final = b'"item_reference"'
@@ -45,7 +45,7 @@ _WITHIN: Final = ("content", "output")
 #: a file's data may be its address, and so may be what some types are named by
 _ADDRESSES: Final = (_FILE_URL, "file_data", "document_url", "video_url", "audio_url", "url")
 _NAMED: Final = re.compile(
-    rb'"(?:(file_id)"\s*+:|(?:file_url|file_data|document_url|video_url|audio_url|url)"\s*+:\s*+"[hH][tT][tT][pP])'
+    rb'"(?:(file_id)"\s*:|(?:file_url|file_data|document_url|video_url|audio_url|url)"\s*:\s*"[hH][tT][tT][pP])'
 )
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 #: deeper than parts stand in parts, and bytes of messages that are built to look for them

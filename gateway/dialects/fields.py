@@ -52,9 +52,8 @@ _MOST_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("tool_choice", "function_call"), 2**20),
     **dict.fromkeys(("response_format", "output_config", "output_format", "text"), 2**20),
 }
-#: an escape that is half of a surrogate pair without its other half; the backslashes before it are escaped themselves
+#: in JSON whose escaped backslashes are masked: an escape that is half of a surrogate pair without its other half
 _HALF: Final = re.compile(
-    rb"(?<!\\)(?:\\\\)*+"
     rb"(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
@@ -131,7 +130,7 @@ def refuse_other_spellings(names: Collection[str], of: Container[str]) -> None:
 
 def _told(body: bytes, error: msgspec.DecodeError) -> str:
     """What is wrong with a body that cannot be read."""
-    half = _HALF.search(body)
+    half = _HALF.search(body.replace(rb"\\", b"__"))
     if half is None:
         return f"The request body is not valid JSON: {error}."
     return (

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.json_text import string_end
 from gateway.dialects.base import Answer, Dialect
 from gateway.dialects.fields import decode_answer
 
@@ -19,11 +21,8 @@ from gateway.dialects.fields import decode_answer
 _LOOKED_AT: Final = 1024 * 1024
 #: of a long answer: bytes of its end that are kept
 _TAIL: Final = 64 * 1024
-#: names of fields that hold what a model says, and what they hold, also where it breaks off
-_TEXT: Final = re.compile(
-    rb'"(?:content|text|arguments|reasoning|reasoning_content|thinking|refusal)"\s*+:\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)',
-    re.DOTALL,
-)
+#: names of fields that hold what a model says, up to the content of their strings
+_TEXT: Final = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content|thinking|refusal)"\s*:\s*"')
 _CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,3}\Z")
 #: what may stand before a value: a byte order mark, and blank space
 _BEFORE: Final = b"\xef\xbb\xbf \t\r\n"
@@ -89,7 +88,15 @@ def _weight(head: bytes) -> float:
     """Tokens of its texts. What is no JSON has no numbers and pictures that could be told from them."""
     if not head.lstrip(_BEFORE).startswith((b"{", b"[")):
         return estimate_tokens(head.decode("utf-8", "replace"))
-    return sum(estimate_tokens(_text(found[1])) for found in _TEXT.finditer(head))
+    return sum(map(estimate_tokens, map(_text, _texts(head))))
+
+
+def _texts(head: bytes) -> Iterator[bytes]:
+    """Yield the content of each string that the model wrote, also of one that breaks off."""
+    end = 0
+    while (found := _TEXT.search(head, end)) is not None:
+        end = string_end(head, found.end())
+        yield head[found.end() : end]
 
 
 def _text(raw: bytes) -> str:

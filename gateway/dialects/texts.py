@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
+from gateway.core.json_text import string_end
 from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.fields import Fields, decode, unescaped
 
@@ -29,8 +30,10 @@ _NUMBERS: Final = bytes(ord("0" if chr(byte) in "0123456789.-+eE" else " ") for 
 #: In a field that nobody knows, so many characters of base64 are data, as of a recording: no word is as long.
 _DATA_CHARACTERS: Final = 1024
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\r\n"
-#: a string, without its quotes, and the colon behind it if it is a key
-_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
+#: A string without its quotes, its closing quote, and the colon after it if it is a key. Of a string with more escapes
+#: only the first part is matched, and what follows its closing quote is looked for separately.
+_STRING: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*){0,100})(?:(")\s*(:)?)?')
+_AFTER: Final = re.compile(rb'"\s*(:)?')
 
 
 def texts(value: object, depth: int = 0) -> Iterator[str]:
@@ -130,15 +133,31 @@ def _texts_of_raw(raw: msgspec.Raw, *, unknown: bool = False) -> Iterator[str]:
         return
     view = memoryview(raw)
     found: list[str] = []
-    for number, match in enumerate(_STRING.finditer(view), 1):
-        if (unknown or match[2] is None) and not _is_plain_data(match[1]):
-            text = decode(b'"' + match[1] + b'"')
+    for number, (written, is_key, end) in enumerate(_strings(view), 1):
+        if (unknown or not is_key) and not _is_plain_data(written):
+            text = decode(b'"' + written + b'"')
             if isinstance(text, str) and not _is_data(text, unknown=unknown):
                 found.append(text)
                 yield text
         if number == _MAX_TEXTS:
-            yield from _going_on("".join(found), match.end(), view.nbytes - match.end())
+            yield from _going_on("".join(found), end, view.nbytes - end)
             return
+
+
+def _strings(view: memoryview) -> Iterator[tuple[bytes, bool, int]]:
+    """Yield each string of JSON as it is written, whether it is a key, and the index after it and its colon."""
+    at: int | None = 0
+    while at is not None:
+        begin, at = at, None
+        for found in _STRING.finditer(view, begin):
+            if found[2] is None:
+                end = string_end(view, found.end())
+                after = _AFTER.match(view, end)
+                if after is not None:
+                    at = after.end()
+                    yield bytes(view[found.start(1) : end]), after[1] is not None, at
+                break
+            yield found[1], found[3] is not None, found.end()
 
 
 def _going_on(text: str, read: int, left: int) -> Iterator[str]:

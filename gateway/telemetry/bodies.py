@@ -21,10 +21,10 @@ from gateway.core.ports import Upstream, UpstreamReply
 
 #: bytes that are kept of each body, and shown of what is packed in them
 MOST: Final = 64 * 1024
-#: fields of a body that hold a credential, such as that of an MCP server
+#: Fields of a body that hold a credential, such as that of an MCP server. The text may break off inside of an escape.
 _SECRET: Final = re.compile(
     r'("(?:authorization|authorization_token|access_token|api[-_]?key|x-api-key|client_secret|password)"\s*:\s*")'
-    r'(?:[^"\\]|\\.)*+("|\Z)',
+    r'[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)',
     re.IGNORECASE | re.DOTALL,
 )
 

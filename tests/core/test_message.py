@@ -154,8 +154,8 @@ def test_without_its_marks_a_message_is_still_json_and_nothing_else_is_lost(valu
 
 
 #: the same as one pattern, which is too slow for a long conversation
-_FLAT = rb'"cache_control"\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}'
-PATTERN = re.compile(rb",\s*+" + _FLAT + rb"|(?<=\{)(?:\s*+" + _FLAT + rb"\s*+,?)+")
+_FLAT = rb'"cache_control"\s*:\s*\{(?:[^{}"\\]|"[^"\\{}]*")*\}'
+PATTERN = re.compile(rb",\s*" + _FLAT + rb"|(?<=\{)(?:\s*" + _FLAT + rb"\s*,?)+")
 
 
 @given(

@@ -15,7 +15,8 @@ WORD: Final = 0
 NAME: Final = 1
 IDENTIFIER: Final = 2
 
-_TERM: Final = re.compile(r"\w++(?:[./@:#-]++\w++)*+")
+#: Letters and digits, and marks between them. As one class, because a repeated group keeps memory for each repetition.
+_TERM: Final = re.compile(r"\w[\w./@:#-]*(?<=\w)")
 _DENSE: Final = re.compile("[\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]+")
 _INNER: Final = re.compile(r"[0-9_/@]|[a-z]\.[a-z]|[a-z][A-Z]")
 #: a number within a term

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.message import encode
 from gateway.core.notation import parse_whole, written
 
-_SPACE: Final = re.compile(r"[ \t\n\r]*+")
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
 #: finds where a value ends; numbers are not made
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 

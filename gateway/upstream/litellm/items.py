@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.json_text import run_end
+
 Event = dict[str, Any]
 
 _ADDED: Final = "response.output_item.added"
@@ -22,10 +24,10 @@ _CUSTOM: Final = "custom_tool_call"
 _END: Final = ".done"
 #: how litellm has the model write what is put into a custom tool, and characters of it that are whole: half of an
 #: escape, or of a pair of them, waits for the rest
-_BEGINNING: Final = re.compile(r'\s*+\{\s*+"content"\s*+:\s*+"')
+_BEGINNING: Final = re.compile(r'\s*\{\s*"content"\s*:\s*"')
 _WHOLE: Final = re.compile(
-    r"""(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[\da-fA-F]{4}"""
-    r"""|u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}))*+"""
+    r"""(?:[^"\\\x00-\x1f]+|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[\da-fA-F]{4}"""
+    r"""|u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})){0,1000}"""
 )
 #: characters that wait: no beginning and no escape is longer
 _MOST_WAITING: Final = 64
@@ -49,8 +51,7 @@ class _Input:
             if start is None:
                 return ""
             self._has_begun, self._waiting = True, self._waiting[start.end() :]
-        found = _WHOLE.match(self._waiting)
-        end = found.end() if found is not None else 0
+        end = run_end(_WHOLE, self._waiting, 0)
         text = msgspec.json.decode(f'"{self._waiting[:end]}"', type=str)
         self._waiting = self._waiting[end:]
         self._said.append(text)
