@@ -143,7 +143,7 @@ def _fault(behaviour: Behaviour) -> Answer | None:
 
 def _refusal(error: ApiError, request: Request, behaviour: Behaviour, number: int) -> Whole:
     anthropic = request.path.startswith("/v1/messages") or request.header("anthropic-version") is not None
-    content = anthropic_error(error, f"req_mock{number}") if anthropic else openai_error(error)
+    content = error.body or (anthropic_error(error, f"req_mock{number}") if anthropic else openai_error(error))
     headers = [("retry-after", behaviour.retry_after)] if behaviour.retry_after is not None else []
     return Whole(content, status=error.status, headers=headers)
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.mock import openai_stream
+from gateway.mock import chat_rules, openai_stream
 from gateway.mock.openai_stream import Step
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
+from gateway.mock.strict import NO_RULES, StrictRules, rules_of
 from gateway.mock.windows import check_chat
 from gateway.mock.wire import Answer, JsonObject, Limit, Number, Stream, Usage, Whole, check_model, decode
 
@@ -60,19 +61,24 @@ def answer(exchange: Exchange) -> Answer:
     messages, sizes = read_messages(body.messages)
     prompt, beside = sum(size for _, size in sizes), extra_tokens(body.tools, body.response_format)
     check_chat(exchange, body.model, prompt, beside)
+    rules = rules_of(exchange.provider.strict, body.model)
+    fields = decode(exchange.request.body, JsonObject) if rules is not NO_RULES else {}
+    chat_rules.check(rules, body.model, fields, messages)
     ask = _ask(body, messages)
-    replies = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
+    decided = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
+    replies = [chat_rules.with_reasoning(rules, fields, ask, reply) for reply in decided]
     counted = Usage(
         input=prompt + beside,
         output=sum(reply.output_tokens for reply in replies),
         cached=exchange.provider.cached_tokens(body.model, sizes),
+        reasoning=sum(reply.reasoning_tokens for reply in replies),
     )
     usage = exchange.settle(counted)
     if not body.stream:
-        return Whole(_whole(exchange, body.model, replies, usage), body.model, usage)
+        return Whole(_whole(exchange, body.model, rules, replies, usage), body.model, usage)
     options = body.stream_options
     asked = isinstance(options, StreamOptions) and bool(options.include_usage)
-    steps = _steps(exchange, replies)
+    steps = _steps(exchange, body.model, rules, replies)
     base = _base(exchange, body.model, "chat.completion.chunk")
     return Stream(openai_stream.frames(base, steps, usage, behaviour.usage, asked=asked), body.model, usage)
 
@@ -123,15 +129,24 @@ def _base(exchange: Exchange, model: str, kind: str) -> JsonObject:
     }
 
 
-def _call_id(exchange: Exchange, choice: int, index: int) -> str:
-    return f"call_mock{exchange.number}_{choice}_{index}"
+def _calls(exchange: Exchange, model: str, rules: StrictRules, reply: Reply, choice: int) -> list[JsonObject]:
+    number = exchange.number
+    return [
+        {
+            "id": chat_rules.call_id(rules, number, choice, index),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+            **chat_rules.signature(rules, model, number, index),
+        }
+        for index, call in enumerate(reply.tool_calls)
+    ]
 
 
-def _whole(exchange: Exchange, model: str, replies: list[Reply], usage: Usage) -> JsonObject:
+def _whole(exchange: Exchange, model: str, rules: StrictRules, replies: list[Reply], usage: Usage) -> JsonObject:
     choices = [
         {
             "index": index,
-            "message": _message(exchange, reply, index),
+            "message": _message(reply, _calls(exchange, model, rules, reply, index)),
             "logprobs": None,
             "finish_reason": reply.finish_reason,
         }
@@ -141,45 +156,40 @@ def _whole(exchange: Exchange, model: str, replies: list[Reply], usage: Usage) -
     return openai_stream.with_usage(body, usage, exchange.behaviour.usage, f"req_mock{exchange.number}")
 
 
-def _message(exchange: Exchange, reply: Reply, choice: int) -> JsonObject:
+def _message(reply: Reply, calls: list[JsonObject]) -> JsonObject:
     message: JsonObject = {
         "role": "assistant",
         "content": reply.text if reply.text or not reply.tool_calls else None,
         "refusal": None,
         "annotations": [],
     }
-    if reply.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": _call_id(exchange, choice, index),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for index, call in enumerate(reply.tool_calls)
-        ]
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if calls:
+        message["tool_calls"] = calls
     return message
 
 
-def _steps(exchange: Exchange, replies: list[Reply]) -> list[Step]:
+def _steps(exchange: Exchange, model: str, rules: StrictRules, replies: list[Reply]) -> list[Step]:
     """The chunks of all choices, in turns."""
-    choices = [_choice_steps(exchange, reply, index) for index, reply in enumerate(replies)]
+    choices = [
+        _choice_steps(exchange, reply, index, _calls(exchange, model, rules, reply, index))
+        for index, reply in enumerate(replies)
+    ]
     rows = chain.from_iterable(zip_longest(*choices))
     return [step for step in rows if step is not None]
 
 
-def _choice_steps(exchange: Exchange, reply: Reply, choice: int) -> Iterator[Step]:
+def _choice_steps(exchange: Exchange, reply: Reply, choice: int, calls: list[JsonObject]) -> Iterator[Step]:
     first: JsonObject = {"role": "assistant", "content": None if reply.tool_calls else "", "refusal": None}
     yield Step(_delta(choice, first), "meta")
+    for part in chunked(reply.reasoning, None) if reply.reasoning else ():
+        yield Step(_delta(choice, {"reasoning_content": part}), "meta")
     if reply.text:
         for part in chunked(reply.text, exchange.behaviour.chunks):
             yield Step(_delta(choice, {"content": part}), "content")
-    for index, call in enumerate(reply.tool_calls):
-        opening: JsonObject = {
-            "index": index,
-            "id": _call_id(exchange, choice, index),
-            "type": "function",
-            "function": {"name": call.name, "arguments": ""},
-        }
+    for index, (call, whole) in enumerate(zip(reply.tool_calls, calls, strict=True)):
+        opening: JsonObject = {"index": index, **whole, "function": {"name": call.name, "arguments": ""}}
         yield Step(_delta(choice, {"tool_calls": [opening]}), "meta")
         for part in chunked(call.arguments, exchange.behaviour.chunks):
             yield Step(_delta(choice, {"tool_calls": [{"index": index, "function": {"arguments": part}}]}), "content")

@@ -19,6 +19,8 @@ from gateway.mock.wire import ApiError, JsonObject, Request, Usage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gateway.mock.strict import StrictRules
+
 #: Records kept, the newest.
 MAX_RECORDS: Final = 10_000
 #: Bytes of a body above which only its length and digest are kept.
@@ -92,7 +94,8 @@ class Provider:
     answers are made up from the request. `api_key`: the credential to insist on, None: none. `behaviour`: of every
     answer that neither a turn nor an `x-mock` header says more about. `windows`: the most input tokens by model, such
     as `MODEL_WINDOWS`; a model that is not in it takes any number. `claude`: the request rules of Claude models to
-    enforce, such as `CLAUDE_RULES`; none by default. These three may be replaced at any time.
+    enforce, such as `CLAUDE_RULES`; `strict`: those of other models, such as `STRICT_MODELS`; by default none. These
+    four may be replaced at any time.
 
     Safe to read from other threads while it serves.
     """
@@ -105,11 +108,15 @@ class Provider:
         behaviour: Behaviour = _DEFAULT,
         windows: Mapping[str, int] = _NO_WINDOWS,
         claude: tuple[ModelRules, ...] = (),
+        strict: Sequence[StrictRules] = (),
     ) -> None:
         self.behaviour = behaviour
         self.windows = windows
         self.claude = claude
+        self.strict = strict
         self.prefix_memory = PrefixMemory()
+        #: what requests lacked that makes a real model answer worse, but is no error; the newest
+        self.degraded: deque[str] = deque(maxlen=MAX_RECORDS)
         self._api_key = api_key
         self._script = deque(script)
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_RECORDS)
@@ -152,6 +159,7 @@ class Provider:
             self._stored.clear()
             self._made.clear()
             self.prefix_memory.clear()
+            self.degraded.clear()
 
     def next_turn(self) -> Turn | None:
         """Take the next scripted turn."""

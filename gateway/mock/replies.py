@@ -89,6 +89,9 @@ class Reply:
     finish_reason: str
     """In OpenAI's words."""
     output_tokens: int
+    reasoning: str = ""
+    """What a reasoning model thought before; its tokens are a part of `output_tokens`."""
+    reasoning_tokens: int = 0
 
 
 def decide(ask: Ask, turn: Turn | None, behaviour: Behaviour, index: int = 0) -> Reply:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from gateway.mock import openai_stream, tokens
+from gateway.mock import openai_stream, response_rules, tokens
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
+from gateway.mock.strict import NO_RULES, StrictRules, rules_of
 from gateway.mock.windows import check_response
 from gateway.mock.wire import (
     Answer,
@@ -61,6 +62,7 @@ class ResponseRequest(msgspec.Struct):
     top_p: float | None = None
     store: bool | None = None
     background: bool | None = None
+    include: list[str] | None = None
 
 
 def answer(exchange: Exchange) -> Answer:
@@ -72,15 +74,20 @@ def answer(exchange: Exchange) -> Answer:
     said = _stored(exchange, body) + sum(size for _, size in sizes)
     prompt = said + _beside(body)
     check_response(exchange, body.model, prompt)
-    reply = decide(_ask(body, items), exchange.turn, exchange.behaviour)
+    rules = rules_of(exchange.provider.strict, body.model)
+    if rules is not NO_RULES:
+        response_rules.check(rules, exchange.provider, decode(exchange.request.body, JsonObject), items)
+    ask = _ask(body, items)
+    reply = response_rules.with_reasoning(rules, ask, decide(ask, exchange.turn, exchange.behaviour))
     counted = Usage(
         input=prompt,
         output=reply.output_tokens,
         cached=exchange.provider.cached_tokens(body.model, sizes),
+        reasoning=reply.reasoning_tokens,
     )
     usage = exchange.settle(counted)
     _store(exchange, body, said + reply.output_tokens)
-    shape = _Shape(exchange, body, reply, usage)
+    shape = _Shape(exchange, body, reply, usage, _Form.of(rules, body, items))
     if body.background:
         exchange.provider.keep(_response_id(exchange), shape.running("in_progress"), shape.finished())
     if body.stream:
@@ -183,15 +190,39 @@ def _usage_json(usage: Usage) -> JsonObject:
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.total,
     }
+
+
+class _Form(NamedTuple):
+    """Additions of the model's rules to the items of a response."""
+
+    reasoning: bool
+    """It begins with a reasoning item."""
+    ciphertext: bool
+    """That item brings its `encrypted_content`."""
+    phases: bool
+    """Its message has a `phase`."""
+    compaction: bool
+    """It is a compaction of the input, and nothing else."""
+
+    @classmethod
+    def of(cls, rules: StrictRules, body: ResponseRequest, items: list[JsonObject]) -> _Form:
+        """Return the form of the response to a request."""
+        return cls(
+            reasoning=rules.reasoning_items,
+            ciphertext="reasoning.encrypted_content" in (body.include or ()),
+            phases=rules.phases,
+            compaction=rules.reasoning_items and response_rules.is_compaction(items),
+        )
 
 
 class _Shape:
     """One response in its wire format: at once, or as the events that build it up."""
 
-    def __init__(self, exchange: Exchange, body: ResponseRequest, reply: Reply, usage: Usage) -> None:
+    def __init__(self, exchange: Exchange, body: ResponseRequest, reply: Reply, usage: Usage, form: _Form) -> None:
+        self._form = form
         self._exchange = exchange
         self._body = body
         self._reply = reply
@@ -216,7 +247,10 @@ class _Shape:
         finished = self._outputs(self._status)
         for index, (opened, call) in enumerate(self._outputs("in_progress")):
             yield self._event("response.output_item.added", output_index=index, item=opened)
-            yield from self._arguments(index, call) if call else self._text(index)
+            if call:
+                yield from self._arguments(index, call)
+            elif opened["type"] == "message":
+                yield from self._text(index)
             yield self._event("response.output_item.done", output_index=index, item=finished[index][0])
         last = self._event(f"response.{self._status}", response=self.finished())
         yield Frame(last.data, "done")
@@ -268,12 +302,18 @@ class _Shape:
 
     def _outputs(self, status: str) -> list[tuple[JsonObject, ToolCall | None]]:
         """The output items in a state (empty while in progress), each with its tool call if it is one."""
-        opened = status == "in_progress"
+        opened, form, number = status == "in_progress", self._form, self._exchange.number
+        if form.compaction:
+            return [(response_rules.compaction_item(number, is_done=not opened), None)]
         found: list[tuple[JsonObject, ToolCall | None]] = []
+        if form.reasoning:
+            item = response_rules.reasoning_item(number, is_sealed=form.ciphertext, is_done=not opened)
+            found.append((item, None))
         if self._reply.text or not self._reply.tool_calls:
             content = [] if opened else [_part(self._reply.text)]
-            item: JsonObject = {"type": "message", "status": status, "role": "assistant", "content": content}
-            found.append(({"id": self._id("msg", 0), **item}, None))
+            phase = {"phase": "commentary" if self._reply.tool_calls else "final_answer"} if form.phases else {}
+            item = {"type": "message", "status": status, "role": "assistant", "content": content, **phase}
+            found.append(({"id": self._id("msg", len(found)), **item}, None))
         for call in self._reply.tool_calls:
             index = len(found)
             item = {

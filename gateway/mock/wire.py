@@ -36,12 +36,22 @@ _FIRST_SERVER_ERROR: Final = 500
 class ApiError(Exception):
     """A refusal, not yet in an API's shape."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        body: bytes | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.body = body
+        """The JSON to send, for an API with an error shape of its own; None: the shape of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +74,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call, >= 0. `cached` is a part of `input`."""
+    """Tokens of one call, >= 0. `cached` is a part of `input`, `reasoning` of `output`."""
 
     input: int
     output: int
     cached: int = 0
+    reasoning: int = 0
 
     @property
     def total(self) -> int:
