@@ -66,9 +66,10 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     }
     with contextlib.ExitStack() as stack:
         if mock:
-            from gateway.mock import CLAUDE_RULES, MODEL_WINDOWS, MockServer, Provider
+            from gateway.mock import CLAUDE_RULES, MODEL_WINDOWS, STRICT_MODELS, MockServer, Provider
 
-            server = stack.enter_context(MockServer(Provider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES)))
+            provider = Provider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES, strict=STRICT_MODELS)
+            server = stack.enter_context(MockServer(provider))
             flags |= only_provider("mock", server.url, _MOCK_FACTS, auth="none")
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)

@@ -96,9 +96,17 @@ def test_the_built_in_provider_has_the_request_rules_of_claude_models(serving: S
     more = [*messages, {"role": "assistant", "content": content}, {"role": "user", "content": "more"}]
     assert gateway.web.post("/v1/messages", {**body, "messages": more}).status == 200
     changed = {**body, "messages": more, "system": "be kind"}
-    refused = gateway.web.post("/v1/messages", changed)
+    # A client that handles such refusals itself gets them.
+    refused = gateway.web.post("/v1/messages", changed, {"x-claude-code-session-id": "one"})
     assert (refused.status, "bound to a different conversation" in refused.json["error"]["message"]) == (400, True)
     assert gateway.web.post("/v1/messages", changed, {"x-mock": "old_account=1"}).status == 200
+
+
+def test_the_built_in_provider_enforces_the_request_rules_of_a_model_by_its_name(serving: Serve) -> None:
+    web = serving("--mock", "--store", "memory://").web
+    assert web.chat("free", messages=[{"role": "assistant", "content": "hi"}]).status == 200
+    refused = web.chat("strict", model="mistral-small", messages=[{"role": "assistant", "content": "hi"}])
+    assert (refused.status, refused.json["code"]) == (400, "3230")
 
 
 def test_without_any_configuration_the_built_in_providers_are_shown_and_no_key_is_needed(serving: Serve) -> None:
