@@ -25,6 +25,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "thoughts": ("all", "turn", "none"),
     "binding": ("none", "prefix"),
     "forced_choice": ("accepted", "not_thinking", "refused"),
+    "thinks": ("asked", "unasked"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
 _WIRES: Final[Sequence[Wire]] = get_args(Wire)
@@ -58,6 +59,8 @@ class Family:
     binding: Literal["none", "prefix"] = "none"
     #: whether a request may force a tool call: `not_thinking` refuses it while the model thinks
     forced_choice: Literal["accepted", "not_thinking", "refused"] = "accepted"
+    #: whether the model thinks only where a request asks for it, or also where it says nothing
+    thinks: Literal["asked", "unasked"] = "asked"
     #: how far the provider's figure may lie above the estimate while nothing is learned, as a share of the estimate
     spread: float = 0.02
 
