@@ -116,6 +116,7 @@ class Stepped:
         keep: those that may be called.
         must: one of these has to be called.
         refused: the model that refused a `tool_choice` with these tools.
+        unforced: the model that refused a forced tool call.
         stray: tools that the answer calls though they were not due, or not allowed.
     """
 
@@ -126,6 +127,7 @@ class Stepped:
     keep: tuple[str, ...] = ()
     must: bool = False
     refused: Route | None = None
+    unforced: Route | None = None
     stray: tuple[str, ...] = ()
 
     @property

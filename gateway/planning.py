@@ -20,6 +20,7 @@ from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, is_worth_keeping
 from gateway.core.counting.beside import Beside
 from gateway.core.counting.estimate import Estimate, Estimator
+from gateway.core.counting.families import Family
 from gateway.core.counting.heaviest import Part, heaviest_beside
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, Request, key_of_fields, read_request
@@ -393,6 +394,10 @@ class Planner:
             following=view.following,
             leading=view.leading,
         )
+
+    def family(self, route: Route, wire: Wire) -> Family:
+        """Return the family of a route's model: its numbers, and the requests that it refuses."""
+        return self._estimator.families.of(route.model, route.provider, wire)
 
     async def message_tokens(self, asked: Asked) -> list[int]:
         """What each message weighs."""

@@ -13,8 +13,11 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
+import msgspec
+
 from gateway.calls import Stepped
 from gateway.core.asked import AGENT
+from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.namespaces import SessionKey
@@ -26,7 +29,8 @@ from gateway.core.spending import remaining_fraction
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.narrowing import narrowed
+from gateway.dialects.narrowing import Takes, narrowed, takes_forced
+from gateway.dialects.reasoning import has_thinking, referenced_tools
 from gateway.dialects.texts import as_name
 from gateway.dialects.tools import Offer, offer_of
 from gateway.lately import Lately
@@ -43,8 +47,17 @@ _REFUSED: Final = "not kept: the store cannot take the call's record"
 _UNHEARD: Final = "not kept: its client had left before it ended"
 _DAMAGED: Final = "not kept: the store cannot read what it holds of the session"
 _REASONS: Final = ((StoreConflict, _CHANGED), (RecordRefused, _REFUSED), (StoreDamaged, _DAMAGED))
-#: a provider's refusal that is about the choice among some tools names one of these
-_ABOUT_CHOICE: Final = (b"allowed_tools", b"tool_choice")
+#: A provider's refusal that is about the choice of tools has one of these words, in lower case: the field in the
+#: spellings of the APIs, and how Anthropic ("forces tool use") and Google ("forced function calling") speak of it.
+_ABOUT_CHOICE: Final = (
+    *(b"allowed_tools", b"tool_choice", b"toolchoice", b"tool choice", b"function_call"),
+    *(b"forces tool", b"forced tool", b"force tool", b"forced function"),
+)
+#: a refusal that is about a forced call while the model thinks has this word
+_ABOUT_THINKING: Final = b"think"
+_BOUND: Final = "the model's thinking is valid only with the same list of tools"
+_REFERRED: Final = "messages refer to them"
+_UNFORCED: Final = "no tool call is forced: the model refuses that, or does while it thinks"
 #: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
 _CUT: Final = frozenset(
     {
@@ -87,6 +100,8 @@ class Steps:
         self._wall = wall
         #: models that refused a choice among some tools
         self._no_choice = Lately(clock)
+        #: models that refused a forced tool call
+        self._no_force = Lately(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -114,7 +129,12 @@ class Steps:
         if step is None or step.enforce == "observe":
             return
         offer = offer_of(call.fields, incoming.endpoint.wire)
-        if offer is not None and offer.mode != "none":
+        if offer is None:
+            return
+        if offer.mode == "none":
+            # Nothing to restrict, but a list that must be the same with each call is the same here.
+            stepped.offer, stepped.keep = offer, offer.names
+        else:
             _hold_to(stepped, step, step.due(state.index), offer, session)
 
     async def _enter(
@@ -170,34 +190,57 @@ class Steps:
 
     def narrow(self, progress: Progress) -> None:
         """Decide how the current provider is told which tools may be called."""
-        stepped = progress.stepped
-        if stepped is None or stepped.offer is None:
+        stepped, call = progress.stepped, progress.call
+        if stepped is None or stepped.offer is None or call is None:
             return
-        route = progress.route
-        has_choice = self._providers[route.provider].allowed_tools and not self._is_refused(stepped, route)
-        progress.narrowed = narrowed(stepped.offer, stepped.keep, must=stepped.must, has_choice=has_choice)
+        offer, messages = stepped.offer, call.fields.get(ITEMS[stepped.offer.wire], b"")
+        takes = self._takes(stepped, offer, progress.route, messages)
+        progress.narrowed = narrowed(offer, stepped.keep, must=stepped.must, takes=takes)
+        _note_limits(progress, stepped, takes)
 
-    def _is_refused(self, stepped: Stepped, route: Route) -> bool:
-        return stepped.refused == route or route in self._no_choice
+    def _takes(self, stepped: Stepped, offer: Offer, route: Route, messages: bytes | msgspec.Raw) -> Takes:
+        """Return what the model of a route accepts, by its family, the request, and what it refused lately."""
+        family = self._planner.family(route, offer.wire)
+        referenced = referenced_tools(bytes(messages)) if offer.wire == "messages" else frozenset()
+        is_bound = family.binding == "prefix" and (offer.thinks is not False or has_thinking(bytes(messages)))
+        return Takes(
+            self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused, self._no_choice),
+            takes_forced(family, offer) and not _is_in(route, stepped.unforced, self._no_force),
+            _ever_callable(stepped.agent, offer) | referenced if is_bound else None,
+            referenced,
+        )
 
     def narrow_again(self, progress: Progress, refusal: bytes) -> bool:
-        """Whether a provider's refusal is about the choice among some tools, so that it is told in another way."""
-        stepped = progress.stepped
-        is_ours = progress.narrowed.is_choice_among
-        if stepped is None or not is_ours or stepped.refused == progress.route:
+        """Whether a provider's refusal is about what it was told of its tools, so that it is told in another way.
+
+        First it is told without a choice among some tools, then without a forced call; the other way round where the
+        refusal says that the model thinks, since that is a reason to refuse a forced call only.
+        """
+        stepped, sent, route = progress.stepped, progress.narrowed, progress.route
+        text = refusal.lower()
+        if stepped is None or not any(word in text for word in _ABOUT_CHOICE):
             return False
-        if not any(word in refusal for word in _ABOUT_CHOICE):
+        is_choice = sent.is_choice_among and stepped.refused != route
+        is_force = sent.is_forced and stepped.unforced != route
+        if is_force and (not is_choice or _ABOUT_THINKING in text):
+            stepped.unforced = route
+        elif is_choice:
+            stepped.refused = route
+        else:
             return False
-        stepped.refused = progress.route
         self.narrow(progress)
         return True
 
     def taken(self, progress: Progress) -> None:
         """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
-        stepped = progress.stepped
-        if stepped is not None and stepped.refused == progress.route:
-            self._no_choice.add(progress.route)
+        stepped, route = progress.stepped, progress.route
+        if stepped is None:
+            return
+        if stepped.refused == route:
+            self._no_choice.add(route)
             progress.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
+        if stepped.unforced == route:
+            self._no_force.add(route)
 
     # --- after it ----------------------------------------------------------------------------------------------
 
@@ -265,6 +308,29 @@ class Going:
         used = self.used = agent.used(at, self.tools, self.stepped.facts)
         self.record = replace(plain, notes={**plain.notes, **_stray_note(used.stray)}) if used.stray else plain
         return places if used.state == at else moved(places, agent.name, used.state), self.record
+
+
+def _is_in(route: Route, refused: Route | None, lately: Lately) -> bool:
+    """Whether a model refused something in this call, or lately."""
+    return route == refused or route in lately
+
+
+def _ever_callable(agent: Agent, offer: Offer) -> frozenset[str]:
+    """The tools of an offer that the agent may call in any of its steps."""
+    return frozenset([tool.name for tool in offer.tools if agent.ever_allows(tool.name)])
+
+
+def _note_limits(progress: Progress, stepped: Stepped, takes: Takes) -> None:
+    """Note for the call's record what of the step its provider could not be told, and why."""
+    beyond, is_forced = progress.narrowed.beyond, stepped.offer is not None and stepped.offer.mode == "required"
+    reason = _BOUND if takes.listed is not None else _REFERRED
+    for name, note in (
+        ("step_tools", f"offered though not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
+        ("step_required", _UNFORCED if stepped.must and not takes.forced and not is_forced else None),
+    ):
+        progress.notes.pop(name, None)  # what was noted for the route before
+        if note is not None:
+            progress.notes[name] = note
 
 
 def _why(error: StoreUnavailable | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -217,7 +217,89 @@ async def test_a_refusal_of_the_clients_own_choice_is_passed_on_once_it_was_told
 
     world.upstream.answer = answer
     reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search", "read_draft"))))
+    assert (reply.status, len(world.upstream.sent)) == (400, 3)
+    assert json.loads(world.upstream.sent[-1].body)["tool_choice"] == allowed("search", "read_draft")
+
+
+FORCED = (
+    "Thinking mode does not support this tool_choice",
+    "<400> InternalError.Algo.InvalidParameter: The tool_choice parameter does not support being set to required",
+    "tool_choice 'specified' is incompatible with thinking enabled",
+    "Thinking may not be enabled when tool_choice forces tool use.",
+    'tool_choice: type "tool" and "any" are not supported for this model.',
+    "ToolChoice is not supported by this model",
+    "Forced function calling (mode = ANY) is not supported",
+)
+REQUIRED = replace(CRITIQUE, enforce="require", conditions=())
+
+
+def unforced(text: str) -> Callable[[Outgoing], FakeReply]:
+    def answer(request: Outgoing) -> FakeReply:
+        choice = json.loads(request.body).get("tool_choice", "auto")
+        mode = choice if isinstance(choice, str) else choice.get("allowed_tools", {}).get("mode", "required")
+        if mode == "required":
+            return FakeReply(400, pieces=[json.dumps({"error": {"message": text}}).encode()])
+        return FakeReply()
+
+    return answer
+
+
+@pytest.mark.parametrize("text", FORCED)
+@pytest.mark.parametrize("allowed_tools", [True, False])
+async def test_a_provider_that_refuses_force_is_told_without_it_and_is_remembered(
+    text: str, allowed_tools: bool
+) -> None:
+    world = world_of(REQUIRED, allowed_tools=allowed_tools)
+    world.upstream.answer = unforced(text)
+    for count in (2, 3):
+        reply, _ = await world.call(world.incoming(body()))
+        assert (reply.status, len(world.upstream.sent)) == (200, count)
+        if allowed_tools:
+            assert sent(world)["tool_choice"] == allowed("read_draft")
+        else:
+            assert sent(world)["tools"] == [tool("read_draft")]
+            assert "tool_choice" not in sent(world)
+    notes = [record.notes.get("step_required") for record, _ in world.recorder.records]
+    assert notes == ["no tool call is forced: the model refuses that, or does while it thinks"] * 2
+
+
+@pytest.mark.parametrize("text", [FORCED[0], FORCED[4]])
+async def test_a_choice_among_tools_that_is_forced_is_told_without_force(text: str) -> None:
+    world = world_of(replace(REQUIRED, sequence=(("read_*", "list_flaws"),)))
+    world.upstream.answer = unforced(text)
+    reply, _ = await world.call(world.incoming(body()))
+    assert reply.status == 200
+    assert "required" not in json.dumps(sent(world))
+
+
+async def test_a_force_of_the_clients_own_that_is_refused_is_passed_on_as_it_is() -> None:
+    world = world_of(WORK)
+    world.upstream.answer = unforced(FORCED[0])
+    reply, _ = await world.call(world.incoming(body(NAMES[:3], tool_choice="required")))
+    assert (reply.status, len(world.upstream.sent)) == (400, 1)
+    assert sent(world)["tool_choice"] == "required"
+
+
+async def test_a_refusal_that_stays_without_force_is_passed_on_and_not_remembered() -> None:
+    world = world_of(REQUIRED, allowed_tools=False)
+    world.upstream.answer = lambda _: FakeReply(400, pieces=[b'{"error":{"message":"bad text: tool_choice"}}'])
+    reply, _ = await world.call(world.incoming(body()))
     assert (reply.status, len(world.upstream.sent)) == (400, 2)
+    await call(world, body())
+    assert sent(world)["tool_choice"] == {"type": "function", "function": {"name": "read_draft"}}
+
+
+async def test_what_is_noted_of_a_provider_that_was_left_is_not_said_of_the_one_that_answered() -> None:
+    world = world_of(REQUIRED)
+    world.gateway.routes = Routes(
+        [ModelRule("m", "p", name="deepseek-v4-flash", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p"
+    )
+    world.upstream.answer = lambda request: FakeReply() if request.url.startswith("http://q/") else FakeReply(503)
+    reply, _ = await world.call(world.incoming(body()))
+    assert (reply.status, len(world.upstream.sent)) == (200, 2)
+    assert json.loads(world.upstream.sent[0].body)["tool_choice"] == allowed("read_draft")
+    assert sent(world)["tool_choice"] == {"type": "function", "function": {"name": "read_draft"}}
+    assert [record.notes.get("step_required") for record, _ in world.recorder.records] == [None]
 
 
 async def test_a_refusal_about_something_else_is_passed_on() -> None:

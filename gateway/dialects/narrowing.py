@@ -3,6 +3,8 @@
 Two ways to narrow. A choice among some tools (`allowed_tools`, as OpenAI has it) leaves the list of tools as it is, and
 with it the provider's prompt cache, which begins with the tools. Where a provider knows no such choice the list is
 made shorter. A call that must use one certain tool names it and needs neither.
+
+Where a model's thinking is bound to its list of tools, the list is the same with each call, whatever the step.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.core.counting.families import Family
 from gateway.core.counting.measure import Wire
 from gateway.core.values import dataclass
 from gateway.dialects.fields import join
@@ -32,12 +35,16 @@ class Narrowing:
     """How a request is narrowed: the fields to set, encoded.
 
     `weighed`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
-    since no model reads it; `is_choice_among`: they hold nothing but such a choice, which a provider may not know.
+    since no model reads it; `is_choice_among`: they hold nothing but such a choice, which a provider may not know;
+    `is_forced`: they force a tool call that the client did not; `beyond`: tools that stay offered though they may not
+    be called.
     """
 
     fields: Mapping[str, msgspec.Raw]
     weighed: Mapping[str, bytes]
     is_choice_among: bool = False
+    is_forced: bool = False
+    beyond: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, changes: Mapping[str, object]) -> Narrowing:
@@ -56,24 +63,54 @@ NOT_NARROWED: Final = Narrowing({}, {})
 _AS_UNSAID: Final = {"tool_choice": b'"auto"'}
 
 
-def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, has_choice: bool) -> Narrowing:
+class Takes(NamedTuple):
+    """What a model accepts of what restricts its tools.
+
+    Attributes:
+        choice: a choice among some tools (`allowed_tools`).
+        forced: a forced tool call.
+        listed: the names that its list of tools must have with each call, whatever the step; None: any.
+        referenced: names that a list may not lack, because messages refer to them.
+    """
+
+    choice: bool = False
+    forced: bool = True
+    listed: frozenset[str] | None = None
+    referenced: frozenset[str] = frozenset()
+
+
+def takes_forced(family: Family, offer: Offer) -> bool:
+    """Return whether a model accepts that a tool call is forced, as far as its family and the request say."""
+    if family.forced_choice == "accepted":
+        # Claude models before those whose thinking is bound refuse it while they think
+        # (https://platform.claude.com/docs/en/build-with-claude/extended-thinking, "Extended thinking with tool use").
+        return family.binding == "prefix" or not (offer.wire == "messages" and offer.thinks)
+    thinks = family.thinks == "unasked" if offer.thinks is None else offer.thinks
+    return family.forced_choice == "not_thinking" and not thinks
+
+
+def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, takes: Takes) -> Narrowing:
     """How a request is told to call these tools only; not at all where it says so already.
 
     Args:
         offer: what the request offers.
         keep: tools of it that may be called.
         must: one of them has to be.
-        has_choice: the provider knows a choice among some tools.
+        takes: what its model accepts.
     """
     narrow = _known_narrowing if offer.is_known else _narrowed
-    return narrow(offer, keep, must, has_choice)
+    return narrow(offer, keep, must, takes)
 
 
-def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, has_choice: bool) -> Narrowing:  # noqa: FBT001
-    changes = _changes(offer, keep, must=must, has_choice=has_choice)
+def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, takes: Takes) -> Narrowing:  # noqa: FBT001
+    names = frozenset(keep)
+    kept = tuple(tool for tool in offer.tools if tool.name in names)
+    is_forced = must and takes.forced and bool(kept) and (_is_one(kept) or not offer.is_legacy)
+    changes = _changes(offer, kept, takes, is_forced=is_forced)
+    beyond = _beyond(offer, kept, takes, is_forced=is_forced)
     if not changes:
-        return NOT_NARROWED
-    narrowing = Narrowing.of(changes)
+        return replace(NOT_NARROWED, beyond=beyond) if beyond else NOT_NARROWED
+    narrowing = replace(Narrowing.of(changes), is_forced=is_forced and offer.mode != "required", beyond=beyond)
     is_as_before = offer.choice is None and narrowing.weighed == _AS_UNSAID
     return replace(narrowing, weighed={}) if is_as_before else narrowing
 
@@ -81,43 +118,61 @@ def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, has_choice: bool)
 _known_narrowing = lru_cache(KNOWN_OFFERS)(_narrowed)
 
 
-def _changes(offer: Offer, keep: Collection[str], *, must: bool, has_choice: bool) -> dict[str, object]:
-    names = frozenset(keep)
-    kept = tuple(tool for tool in offer.tools if tool.name in names)
+def _changes(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: bool) -> dict[str, object]:
+    """The fields to set, as values."""
+    same = _lists(offer, takes.listed) if takes.listed is not None else {}
     if not kept:
-        return {_choice_field(offer): _none(offer)} if offer.mode != "none" else {}
-    # One whose type is the word of a mode cannot be named: the choice would be read as that mode.
-    is_one = len(kept) == 1 and not kept[0].is_set and kept[0].entry.get("type") not in MODES
-    must = must and offer.can_force and (is_one or not offer.is_legacy)
-    is_narrower = not names.issuperset(offer.names)
-    mode: Mode = "required" if must else offer.mode
+        return same | ({_choice_field(offer): _none(offer)} if offer.mode != "none" else {})
+    is_narrower = not {tool.name for tool in kept}.issuperset(offer.names)
+    mode: Mode = "required" if is_forced else offer.mode
     if not is_narrower and (mode == offer.mode or offer.named is not None):
-        return {}
-    if must and is_one:
-        return {_choice_field(offer): _named(offer, kept[0])}
-    if not is_narrower:
-        return {"tool_choice": _among(offer, mode)}
-    if has_choice and offer.wire != "messages" and not offer.is_legacy:
-        return {"tool_choice": _allowed(offer.wire, kept, mode)}
-    return _shorter(offer, kept, mode)
+        return same
+    if is_forced and _is_one(kept):
+        return same | {_choice_field(offer): _named(offer, kept[0])}
+    if is_narrower and (offer.among is not None or _has_choice(offer, takes)):
+        choice: dict[str, object] = {"tool_choice": _allowed(offer.wire, kept, mode)}
+    else:
+        choice = {"tool_choice": _among(offer, mode)} if mode != offer.mode else {}
+    if not is_narrower or takes.listed is not None or _has_choice(offer, takes):
+        return same | choice
+    return _lists(offer, {tool.name for tool in kept} | takes.referenced) | choice
+
+
+def _is_one(kept: Sequence[Tool]) -> bool:
+    """Whether what may be called is one tool that can be named.
+
+    One whose type is the word of a mode cannot: the choice would be read as that mode.
+    """
+    return len(kept) == 1 and not kept[0].is_set and kept[0].entry.get("type") not in MODES
+
+
+def _has_choice(offer: Offer, takes: Takes) -> bool:
+    return takes.choice and offer.wire != "messages" and not offer.is_legacy
+
+
+def _beyond(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: bool) -> tuple[str, ...]:
+    """Return the tools that stay offered though they may not be called."""
+    is_told = (is_forced and _is_one(kept)) or offer.among is not None or _has_choice(offer, takes)
+    if not kept or is_told or (takes.listed is None and not takes.referenced):
+        return ()
+    names = {tool.name for tool in kept}
+    listed = names | takes.referenced if takes.listed is None else takes.listed
+    return tuple(name for name in offer.names if name in listed and name not in names)
 
 
 def _choice_field(offer: Offer) -> str:
     return "function_call" if offer.is_legacy else "tool_choice"
 
 
-def _shorter(offer: Offer, kept: Sequence[Tool], mode: Mode) -> dict[str, object]:
-    """Lists of fewer tools; a choice among tools that the request had is among fewer as well."""
-    places = [tool.place for tool in kept]
-    changes: dict[str, object] = {
+def _lists(offer: Offer, names: Collection[str]) -> dict[str, object]:
+    """The lists with these tools only; nothing where they have no others, or none of these."""
+    places = [tool.place for tool in offer.tools if tool.name in names]
+    if not places or len(places) == len(offer.tools):
+        return {}
+    return {
         field: join(_entries(raw, {index for listed, index in places if listed == field}))
         for field, raw in offer.lists.items()
     }
-    if offer.among is not None:
-        changes["tool_choice"] = _allowed(offer.wire, kept, mode)
-    elif mode != offer.mode:
-        changes["tool_choice"] = _among(offer, mode)
-    return changes
 
 
 def _entries(raw: bytes, places: Collection[int]) -> list[bytes]:

@@ -16,6 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.repeated import Repeated
 from gateway.core.values import dataclass
 from gateway.dialects.fields import AnyFields, decode, refuse_other_spellings
+from gateway.dialects.reasoning import THINKING_FIELDS, turns_thinking_on
 
 #: what a request says of calling tools: none, as the model likes, one at the least
 Mode = Literal["none", "auto", "required"]
@@ -27,7 +28,7 @@ _LISTS: Final[Mapping[Wire, tuple[str, ...]]] = {
 }
 #: by format: all fields that say what is offered
 _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
-    wire: (*lists, "tool_choice", *(("function_call",) if wire == "chat" else ()), "thinking")
+    wire: (*lists, "tool_choice", *(("function_call",) if wire == "chat" else ()), *THINKING_FIELDS)
     for wire, lists in _LISTS.items()
 }
 #: Some servers read keys without regard to case.
@@ -39,9 +40,6 @@ KNOWN_OFFERS: Final = 256
 _MOST_BYTES: Final = 4 * 1024 * 1024
 _MOST_TOOLS: Final = 20_000
 MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
-#: Anthropic takes no choice but these while it thinks
-#: (https://docs.claude.com/en/docs/build-with-claude/extended-thinking, "Extended thinking with tool use")
-_THINKS: Final = ("enabled", "adaptive")
 #: `web_search_preview_2025_03_11` is `web_search`, `computer_use_preview` is `computer`
 _VERSION: Final = re.compile(r"(?:_use)?(?:_preview)?(?:_\d{4}_?\d\d_?\d\d)?\Z")
 #: types of tools that stand for several, which answers call by their own names
@@ -85,7 +83,7 @@ class Offer:
         named: the only one that may be called, where it must be that one.
         among: those that may be called where the request itself says it of some.
         choice: what stood in `tool_choice`.
-        thinks: the model is asked to think before it answers.
+        thinks: whether it turns thinking on or off; None where it says nothing.
         names: of the tools that may be called as the request stands.
         is_known: it is kept in a cache, and so is what is made of it.
     """
@@ -97,7 +95,7 @@ class Offer:
     named: str | None
     among: frozenset[str] | None
     choice: Any
-    thinks: bool
+    thinks: bool | None
     names: tuple[str, ...]
     is_known: bool
 
@@ -105,11 +103,6 @@ class Offer:
     def is_legacy(self) -> bool:
         """Whether the tools are `functions`."""
         return "functions" in self.lists
-
-    @property
-    def can_force(self) -> bool:
-        """Whether the provider takes it that a tool must be called."""
-        return not (self.wire == "messages" and self.thinks)
 
     def known_as(self, name: str, one_of: str | None = None) -> str:
         """The name under which the request offers a tool that an answer calls; its own where it does not.
@@ -164,8 +157,7 @@ def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known
         raise InvalidRequest('Send "tools" or "functions", not both: functions are the older form.', param="functions")
     choice_field = "function_call" if "functions" in found else "tool_choice"
     choice = decode(fields[choice_field]) if choice_field in fields else None
-    thinking = decode(fields["thinking"]) if "thinking" in fields else None
-    thinks = isinstance(thinking, dict) and thinking.get("type") in _THINKS
+    thinks = turns_thinking_on(fields)
     mode, named, among = _said(choice, wire)
     tools = tuple(tool for one in found.values() for tool in one)
     lists = {field: fields[field] for field in found}

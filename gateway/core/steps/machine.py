@@ -129,6 +129,10 @@ class Agent:
         #: None is the name that a state has which is in no step
         self._by_name: dict[str | None, Step] = {step.name: step for step in steps}
         self._default = next((step for step in steps if step.is_default), None)
+        #: whether the agent may be in no step, or in one that enforces nothing
+        self._may_be_free = any(step.enforce == "observe" for step in steps) or not any(
+            step.is_default or not step.conditions for step in steps
+        )
         #: The default step is looked at last, also while its sequence runs.
         self._others = tuple(step for step in steps if not step.is_default)
         conditions = [condition for step in steps for condition in step.conditions]
@@ -137,6 +141,10 @@ class Agent:
         self.reads_budget = any(isinstance(condition, BudgetBelow) for condition in conditions)
         #: whether any condition looks at something beside tools
         self.reads_facts = self.reads_message or self.reads_tokens or self.reads_budget
+
+    def ever_allows(self, tool: str) -> bool:
+        """Return whether the agent may call a tool in any of its steps, or while it is in none."""
+        return self._may_be_free or any(step.allows(tool) for step in self.steps)
 
     def step(self, state: StepState) -> Step | None:
         """The active one; None also where a changed configuration has it no more."""

@@ -49,6 +49,30 @@ def callable_now(agent: Agent, state: StepState, tools: Sequence[str]) -> tuple[
     return step.callable(tools, agent.due(state))
 
 
+# --- what may ever be called -----------------------------------------------------------------------------------------
+
+
+def test_an_agent_may_ever_call_what_any_of_its_steps_allows() -> None:
+    closed = Agent("a", [ALERT, replace(WORK, allowed=("read_*", "publish"))])
+    assert [closed.ever_allows(tool) for tool in ("stop", "read_a", "publish", "write")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [ALERT],
+        [ALERT, replace(WORK, allowed=("read_*",)), Step("watch", conditions=ALERT.conditions, enforce="observe")],
+    ],
+    ids=["it may be in no step", "a step only observes"],
+)
+def test_an_agent_that_may_be_free_may_ever_call_anything(steps: list[Step]) -> None:
+    assert Agent("a", steps).ever_allows("whatever")
+
+
+def test_a_step_without_conditions_always_holds_so_the_agent_is_never_free() -> None:
+    assert not Agent("a", [Step("only", allowed=("read_*",))]).ever_allows("write")
+
+
 # --- which step -----------------------------------------------------------------------------------------------------
 
 
