@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -46,7 +46,7 @@ from gateway.core.errors import ConfigError
         ("llama3-70b-8192", "groq", "chat", "llama-3"),
         ("deepseek-v4-flash", "deepseek", "responses", "deepseek-responses"),
         ("deepseek-v4-flash", "vllm", "responses", "deepseek"),
-        ("ollama/qwen3-coder:480b-cloud", "litellm", "chat", "qwen-coder"),
+        ("ollama/qwen3-coder:480b-cloud", "litellm", "chat", "qwen-3.5"),
         ("ollama/kimi-k2:1t-cloud", "litellm", "chat", "kimi"),
         ("something-new", "somewhere", "chat", "other"),
         ("", "", "chat", "other"),
@@ -95,9 +95,24 @@ def test_every_family_of_the_table_can_be_reached(families: Families) -> None:
         "llama-4-groq": ("llama-4-scout", "groq"),
         "gpt-5-hosted": ("gpt-5", "openrouter"),
         "claude-5.5": ("claude-opus-5-5", "anthropic"),
+        "claude-haiku-next": ("claude-haiku-6", "anthropic"),
         "claude-haiku-5.5": ("claude-haiku-5-5", "anthropic"),
         "claude-new": ("claude-opus-5", "anthropic"),
         "deepseek-responses": ("deepseek-v4-flash", "deepseek"),
+        "o-series": ("o3", "openai"),
+        "gpt-hosted-next": ("gpt-7", "openrouter"),
+        "gpt-chat-next": ("gpt-7", "openai"),
+        "gpt-responses-next": ("gpt-7", "openai"),
+        "gemini-3": ("gemini-3-pro", "gemini"),
+        "gemini": ("gemini-2.5-pro", "gemini"),
+        "grok-4.3": ("grok-4.3", "xai"),
+        "grok": ("grok-4", "xai"),
+        "qwen-3.5": ("qwen3.5-9b", "x"),
+        "qwen": ("qwen3-32b", "x"),
+        "llama-next": ("llama-5", "x"),
+        "claude-4.5": ("claude-sonnet-4-5", "anthropic"),
+        "claude-4": ("claude-sonnet-4", "anthropic"),
+        "claude-3.5": ("claude-3-5-sonnet", "anthropic"),
     }
     for family in families:
         model, provider = examples.get(family.name, (family.models[0].replace("*", ""), "x"))
@@ -132,6 +147,15 @@ def test_every_number_of_the_table_names_its_source() -> None:
         ("claude-sonnet-5@20260101", "none", "accepted"),
         ("claude-opus-4-8", "none", "accepted"),
         ("claude-haiku-4-5", "none", "accepted"),
+        ("claude-mythos-5", "none", "accepted"),
+        ("claude-mythos-preview", "none", "accepted"),
+        ("anthropic.claude-instant-v1", "none", "accepted"),
+        ("claude-mythos-5-1", "prefix", "refused"),
+        ("global.anthropic.claude-opus-5-5", "prefix", "refused"),
+        ("claude-sonnet-5-5@default", "prefix", "refused"),
+        ("anthropic/claude-opus-5.5-fast", "prefix", "refused"),
+        ("~anthropic/claude-opus-latest", "prefix", "refused"),
+        ("~anthropic/claude-haiku-latest", "prefix", "accepted"),
     ],
 )
 def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_tool(
@@ -142,33 +166,103 @@ def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_to
 
 
 @pytest.mark.parametrize(
-    ("model", "forced_choice", "thinks"),
+    ("model", "newest", "provider", "wire"),
     [
-        ("deepseek-v4-flash", "not_thinking", "unasked"),
-        ("deepseek/deepseek-v4-pro", "not_thinking", "unasked"),
-        ("deepseek-reasoner", "not_thinking", "unasked"),
-        ("deepseek-chat", "not_thinking", "asked"),
-        ("deepseek-ai/DeepSeek-V3.1", "not_thinking", "asked"),
-        ("qwen3.5-plus", "not_thinking", "unasked"),
-        ("qwen3.8-max", "not_thinking", "unasked"),
-        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "not_thinking", "unasked"),
-        ("qwq-plus", "not_thinking", "unasked"),
-        ("qwen-plus", "not_thinking", "asked"),
-        ("qwen3-coder-plus", "not_thinking", "asked"),
-        ("moonshotai/kimi-k2.6", "not_thinking", "unasked"),
-        ("accounts/fireworks/models/kimi-k2p5", "not_thinking", "unasked"),
-        ("kimi-k3", "not_thinking", "unasked"),
-        ("kimi-k2-thinking-turbo", "not_thinking", "unasked"),
-        ("kimi-k2-0905-preview", "accepted", "asked"),
-        ("gpt-6.2-sol", "accepted", "asked"),
+        ("claude-opus-6", "claude-opus-5-5", "anthropic", "messages"),
+        ("claude-opus-5-7", "claude-opus-5-5", "anthropic", "messages"),
+        ("claude-zephyr-1", "claude-fable-5-2", "anthropic", "messages"),
+        ("claude-6-sonnet", "claude-sonnet-5-5", "anthropic", "messages"),
+        ("us.anthropic.claude-opus-6-20270101-v1:0", "claude-opus-5-5", "bedrock", "messages"),
+        ("claude-fable-6@20270101", "claude-fable-5-2", "vertex", "messages"),
+        ("claude-haiku-6", "claude-haiku-5-5", "anthropic", "messages"),
+        ("anthropic/claude-haiku-6", "anthropic/claude-haiku-5.5", "openrouter", "chat"),
+        ("gpt-7", "gpt-6.2-sol", "openai", "chat"),
+        ("gpt-7", "gpt-6.2-sol", "openai", "responses"),
+        ("openai/gpt-7-sol", "openai/gpt-6.2-sol", "openrouter", "chat"),
+        ("chat-latest", "gpt-6.2-sol", "openai", "chat"),
+        ("gemini-5-neon", "gemini-3.8-flash", "gemini", "chat"),
+        ("~google/gemini-flash-latest", "google/gemini-3.8-flash", "openrouter", "chat"),
+        ("grok-5", "grok-4.7", "xai", "responses"),
+        ("x-ai/grok-5-fast", "x-ai/grok-4.7", "openrouter", "chat"),
+        ("mistral-large-9", "mistral-large-latest", "mistral", "chat"),
+        ("glm-9", "glm-5.3", "zai", "chat"),
+        ("deepseek-v5", "deepseek-v4-flash", "deepseek", "chat"),
+        ("kimi-k4", "kimi-k3", "moonshot", "chat"),
+        ("qwen4-max", "qwen3.8-max", "dashscope", "chat"),
+        ("Qwen/Qwen4-32B", "Qwen/Qwen3.8-27B", "together", "chat"),
+        ("meta-llama/Llama-5-Scout", "meta-llama/Llama-4-Scout", "together", "chat"),
     ],
 )
-@pytest.mark.parametrize("wire", ["chat", "messages"])
-def test_the_table_says_which_open_models_refuse_a_forced_tool_while_they_think(
-    families: Families, model: str, forced_choice: str, thinks: str, wire: str
+def test_an_unlisted_model_of_a_known_vendor_has_the_numbers_and_rules_of_the_newest(
+    families: Families, model: str, newest: str, provider: str, wire: str
 ) -> None:
-    found = families.of(model, "x", wire)
-    assert (found.forced_choice, found.thinks) == (forced_choice, thinks)
+    found, expected = families.of(model, provider, wire), families.of(newest, provider, wire)
+    assert found == replace(
+        expected, name=found.name, models=found.models, providers=found.providers, wires=found.wires
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("claude-haiku-5-5", "claude-haiku-5.5"),
+        ("us.anthropic.claude-haiku-5-5", "claude-haiku-5.5"),
+        ("claude-4.5-haiku", "claude-4.5"),
+        ("databricks-claude-sonnet-4-1", "claude-4"),
+        ("claude-4-opus", "claude-4"),
+        ("anthropic-claude-3.7-sonnet", "claude-4"),
+        ("claude-3-5-haiku@20241022", "claude-3.5"),
+        ("anthropic.claude-v2:1", "claude-3.5"),
+        ("anthropic.claude-instant-v1", "claude-3.5"),
+        ("claude-2.1", "claude-3.5"),
+        ("claude-4-8-opus", "claude-new"),
+        ("claude-5-sonnet", "claude-new"),
+        ("claude-fable-5@default", "claude-new"),
+        ("gemini-1.5-pro", "gemini"),
+        ("gemini-2.0-flash-001", "gemini"),
+        ("gemini-4-argon", "gemini-3"),
+        ("gemini-gemma-2-27b-it", "gemma"),
+        ("grok-4.20-0309-reasoning", "grok"),
+        ("grok-code-fast-1", "grok"),
+        ("databricks-grok-4-7", "grok-4.3"),
+        ("qwen3-8b", "qwen"),
+        ("qwen3:4b", "qwen"),
+        ("qwen-plus-2025-04-28", "qwen"),
+        ("qwen3p7-plus", "qwen-3.5"),
+        ("codellama-7b", "llama"),
+        ("us.meta.llama4-scout-17b-instruct-v1:0", "llama-4"),
+        ("ft:gpt-3.5-turbo-0125:org::id", "gpt-4"),
+        ("ft:o4-mini-2025-04-16:org::id", "o-series"),
+        ("moonshot-v1-128k", "kimi"),
+    ],
+)
+def test_a_published_model_keeps_its_own_family(families: Families, model: str, name: str) -> None:
+    assert families.of(model, "x", "chat").name == name
+
+
+@pytest.mark.parametrize(
+    ("model", "edge"),
+    [
+        ("claude-opus-4-6", 1568),
+        ("claude-haiku-4-5-20251001", 1568),
+        ("claude-3-5-sonnet-20241022", 1568),
+        ("claude-opus-4-7", 2576),
+        ("claude-sonnet-5@default", 2576),
+        ("claude-fable-5-1", 2576),
+        ("us.anthropic.claude-haiku-5-5", 2576),
+        ("claude-zephyr-1", 2576),
+    ],
+)
+def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(families: Families, model: str, edge: int) -> None:
+    assert families.of(model, "anthropic", "messages").image.edge == edge
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [("gpt-4o", "tiles"), ("gpt-5-2025-08-07", "tiles"), ("databricks-gpt-5-4", "patches"), ("gpt-7", "patches")],
+)
+def test_images_of_a_new_gpt_are_counted_as_those_of_the_newest(families: Families, model: str, rule: str) -> None:
+    assert families.of(model, "openai", "chat").image.rule == rule
 
 
 def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models() -> None:
