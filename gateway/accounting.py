@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import ceil
 from typing import Final
 
@@ -62,8 +63,12 @@ _UNREAD_BYTES: Final = 4
 _UNREAD_MOST: Final = 16_384
 #: what may stand before the first character of JSON: white space, byte order marks, the zero bytes of UTF-16 and UTF-32
 _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
-#: the value that asks for a cache of one hour (Anthropic's `ttl`), in each way that JSON can write it
-_MARKS_1H: Final = (b"1h", b"1\\u0068", b"\\u0031h", b"\\u0031\\u0068")
+#: the values that ask for a cache of one hour (Anthropic's `ttl`) or of 12 (OpenAI's), in each way JSON can write them
+_MARKS_1H: Final = tuple(
+    b"".join(mark)
+    for two in ((b"",), (b"2", b"\\u0032"))
+    for mark in product((b"1", b"\\u0031"), two, (b"h", b"\\u0068"))
+)
 #: bytes of a stream between two looks at what is left of its hold: some hundred tokens, where each event carries one
 _LOOK_BYTES: Final = 16 * 1024
 #: tokens that a stream brings beyond its hold, by which it is known to come in one piece: a look brings fewer

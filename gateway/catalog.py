@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.config import Facts, PriceRow
-from gateway.core.pricing import Price, decimal, price_from_table, price_per_million, times
+from gateway.config import Facts, PriceRow, RateRow
+from gateway.core.pricing import Price, Rates, decimal, price_from_table, price_of_rates, price_per_million, times
 from gateway.core.routing import ModelFacts, Route, is_pattern
 
 LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
@@ -138,14 +138,21 @@ class Catalog:
         if route.model.startswith(_TUNED):
             bare.append(":".join(route.model.split(":")[:2]))
         for name in (f"{prefix}/{route.model}", *bare):
-            raw = self._table.get(name)
-            entry = _decode_entry(raw) if raw is not None else None
+            entry = self._entry(name)
             if entry is not None:
                 # A bare name may stand for the same model at another provider: its limits hold, its price does not.
                 owned = name not in bare or _family(str(entry.get("litellm_provider"))) == _family(prefix)
                 uplift = decimal(entry.get(self._uplifts.get(route.provider, "")))
                 return [_table_facts(entry, priced=owned, uplift=uplift)]
         return []
+
+    def _entry(self, name: str) -> dict[str, Any] | None:
+        """Return the entry of a name, or of the model that the name is an alias of: `claude-opus-latest`."""
+        raw = self._table.get(name)
+        entry = _decode_entry(raw) if raw is not None else None
+        alias = entry.get("alias_of") if entry is not None else None
+        target = self._table.get(alias) if isinstance(alias, str) else None
+        return _decode_entry(target) if target is not None else entry
 
 
 def load_litellm_table() -> dict[str, msgspec.Raw]:
@@ -168,14 +175,18 @@ def facts_of(row: Facts) -> ModelFacts:
 def _price(row: PriceRow | None) -> Price | None:
     if row is None:
         return None
+    above = {size: _rates(long) for size, long in row.above.items()}
+    return price_of_rates(_rates(row), above, row.times, row.search)
+
+
+def _rates(row: RateRow) -> Rates:
     return price_per_million(
         input=row.input,
         output=row.output,
         cache_read=row.cache_read,
         cache_write=row.cache_write,
         cache_write_1h=row.cache_write_1h,
-        search=row.search,
-    )
+    ).rates
 
 
 def _family(theirs: str) -> str:

@@ -17,6 +17,7 @@ from gateway.core.pricing import cost, price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Route
 from gateway.core.usage import Usage
 
+D = Decimal
 PRICE = PriceRow(input=Decimal(1), output=Decimal(2))
 
 
@@ -183,6 +184,117 @@ def test_the_installed_table_says_what_a_cache_of_an_hour_costs() -> None:
     assert price is not None
     assert price.rates.cache_write is not None
     assert price.rates.cache_write_1h == 2 * price.rates.input > price.rates.cache_write
+
+
+@pytest.mark.parametrize(
+    ("route", "usage", "tier", "usd"),
+    [
+        # https://platform.claude.com/docs/en/about-claude/pricing: above 100,000 tokens the whole call, output included
+        ("anthropic/claude-haiku-5-5", Usage(100_000, 1_000, 101_000, 10_000), None, "0.0096"),
+        ("anthropic/claude-haiku-5-5", Usage(100_001, 1_000, 101_001, 20_001, 20_000), None, "0.04600005"),
+        ("anthropic/claude-haiku-5-5", Usage(100_001, 0, 100_001, 0, 1, 0, 0, 0, 1), None, "0.050001"),
+        ("anthropic/claude-haiku-5-5", Usage(200_000, 1_000, 201_000), "batch", "0.05125"),
+        ("anthropic/claude-haiku-5-5", Usage(200_000, 1_000, 201_000), "us", "0.11275"),
+        ("anthropic/claude-sonnet-5-5", Usage(200_000, 1_000, 201_000, 100_000), None, "0.22"),
+        ("anthropic/claude-sonnet-5-5", Usage(200_000, 0, 200_000, 0, 200_000, 0, 0, 0, 200_000), "batch", "0.4"),
+        ("anthropic/claude-opus-5-5", Usage(20_000, 1_000, 21_000, 0, 20_000, 0, 0, 0, 10_000), None, "0.15"),
+        ("anthropic/claude-opus-5-5", Usage(10_000, 1_000, 11_000), "fast", "0.12"),
+        ("anthropic/claude-opus-5", Usage(10_000, 1_000, 11_000), None, "0.075"),
+        ("anthropic/claude-fable-5-1", Usage(10_000, 1_000, 11_000, 10_000), None, "0.0525"),
+        ("anthropic/claude-fable-5-2", Usage(10_000, 1_000, 11_000, 10_000), None, "0.042"),
+        ("anthropic/claude-fable-5-2", Usage(20_000, 0, 20_000, 0, 20_000, 0, 0, 0, 10_000), None, "0.26"),
+        ("anthropic/claude-mythos-5-2", Usage(10_000, 1_000, 11_000), "us", "0.132"),
+        ("anthropic/claude-opus-latest", Usage(10_000, 1_000, 11_000), None, "0.06"),
+        # https://developers.openai.com/api/docs/pricing: above 272,000 tokens 2 times input and caches, 1.5 times output
+        ("openai/gpt-6.1-sol", Usage(272_000, 1_000, 273_000, 72_000), None, "0.4172"),
+        ("openai/gpt-6.1-sol", Usage(272_001, 1_000, 273_001, 72_001), None, "0.8294002"),
+        ("openai/gpt-6.2-sol", Usage(272_000, 1_000, 273_000, 72_000), None, "0.4172"),
+        ("openai/gpt-6.2-sol", Usage(272_001, 1_000, 273_001, 72_001), None, "0.8294002"),
+        ("openai/gpt-6.2-sol", Usage(10_000, 0, 10_000, 0, 10_000, 0, 0, 0, 4_000), None, "0.035"),
+        ("openai/gpt-6.2-sol", Usage(300_000, 0, 300_000, 0, 300_000, 0, 0, 0, 300_000), "fast", "6"),
+        ("openai/gpt-6.2-sol", Usage(10_000, 1_000, 11_000), "ultrafast", "0.09"),
+        ("openai/gpt-6.2-sol", Usage(10_000, 1_000, 11_000), "flex", "0.015"),
+        ("openai/gpt-6.2-astra", Usage(10_000, 1_000, 11_000), "batch", "0.06"),
+        ("openai/gpt-6-astra", Usage(10_000, 1_000, 11_000), "ultrafast", "0.9"),
+        ("openai/gpt-6-astra", Usage(10_000, 0, 10_000, 0, 10_000, 0, 0, 0, 10_000), "priority", "0.5"),
+        ("openai/gpt-6-luna", Usage(100_000, 10_000, 110_000), None, "0.015"),
+        # https://docs.x.ai/docs/models: above 200,000 tokens twice as much
+        ("xai/grok-4.5", Usage(200_001, 0, 200_001), None, "0.800004"),
+        # https://www.alibabacloud.com/help/en/model-studio/models: a band of 256,000 tokens
+        ("dashscope/qwen-flash", Usage(256_000, 1_000, 257_000), None, "0.0132"),
+        ("dashscope/qwen-flash", Usage(256_001, 1_000, 257_001), None, "0.06600025"),
+    ],
+)
+def test_a_call_costs_what_the_vendor_publishes(route: str, usage: Usage, tier: str | None, usd: str) -> None:
+    provider, _, model = route.partition("/")
+    price = Catalog(model_facts(), load_litellm_table()).facts(Route(provider, model)).price
+    assert price is not None
+    assert cost(usage, price, tier) == Decimal(usd)
+
+
+def test_what_a_tier_costs_that_no_price_is_published_of_is_not_known() -> None:
+    price = Catalog(model_facts(), {}).facts(Route("openai", "gpt-6.2-astra")).price
+    assert price is not None
+    assert cost(Usage.of(1, 1), price, "ultrafast") is None
+
+
+@pytest.mark.parametrize(
+    ("model", "window", "most_input", "output"),
+    [
+        ("claude-fable-5-2", 1_000_000, None, 128_000),
+        ("claude-mythos-5-2", 1_000_000, None, 128_000),
+        ("claude-fable-5-1", 1_000_000, None, 128_000),
+        ("claude-opus-5-5", 1_000_000, None, 128_000),
+        ("claude-sonnet-5-5", 1_000_000, None, 128_000),
+        ("claude-haiku-5-5", 1_000_000, None, 128_000),
+        ("claude-haiku-latest", 1_000_000, None, 128_000),
+        ("claude-opus-5", 1_000_000, None, 128_000),
+        ("gpt-6.1-sol", 1_050_000, 922_000, 128_000),
+        ("gpt-6.2-sol", 1_050_000, 922_000, 128_000),
+        ("gpt-6.2-astra", 1_050_000, 922_000, 128_000),
+        ("gpt-6-astra", 1_050_000, 922_000, 128_000),
+        ("gpt-6-luna", 1_050_000, 922_000, 128_000),
+    ],
+)
+def test_the_limits_of_current_models_are_those_that_the_vendor_publishes(
+    model: str, window: int, most_input: int | None, output: int
+) -> None:
+    found = Catalog(model_facts(), load_litellm_table()).facts(Route("elsewhere", model))
+    assert (found.window, found.input, found.output, found.price) == (window, most_input, output, None)
+
+
+def test_a_row_for_a_model_that_the_table_lacks_is_removed_once_the_table_has_it() -> None:
+    shipped = load_litellm_table()
+    known = [name for name in model_facts() if name.rpartition("/")[2] in shipped]
+    assert [name for name in known if not model_facts()[name].betas] == []
+
+
+def test_a_price_of_the_configuration_may_have_long_contexts_and_tiers() -> None:
+    row = PriceRow.model_validate(
+        {
+            "input": 2, "output": 10, "above": {300_000: {"input": 5, "output": 20}, 200_000: {"input": 4, "output": 15}},
+            "times": {"priority": 2, "fast": 3, "us": 1.5},
+        }
+    )  # fmt: skip
+    price = facts_of(Facts(price=row)).price
+    assert price is not None
+    calls = [Usage.of(tokens, 1_000_000) for tokens in (200_000, 200_001, 300_001)]
+    assert [cost(usage, price) for usage in calls] == [D("10.4"), D("15.800004"), D("21.500005")]
+    usage = Usage.of(100_000, 0)
+    tiers = ("priority", "fast", "us", "fast-us", "ultrafast")
+    assert [cost(usage, price, tier) for tier in tiers] == [D("0.4"), D("0.6"), D("0.3"), D("0.9"), None]
+
+
+def test_an_alias_of_the_table_has_the_facts_of_its_model() -> None:
+    table = {
+        "a-latest": raw('{"alias_of": "a-2"}'),
+        "a-2": raw('{"litellm_provider": "openai", "max_input_tokens": 9, "input_cost_per_token": 1}'),
+        "b-latest": raw('{"alias_of": "missing"}'),
+    }
+    known = Catalog({}, table)
+    assert known.facts(Route("openai", "a-latest")) == known.facts(Route("openai", "a-2"))
+    assert known.facts(Route("openai", "a-latest")).window == 9
+    assert known.facts(Route("openai", "b-latest")).window is None
 
 
 def test_what_the_providers_offer_is_listed_once_under_our_names() -> None:

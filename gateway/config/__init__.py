@@ -22,7 +22,7 @@ from gateway.config.load import (
     template,
     unused_providers,
 )
-from gateway.config.models import Facts, Model, PriceRow
+from gateway.config.models import Facts, Model, PriceRow, RateRow
 from gateway.config.providers import Provider
 from gateway.config.restart import reloaded
 from gateway.config.schema import BUILT_IN_ROUTES, Context, Settings, json_schema
@@ -40,6 +40,7 @@ __all__ = [
     "Model",
     "PriceRow",
     "Provider",
+    "RateRow",
     "Settings",
     "StepCondition",
     "StepRow",

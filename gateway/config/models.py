@@ -13,14 +13,33 @@ from gateway.core.ledger import MOST_USD
 Rate = Annotated[Decimal, Field(ge=0, le=MOST_USD)]
 
 
-class PriceRow(Section):
-    """USD per million tokens, and for each search."""
+class RateRow(Section):
+    """USD per million tokens."""
 
     input: Rate = Field(description="Of input tokens.")
     output: Rate = Field(description="Of output tokens.")
     cache_read: Rate | None = Field(None, description="Of input tokens read from a cache; null: as input.")
     cache_write: Rate | None = Field(None, description="Of input tokens put into a cache; null: as input.")
-    cache_write_1h: Rate | None = Field(None, description="Of those kept for an hour; null: as cache_write.")
+    cache_write_1h: Rate | None = Field(
+        None, description="Of those kept for an hour (Anthropic) or 12 hours (OpenAI); null: as cache_write."
+    )
+
+
+class PriceRow(RateRow):
+    """USD per million tokens, and for each search."""
+
+    above: dict[Annotated[int, Field(ge=1, le=MOST_TOKENS)], RateRow] = Field(
+        {},
+        max_length=8,
+        description="The rates of a whole call with more input tokens than this, cached ones included: "
+        "{272000: {input: 4, output: 15}}.",
+    )
+    times: dict[str, Rate] = Field(
+        {},
+        max_length=16,
+        description="How many times these prices a call costs in a service tier: {priority: 2, flex: 0.5, batches: "
+        "0.5}; `fast` and `us` are Anthropic's speed and inference_geo.",
+    )
     search: Rate = Field(Decimal(0), description="Of one web search that the provider makes for an answer, in USD.")
 
 

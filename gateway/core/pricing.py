@@ -7,7 +7,7 @@ what a table says of them; `cost` picks. Table keys are those of litellm's `mode
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final
@@ -15,12 +15,32 @@ from typing import Final
 from gateway.core.usage import Usage
 from gateway.core.values import dataclass
 
-_ABOVE: Final = re.compile(
-    r"^(?:(input|output|cache_read_input|cache_creation_input)_(?:token_cost|cost_per_token)"
-    r"|(cache_creation_input_token_cost_above_1hr))_above_(\d+)k_tokens(_[a-z]+)?$"
-)
-#: service tiers that the table has rates of
-_TIERS: Final = ("flex", "priority", "ultrafast", "batches")
+#: keys of the table and the field of `Rates` that each one fills. No model has two long cache times: Anthropic and
+#: Moonshot keep a cache for an hour, OpenAI for twelve, so both share a field.
+_FIELDS: Final = {
+    "input_cost_per_token": "input",
+    "output_cost_per_token": "output",
+    "cache_read_input_token_cost": "cache_read",
+    "cache_creation_input_token_cost": "cache_write",
+    "cache_creation_input_token_cost_above_1hr": "cache_write_1h",
+    "cache_creation_input_token_cost_above_12hr": "cache_write_1h",
+    "input_cost_per_audio_token": "audio_input",
+    "output_cost_per_audio_token": "audio_output",
+    "output_cost_per_reasoning_token": "reasoning",
+}
+#: a key of `_FIELDS` for long prompts, such as `input_cost_per_token_above_272k_tokens_priority`
+_ABOVE: Final = re.compile(r"^(.+)_above_(\d+)k_tokens(_[a-z]+)?$")
+#: names a service tier that the table has rates of: `input_cost_per_token_flex`
+_TIER: Final = re.compile(r"^input_cost_per_token_([a-z]+)$")
+#: rates that rise as another one does where the table does not say
+_FOLLOWS: Final = {
+    "cache_read": "input",
+    "cache_write": "input",
+    "cache_write_1h": "input",
+    "audio_input": "input",
+    "audio_output": "output",
+    "reasoning": "output",
+}
 #: what APIs call a tier that the table calls otherwise; OpenAI renamed its priority processing
 _ALSO: Final = {"fast": "priority", "batch": "batches"}
 #: tiers that cost more than the standard one, so that its rates would be too cheap where theirs are not known
@@ -43,7 +63,7 @@ class Rates:
     audio_input: Decimal | None = None  # else input
     audio_output: Decimal | None = None  # else output
     reasoning: Decimal | None = None  # else output
-    cache_write_1h: Decimal | None = None  # else cache_write
+    cache_write_1h: Decimal | None = None  # kept for an hour (Anthropic) or 12 hours (OpenAI); else cache_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +143,8 @@ def price_per_million(
     cache_read: Decimal | None = None,
     cache_write: Decimal | None = None,
     cache_write_1h: Decimal | None = None,
-    search: Decimal = Decimal(0),
 ) -> Price:
-    """A price as people write it: USD per million tokens, and for each web search."""
+    """A price as people write it: USD per million tokens."""
 
     def scaled(value: Decimal | None) -> Decimal | None:
         return None if value is None else value / _MILLION
@@ -137,7 +156,22 @@ def price_per_million(
         scaled(cache_write),
         cache_write_1h=scaled(cache_write_1h),
     )
-    return Price(rates, tiers={}, search=search)
+    return Price(rates, tiers={})
+
+
+def price_of_rates(
+    rates: Rates, above: Mapping[int, Rates], factors: Mapping[str, Decimal], search: Decimal | None
+) -> Price:
+    """Return a price from standard rates, those of long prompts, and how many times more each service tier costs.
+
+    Anthropic's `fast` and `us` are multiplied where a call has both.
+    """
+    long = tuple(sorted(above.items(), key=lambda item: item[0]))
+    known = dict(factors)
+    if "fast" in known and "us" in known:
+        known["fast-us"] = known["fast"] * known["us"]
+    tiers = {tier: times(Price(rates, {}, long), factor) for tier, factor in known.items()}
+    return Price(rates, tiers, long, search)
 
 
 def times(price: Price, factor: Decimal) -> Price:
@@ -149,22 +183,44 @@ def times(price: Price, factor: Decimal) -> Price:
 
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
     """The price in one entry of litellm's table; None where it has no price per token, or its tokens are not all."""
+    entry = _flattened(entry)
     rates = _rates(entry, "")
     if rates is None or _has_fees(entry, rates):
         return None
     above = _above(entry, rates, None)
-    tiers: dict[str, Price] = {}
-    for tier in _TIERS:
-        own = _rates(entry, f"_{tier}")
-        if own is not None:
-            own = _completed(own, rates)
-            usual = {size: _in_proportion(own, rates, long) for size, long in above}
-            tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}", usual))
-    for tier, factor in _times(entry):
-        tiers[tier] = times(Price(rates, {}, above), factor)
     searches = entry.get("search_context_cost_per_query")
     fees = [decimal(fee) or Decimal(0) for fee in searches.values()] if isinstance(searches, Mapping) else []
-    return Price(rates, tiers, above, max(fees, default=None))
+    price = price_of_rates(rates, above, dict(_times(entry)), max(fees, default=None))
+    return replace(price, tiers={**_tiers(entry, rates, above), **price.tiers})
+
+
+def _tiers(entry: Mapping[str, object], rates: Rates, above: Mapping[int, Rates]) -> dict[str, Price]:
+    """Return the prices of the service tiers that have rates of their own in the entry."""
+    found: dict[str, Price] = {}
+    for name in entry:
+        match = _TIER.match(name)
+        own = _rates(entry, f"_{match[1]}") if match else None
+        if match and own is not None:
+            own = _completed(own, rates)
+            usual = {size: _in_proportion(own, rates, long) for size, long in above.items()}
+            found[match[1]] = price_of_rates(own, _above(entry, own, f"_{match[1]}", usual), {}, Decimal(0))
+    return found
+
+
+def _flattened(entry: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the entry with the bands of `tiered_pricing` written as the keys of other entries are.
+
+    Alibaba's models have such bands: the number of input tokens chooses one, and the whole call has its rates.
+    """
+    bands = entry.get("tiered_pricing")
+    flat = dict(entry)
+    for band in bands if isinstance(bands, list) else ():
+        size = band.get("range") if isinstance(band, Mapping) else None
+        start = decimal(size[0]) if isinstance(size, list) and size else None
+        if start is not None:
+            suffix = f"_above_{int(start) // 1000}k_tokens" if start else ""
+            flat.update({key + suffix: rate for key, rate in band.items() if key in _FIELDS})
+    return flat
 
 
 def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
@@ -180,20 +236,14 @@ def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
 
 
 def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:
-    """How many times more a call costs with `speed: fast`, and with `inference_geo: us`, whatever it is made of.
-
-    Anthropic prices both so, and one on top of the other.
-    """
+    """How many times more a call costs with Anthropic's `speed: fast`, and with `inference_geo: us`."""
     own = entry.get("provider_specific_entry")
     if not isinstance(own, Mapping):
         return
-    fast, us = decimal(own.get("fast")), decimal(own.get("us"))
-    if fast is not None:
-        yield "fast", fast
-    if us is not None:
-        yield "us", us
-    if fast is not None and us is not None:
-        yield "fast-us", fast * us
+    for tier in ("fast", "us"):
+        factor = decimal(own.get(tier))
+        if factor is not None:
+            yield tier, factor
 
 
 def _scaled(rates: Rates, factor: Decimal) -> Rates:
@@ -205,7 +255,8 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
     def get(name: str) -> Decimal | None:
         return decimal(entry.get(name + suffix))
 
-    plain_in, plain_out = get("input_cost_per_token"), get("output_cost_per_token")
+    said = {field: rate for key, field in _FIELDS.items() if (rate := get(key)) is not None}
+    plain_in, plain_out = said.pop("input", None), said.pop("output", None)
     if entry.get("mode") == _PICTURES:
         if suffix and "output_cost_per_image_token" in entry and get("output_cost_per_image_token") is None:
             return None
@@ -213,44 +264,33 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
         plain_out = _dearer(plain_out, get("output_cost_per_image_token"))
     if plain_in is None or (plain_out is None and suffix):
         return None
-    return Rates(
-        plain_in,
-        plain_out or Decimal(0),
-        get("cache_read_input_token_cost"),
-        get("cache_creation_input_token_cost"),
-        get("input_cost_per_audio_token"),
-        get("output_cost_per_audio_token"),
-        get("output_cost_per_reasoning_token"),
-        get("cache_creation_input_token_cost_above_1hr"),
-    )
+    return Rates(plain_in, plain_out or Decimal(0), **said)
 
 
 def _dearer(one: Decimal | None, other: Decimal | None) -> Decimal | None:
     return max((rate for rate in (one, other) if rate is not None), default=None)
 
 
-_ABOVE_FIELDS: Final = {
-    "input": "input",
-    "output": "output",
-    "cache_read_input": "cache_read",
-    "cache_creation_input": "cache_write",
-    "cache_creation_input_token_cost_above_1hr": "cache_write_1h",
-}
-
-
 def _completed(own: Rates, rates: Rates) -> Rates:
-    """A tier's rates; where it names none of sound, they are to the standard one as those of texts are.
+    """A tier's rates; where it does not name one, it is in proportion as the standard rate is to input or output.
 
     What was cached costs no more in a cheaper tier than in the standard one.
     """
-    heard, said, read = own.audio_input, own.audio_output, own.cache_read
+    read = own.cache_read
     if read is None and rates.cache_read is not None and own.input <= rates.input:
         read = min(own.input, rates.cache_read)
-    if heard is None and rates.audio_input is not None and rates.input:
-        heard = rates.audio_input * own.input / rates.input
-    if said is None and rates.audio_output is not None and rates.output:
-        said = rates.audio_output * own.output / rates.output
-    return replace(own, cache_read=read, audio_input=heard, audio_output=said)
+    named = {"cache_read", *(field for field in _FOLLOWS if getattr(own, field) is not None)}
+    return replace(own, cache_read=read, **_risen(rates, own, named))
+
+
+def _risen(standard: Rates, risen: Rates, named: Container[str]) -> dict[str, Decimal]:
+    """Return the rates that are not named: as much above the standard ones as `risen` is in input or output."""
+    changes: dict[str, Decimal] = {}
+    for field, side in _FOLLOWS.items():
+        rate, before = getattr(standard, field), getattr(standard, side)
+        if field not in named and rate is not None and before:
+            changes[field] = rate * getattr(risen, side) / before
+    return changes
 
 
 def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:
@@ -265,18 +305,22 @@ def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:
 
 def _above(
     entry: Mapping[str, object], base: Rates, suffix: str | None, usual: Mapping[int, Rates] | None = None
-) -> tuple[tuple[int, Rates], ...]:
-    """The rates of long contexts. `usual`: where the entry does not say."""
-    found = dict(usual or {})
+) -> dict[int, Rates]:
+    """The rates of long contexts. `usual`: where the entry does not say; without it, caches rise as input does."""
+    said: dict[int, dict[str, Decimal]] = {}
     for name, raw in entry.items():
         match = _ABOVE.match(name)
-        value = decimal(raw) if match and match[4] == suffix else None
-        if match and value is not None:
-            threshold, field = int(match[3]) * 1000, _ABOVE_FIELDS[match[1] or match[2]]
+        field = _FIELDS.get(match[1]) if match and match[3] == suffix else None
+        value = decimal(raw) if field else None
+        if match and field and value is not None:
             # That of texts is less than a picture's.
             rate = max(value, getattr(base, field) or value)
-            found[threshold] = replace(found.get(threshold, base), **{field: rate})
-    return tuple(sorted(found.items(), key=lambda item: item[0]))
+            said.setdefault(int(match[2]) * 1000, {})[field] = rate
+    found = dict(usual or {})
+    for size, rates in said.items():
+        long = replace(found.get(size, base), **rates)
+        found[size] = long if size in found else replace(long, **_risen(base, long, rates))
+    return found
 
 
 def decimal(value: object) -> Decimal | None:

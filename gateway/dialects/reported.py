@@ -26,6 +26,7 @@ _DETAILS: Final = {
         "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
         "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
         "cache_creation": ("ephemeral_1h_input_tokens",),
+        "cache_write_tokens_details": ("ttl_12h_tokens",),
         "server_tool_use": ("web_search_requests",),
     }.items()
 }
@@ -38,6 +39,8 @@ _CACHE_WRITE: Final = (
     "prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
     "cache_creation_input_tokens",
 )
+#: what is kept longer than usual, at a higher price: an hour at Anthropic, 12 hours at OpenAI
+_CACHE_WRITE_1H: Final = ("cache_creation.ephemeral_1h_input_tokens", "cache_write_tokens_details.ttl_12h_tokens")
 _INPUT: Final = frozenset(("prompt_tokens", "input_tokens", *_CACHE_READ, *_CACHE_WRITE))
 _OUTPUT: Final = ("completion_tokens", "output_tokens")
 _REASONING: Final = (
@@ -49,6 +52,8 @@ _AUDIO_IN: Final = (
 )
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
+#: how long OpenAI keeps what it wrote to the cache; an object inside the details of the input
+_LIFETIMES: Final = "cache_write_tokens_details"
 #: what is counted in `tool_usage`, by tool
 _OF_TOOLS: Final = (("web_search", "num_requests"), ("image_gen", "total_tokens"))
 _TOP_LEVEL: Final = frozenset(
@@ -225,7 +230,7 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         _first(fields, _REASONING) or 0,
         _first(fields, _AUDIO_IN) or 0,
         _first(fields, _AUDIO_OUT) or 0,
-        fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
+        _first(fields, _CACHE_WRITE_1H) or 0,
         cost_usd,
         fields.get("server_tool_use.web_search_requests", 0) + fields.get("web_search.num_requests", 0),
         fields.get("image_gen.total_tokens", 0),
@@ -259,6 +264,8 @@ def _counts(usage: Mapping[str, object]) -> dict[str, int]:
             for part, full_name in _DETAILS[name].items():
                 if part in said and (number := count(said[part])) is not None:
                     found[full_name] = number
+            if _LIFETIMES in said:
+                found |= _counts({_LIFETIMES: said[_LIFETIMES]})
     return found
 
 

@@ -76,6 +76,99 @@ def test_the_rates_of_an_hour_are_read_from_the_table() -> None:
     assert (threshold, long.cache_write, long.cache_write_1h) == (200_000, D("2.5"), D(4))
 
 
+def test_the_rates_of_twelve_hours_are_read_for_each_length_and_tier() -> None:
+    key = "cache_creation_input_token_cost_above_12hr"
+    price = price_from_table(
+        {
+            "input_cost_per_token": 2,
+            "output_cost_per_token": 10,
+            "input_cost_per_token_priority": 4,
+            "output_cost_per_token_priority": 20,
+            "input_cost_per_token_above_272k_tokens": 4,
+            key: 5,
+            f"{key}_priority": 9,
+            f"{key}_above_272k_tokens": 11,
+            f"{key}_above_272k_tokens_priority": 21,
+        }
+    )
+    assert price is not None
+    short = Usage(10, 0, 10, cache_write_tokens=10, cache_write_1h_tokens=10)
+    long = Usage(300_000, 0, 300_000, cache_write_tokens=300_000, cache_write_1h_tokens=300_000)
+    assert [cost(short, price, tier) for tier in (None, "priority")] == [50, 90]
+    assert [cost(long, price, tier) for tier in (None, "priority")] == [300_000 * 11, 300_000 * 21]
+
+
+def test_a_tier_is_known_by_its_key() -> None:
+    standard = {"input_cost_per_token": 2, "output_cost_per_token": 2, "input_cost_per_token_cache_hit": 1}
+    price = price_from_table({**standard, "input_cost_per_token_balanced": 1, "output_cost_per_token_balanced": 1})
+    assert price is not None
+    assert set(price.tiers) == {"balanced"}
+    assert cost(Usage.of(1, 1), price, "balanced") == 2
+
+
+def test_what_a_tier_does_not_say_of_cache_writes_and_reasoning_is_in_proportion() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 4,
+            "output_cost_per_token": 10,
+            "cache_creation_input_token_cost": 5,
+            "cache_creation_input_token_cost_above_1hr": 8,
+            "output_cost_per_reasoning_token": 20,
+            "input_cost_per_token_batches": 2,
+            "output_cost_per_token_batches": 5,
+        }
+    )
+    assert price is not None
+    usage = Usage(20, 2, 22, cache_write_tokens=20, cache_write_1h_tokens=10, reasoning_tokens=1)
+    assert cost(usage, price, "batch") == D("25") + 40 + 5 + 10
+
+
+def test_what_a_long_context_does_not_say_of_caches_rises_as_its_input_does() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 4,
+            "output_cost_per_token": 10,
+            "cache_read_input_token_cost": 1,
+            "cache_creation_input_token_cost": 5,
+            "input_cost_per_audio_token": 6,
+            "input_cost_per_token_above_200k_tokens": 8,
+            "cache_creation_input_token_cost_above_200k_tokens": 9,
+            "input_cost_per_audio_token_above_200k_tokens": 7,
+        }
+    )
+    assert price is not None
+    [(size, long)] = price.above
+    assert (size, long) == (200_000, Rates(D(8), D(10), D(2), D(9), D(7)))
+
+
+BANDS = [
+    {"range": [128_000.0, 1_000_000.0], "input_cost_per_token": 5, "output_cost_per_token": 20},
+    {
+        "range": [0, 128_000.0],
+        "input_cost_per_token": 1,
+        "output_cost_per_token": 2,
+        "cache_read_input_token_cost": 0.5,
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "usd"), [(128_000, 128_000 + 2), (128_001, 5 * 128_001 + 20), (2_000_000, 10_000_020)]
+)
+def test_the_number_of_input_tokens_chooses_the_band_of_tiered_pricing(tokens: int, usd: int) -> None:
+    price = price_from_table({"tiered_pricing": BANDS, "mode": "chat"})
+    assert price is not None
+    assert cost(Usage.of(tokens, 1), price) == usd
+    assert price.above[0][1].cache_read == D("2.5")
+
+
+@pytest.mark.parametrize(
+    "bands", [[{"input_cost_per_query": 5, "max_results_range": [0, 9]}], [3], "x", [{"range": []}]]
+)
+def test_bands_of_something_else_are_no_price(bands: object) -> None:
+    assert price_from_table({"tiered_pricing": bands}) is None
+
+
 def test_a_part_without_a_rate_costs_what_its_side_does() -> None:
     assert cost(Usage(100, 100, 200, 20, 20, 20, 20, 20), PLAIN) == cost(Usage.of(100, 100), PLAIN)
 
@@ -277,7 +370,7 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
     assert price is not None
     base = Rates(D("1e-6"), D("1e-5"), D("1e-7"), D("1.25e-6"), D("4e-5"), D("8e-5"), D("5e-6"))
     assert price.rates == base
-    flex = Rates(D("5e-7"), D("5e-6"), D("1e-7"), audio_input=D("2e-5"), audio_output=D("4e-5"))
+    flex = Rates(D("5e-7"), D("5e-6"), D("1e-7"), D("6.25e-7"), D("2e-5"), D("4e-5"), D("2.5e-6"))
     assert {tier: one.rates for tier, one in price.tiers.items()} == {"flex": flex}
     assert [threshold for threshold, _ in price.above] == [128_000, 200_000]
     long_rates = price.above[1][1]

@@ -89,6 +89,15 @@ def test_what_is_written_to_the_cache_for_an_hour_is_told_apart() -> None:
     assert usage({**start, "cache_creation": None}, {"output_tokens": 5}) == Usage(80, 5, 85, 0, 70)
 
 
+def test_what_openai_keeps_for_twelve_hours_is_told_apart() -> None:
+    lifetimes = {"ttl_30m_tokens": 20, "ttl_12h_tokens": 50}
+    details = {"cached_tokens": 5, "cache_write_tokens": 70, "cache_write_tokens_details": lifetimes}
+    said = {"input_tokens": 90, "input_tokens_details": details, "output_tokens": 1}
+    assert usage(said) == Usage(90, 1, 91, 5, 70, cache_write_1h_tokens=50)
+    details["cache_write_tokens_details"] = None
+    assert usage(said) == Usage(90, 1, 91, 5, 70)
+
+
 def test_the_searches_that_were_made_are_counted_once() -> None:
     start = {"input_tokens": 10, "server_tool_use": {"web_search_requests": 0}}
     end = {"output_tokens": 5, "server_tool_use": {"web_search_requests": 3, "web_fetch_requests": 1}}
