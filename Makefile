@@ -4,7 +4,7 @@ PYTHON ?= python
 # what scripts in bench/ need that `.[dev]` does not install
 NOT_INSTALLED = ^(from|import) (agents|instructor|langchain|pydantic_ai)
 
-.PHONY: help check lint types test schema reference docs lock lock-check image
+.PHONY: help check lint types test schema reference models docs lock lock-check image
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ schema:  ## write config/gateway.schema.json anew after a change of gateway/conf
 
 reference:  ## write docs/reference/ anew after a change of keys, headers, errors, paths or commands
 	$(PYTHON) .ci/reference.py
+
+models:  ## what is known of each model, and which models no table names yet; NAMES="haiku gpt" for some
+	$(PYTHON) .ci/models.py $(NAMES)
 
 docs:  ## build the site of docs/ into site/, every link and anchor checked; needs `pip install -e '.[docs]'`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
