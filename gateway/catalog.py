@@ -8,7 +8,9 @@ cost seconds and ask the network.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,6 +30,8 @@ _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 _TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
 #: how the names of models begin that were tuned at OpenAI: `ft:gpt-4o-2024-08-06:org::id`; all of a base have one price
 _TUNED: Final = "ft:"
+#: the end of Bedrock's names
+_VERSION: Final = re.compile(r"-v\d+$")
 #: (`max_input_tokens`, `max_output_tokens`) of an entry -> the window, where the first is a limit of the input alone:
 #: with the second it makes up the window that OpenAI names for these models (gpt-5 and later ones). In all other
 #: entries the first number is taken for the window, which the answer is part of. That may be too careful for Gemini's,
@@ -128,6 +132,9 @@ class Catalog:
         for name in (f"{route.provider}/{route.model}", route.model):
             own = self._own.get(name)
             layers += [("models.yaml", facts_of(own))] if own is not None else []
+        own = self._own.get(_vendor_name(route.model))
+        # A host may not know the vendor's betas.
+        layers += [("models.yaml", replace(facts_of(own), betas=None))] if own is not None else []
         layers += [(self._table_name, facts) for facts in self._from_table(route)]
         if self._tokenizers is not None:
             layers.append(("families.yaml", ModelFacts(tokenizer=self._tokenizers(route))))
@@ -137,6 +144,7 @@ class Catalog:
         prefix, bare = self._prefixes.get(route.provider, route.provider), [route.model]
         if route.model.startswith(_TUNED):
             bare.append(":".join(route.model.split(":")[:2]))
+        bare.append(_vendor_name(route.model))
         for name in (f"{prefix}/{route.model}", *bare):
             entry = self._entry(name)
             if entry is not None:
@@ -187,6 +195,19 @@ def _rates(row: RateRow) -> Rates:
         cache_write=row.cache_write,
         cache_write_1h=row.cache_write_1h,
     ).rates
+
+
+def _vendor_name(model: str) -> str:
+    """Return the vendor's name of a model that a host calls otherwise, and "" where the name is not of that kind.
+
+    `claude-sonnet-5-5` of OpenRouter's `anthropic/claude-sonnet-5.5`, Bedrock's `us.anthropic.claude-sonnet-5-5-v1:0`
+    and Vertex's `claude-sonnet-5-5@default`; `gpt-6-sol` of `openai/gpt-6-sol`.
+    """
+    name = model.rpartition("/")[2].partition("@")[0].partition(":")[0]
+    claude = name.find("claude-")
+    if claude >= 0:
+        name = _VERSION.sub("", name[claude:]).replace(".", "-")
+    return name if name != model and ("/" in model or claude >= 0) else ""
 
 
 def _family(theirs: str) -> str:

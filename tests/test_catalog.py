@@ -263,6 +263,38 @@ def test_the_limits_of_current_models_are_those_that_the_vendor_publishes(
     assert (found.window, found.input, found.output, found.price) == (window, most_input, output, None)
 
 
+@pytest.mark.parametrize(
+    ("provider", "model", "window"),
+    [
+        ("openrouter", "anthropic/claude-haiku-5.5", 1_000_000),
+        ("openrouter", "anthropic/claude-haiku-4.5:thinking", 200_000),
+        ("openrouter", "~anthropic/claude-sonnet-latest", 1_000_000),
+        ("openrouter", "openai/gpt-6.2-sol", 1_050_000),
+        ("openrouter", "openai/gpt-6-astra", 1_050_000),
+        ("bedrock", "us.anthropic.claude-fable-5-2-v1:0", 1_000_000),
+        ("vertex", "claude-fable-5-2@default", 1_000_000),
+        ("ollama", "gpt-6-sol:8b", None),
+        ("openrouter", "someone/something", None),
+    ],
+)
+def test_the_limits_of_a_model_are_known_under_the_names_of_hosts(
+    provider: str, model: str, window: int | None
+) -> None:
+    found = Catalog(model_facts(), load_litellm_table()).facts(Route(provider, model))
+    assert (found.window, found.betas) == (window, None)
+
+
+def test_the_vendors_price_is_not_that_of_a_host() -> None:
+    known = Catalog({}, load_litellm_table())
+    for provider, model in (("openrouter", "anthropic/claude-haiku-5.5"), ("bedrock", "xx.anthropic.claude-opus-5-5")):
+        assert known.facts(Route(provider, model)).price is None
+
+
+def test_a_beta_of_the_vendor_is_not_assumed_at_a_host() -> None:
+    found = Catalog(model_facts(), load_litellm_table()).facts(Route("openrouter", "anthropic/claude-sonnet-4.5"))
+    assert (found.window, found.betas) == (200_000, None)
+
+
 def test_a_row_for_a_model_that_the_table_lacks_is_removed_once_the_table_has_it() -> None:
     shipped = load_litellm_table()
     newer = [name for name, row in model_facts().items() if row.betas is None]
