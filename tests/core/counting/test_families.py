@@ -46,7 +46,7 @@ from gateway.core.errors import ConfigError
         ("llama3-70b-8192", "groq", "chat", "llama-3"),
         ("deepseek-v4-flash", "deepseek", "responses", "deepseek-responses"),
         ("deepseek-v4-flash", "vllm", "responses", "deepseek"),
-        ("ollama/qwen3-coder:480b-cloud", "litellm", "chat", "qwen-3.5"),
+        ("ollama/qwen3-coder:480b-cloud", "litellm", "chat", "qwen-coder"),
         ("ollama/kimi-k2:1t-cloud", "litellm", "chat", "kimi"),
         ("something-new", "somewhere", "chat", "other"),
         ("", "", "chat", "other"),
@@ -163,6 +163,36 @@ def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_to
 ) -> None:
     found = families.of(model, "anthropic", "messages")
     assert (found.binding, found.forced_choice) == (binding, forced_choice)
+
+
+@pytest.mark.parametrize(
+    ("model", "forced_choice", "thinks"),
+    [
+        ("deepseek-v4-flash", "not_thinking", "unasked"),
+        ("deepseek/deepseek-v4-pro", "not_thinking", "unasked"),
+        ("deepseek-reasoner", "not_thinking", "unasked"),
+        ("deepseek-chat", "not_thinking", "asked"),
+        ("deepseek-ai/DeepSeek-V3.1", "not_thinking", "asked"),
+        ("qwen3.5-plus", "not_thinking", "unasked"),
+        ("qwen3.8-max", "not_thinking", "unasked"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "not_thinking", "unasked"),
+        ("qwq-plus", "not_thinking", "unasked"),
+        ("qwen-plus", "not_thinking", "asked"),
+        ("qwen3-coder-plus", "not_thinking", "asked"),
+        ("moonshotai/kimi-k2.6", "not_thinking", "unasked"),
+        ("accounts/fireworks/models/kimi-k2p5", "not_thinking", "unasked"),
+        ("kimi-k3", "not_thinking", "unasked"),
+        ("kimi-k2-thinking-turbo", "not_thinking", "unasked"),
+        ("kimi-k2-0905-preview", "accepted", "asked"),
+        ("gpt-6.2-sol", "accepted", "asked"),
+    ],
+)
+@pytest.mark.parametrize("wire", ["chat", "messages"])
+def test_the_table_says_which_open_models_refuse_a_forced_tool_while_they_think(
+    families: Families, model: str, forced_choice: str, thinks: str, wire: str
+) -> None:
+    found = families.of(model, "x", wire)
+    assert (found.forced_choice, found.thinks) == (forced_choice, thinks)
 
 
 @pytest.mark.parametrize(
