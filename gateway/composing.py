@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from gateway.bound_thinking import BoundCall, Choice, MakePlan, Planned, joined
 from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.calibration import Residual
@@ -15,7 +17,7 @@ from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import Provider
-from gateway.core.message import digest, encode
+from gateway.core.message import digest
 from gateway.core.modes import ResponseMode, mode_for, stricter
 from gateway.core.plan import Plan
 from gateway.core.ports import Store
@@ -143,7 +145,7 @@ class Composer:
         if conversation is None or not (is_listed or known):
             return None
         tools = progress.narrowed.fields.get("tools")
-        name = digest(encode(tools)).hex() if tools is not None else ""
+        name = digest(msgspec.json.encode(tools)).hex() if tools is not None else ""
         bound = BoundCall(contents, conversation, known, name)
         bound.keeps_round = known is not None and known.keeps_round
         return bound
