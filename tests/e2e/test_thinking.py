@@ -18,6 +18,22 @@ from tests.support.thinking import BETA
 TURNS = 40
 #: input tokens: the sessions grow to three times as many
 BUDGET = 12_000
+#: the model must read, search and read again; only then may it run something
+STEPS = [
+    {
+        "name": "look",
+        "is_default": True,
+        "enforce": "require",
+        "available_tools": {"allowed": ["read", "search", "edit"]},
+        "sequence": ["read", "search", "read"],
+    },
+    {
+        "name": "act",
+        "conditions": [{"sequence_match": ["read", "search", "read"]}],
+        "enforce": "require",
+        "available_tools": {"allowed": ["run", "edit"]},
+    },
+]
 REFUSED = "bound to a different conversation"
 
 
@@ -59,8 +75,19 @@ def client_of(base_url: str) -> anthropic.Anthropic:
         ({"context.budget": BUDGET}, {"every": 4}),
         ({"context.budget": BUDGET}, {"headers": {"anthropic-beta": BETA}}),
         ({}, {"headers": {"x-session-budget-tokens": "800000"}}),
+        ({"steps": STEPS}, {}),
+        ({"steps": STEPS, "context.budget": BUDGET}, {}),
     ],
-    ids=["untrimmed", "context budget", "streamed", "turns of the user's", "client sends the beta", "session budget"],
+    ids=[
+        "untrimmed",
+        "context budget",
+        "streamed",
+        "turns of the user's",
+        "client sends the beta",
+        "session budget",
+        "required steps",
+        "required steps and context budget",
+    ],
 )
 def test_no_call_of_a_session_is_refused_for_its_thinking(
     settings: Mapping[str, object], options: Mapping[str, Any], model: str, *, gateway_server: StartGateway,
