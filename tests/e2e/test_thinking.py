@@ -12,28 +12,12 @@ import pytest
 
 from gateway.mock import CLAUDE_RULES, MockServer, Provider
 from tests.conftest import StartGateway
-from tests.support.agents import SYSTEM, TOOLS, play
+from tests.support.agents import STEPS, SYSTEM, TOOLS, play
 from tests.support.thinking import BETA
 
 TURNS = 40
 #: input tokens: the sessions grow to three times as many
 BUDGET = 12_000
-#: the model must read, search and read again; only then may it run something
-STEPS = [
-    {
-        "name": "look",
-        "is_default": True,
-        "enforce": "require",
-        "available_tools": {"allowed": ["read", "search", "edit"]},
-        "sequence": ["read", "search", "read"],
-    },
-    {
-        "name": "act",
-        "conditions": [{"sequence_match": ["read", "search", "read"]}],
-        "enforce": "require",
-        "available_tools": {"allowed": ["run", "edit"]},
-    },
-]
 REFUSED = "bound to a different conversation"
 
 

@@ -20,6 +20,22 @@ TOOLS: list[Any] = [
     }
     for name in ("read", "search", "edit", "run")
 ]
+#: the model must read, search and read again; only then may it run something
+STEPS = [
+    {
+        "name": "look",
+        "is_default": True,
+        "enforce": "require",
+        "available_tools": {"allowed": ["read", "search", "edit"]},
+        "sequence": ["read", "search", "read"],
+    },
+    {
+        "name": "act",
+        "conditions": [{"sequence_match": ["read", "search", "read"]}],
+        "enforce": "require",
+        "available_tools": {"allowed": ["run", "edit"]},
+    },
+]
 SYSTEM = "You repair a large program. Work file by file."
 
 
@@ -55,6 +71,13 @@ def result(number: int, lines: int = 40) -> str:
     )
 
 
+def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with a cache mark at the end of the last one, where clients of this API put it."""
+    *before, last = messages
+    content = last["content"] if isinstance(last["content"], list) else [{"type": "text", "text": last["content"]}]
+    return [*before, {**last, "content": [*content[:-1], {**content[-1], "cache_control": {"type": "ephemeral"}}]}]
+
+
 def play(
     base_url: str,
     provider: Provider,
@@ -68,6 +91,8 @@ def play(
     seed: int = 1,
     body: Mapping[str, Any] | None = None,
     messages: list[dict[str, Any]] | None = None,
+    strips_thinking: bool = False,
+    caches: bool = False,
 ) -> Session:
     """Play a session against a running gateway; it goes on after an error as an agent would: with the same messages."""
     provider.push(*script(turns, every=every, seed=seed))
@@ -79,7 +104,7 @@ def play(
             "max_tokens": 1000,
             "system": SYSTEM,
             "tools": TOOLS,
-            "messages": session.messages,
+            "messages": marked(session.messages) if caches else session.messages,
             "thinking": {"type": "adaptive"},
             "extra_headers": dict(headers or {}),
             **(body or {}),
@@ -99,6 +124,8 @@ def play(
             return session
         session.statuses.append(200)
         content = [block.model_dump(mode="json", exclude_none=True) for block in message.content]
+        if strips_thinking:
+            content = [block for block in content if block["type"] != "thinking"]
         session.messages.append({"role": "assistant", "content": content})
         calls = [block for block in content if block["type"] == "tool_use"]
         answers = [{"type": "tool_result", "tool_use_id": one["id"], "content": result(number, lines)} for one in calls]
