@@ -33,6 +33,7 @@ from gateway.core.spending import (
 )
 from gateway.core.views import VIEWED, View
 from gateway.dialects.base import Call
+from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
 from gateway.dialects.fields import join
 from gateway.dialects.length_error import LengthError
@@ -95,6 +96,9 @@ class Composer:
         if not self._has_modes or not budgets:
             return ((asked, not is_bound),)
         mode = stricter(asked, mode_for(remaining_fraction(budgets)))
+        if progress.call is not None and asks_for_compaction(progress.call.fields, wire):
+            # A summary is made of the results as the model has seen them so far, and of nothing shorter.
+            return ((mode, not is_bound),)
         tries: list[ModeTry] = [(mode, False)] if is_bound else []
         tries.append((mode, True))
         if mode != "handle_only":

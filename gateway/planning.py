@@ -38,6 +38,7 @@ from gateway.core.thinking import BoundConversation
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.base import Call
+from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.elsewhere import gone_on_from, named_in
 from gateway.memory import Memory
@@ -193,7 +194,8 @@ class Planner:
         came, learned, keys, beside = weighing
         facts = within(asked.facts, asked.wishes, learned.limit)
         budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
-        trim = asked.wishes.trim or self.policy.trim
+        is_compaction = asks_for_compaction(asked.contents.fields, asked.contents.wire)
+        trim = "off" if is_compaction else asked.wishes.trim or self.policy.trim
         unchanged = as_it_came(came, budget, self.policy.safety, window=window)
         if trim == "off" or (budget is None and not asked.keeps_decisions):
             return unchanged

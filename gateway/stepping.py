@@ -29,6 +29,7 @@ from gateway.core.spending import remaining_fraction
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
+from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.narrowing import Takes, narrowed, takes_forced
 from gateway.dialects.reasoning import has_thinking, referenced_tools
 from gateway.dialects.texts import as_name
@@ -131,7 +132,7 @@ class Steps:
         offer = offer_of(call.fields, incoming.endpoint.wire)
         if offer is None:
             return
-        if offer.mode == "none":
+        if offer.mode == "none" or asks_for_compaction(call.fields, incoming.endpoint.wire):
             # Nothing to restrict, but a list that must be the same with each call is the same here.
             stepped.offer, stepped.keep = offer, offer.names
         else:

@@ -12,6 +12,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.ledger import MOST
 from gateway.core.spending import USEFUL
 from gateway.core.values import dataclass
+from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.fields import AnyFields, decode
 from gateway.dialects.texts import prompts
 
@@ -185,7 +186,10 @@ def least_output(fields: AnyFields, wire: Wire) -> int:
 
     With thinking the provider would refuse the call, or nothing would be left to answer with. To turn thinking off
     instead would change what the caller asked for, and is refused in the middle of calls of tools.
+    A summary of the whole conversation is of no use if it is cut short, so its own limit stays.
     """
+    if asks_for_compaction(fields, wire):
+        return output_limit(fields, wire) or 0
     return max((one.least + USEFUL for one in _thinking(fields, output_limit(fields, wire))), default=0)
 
 

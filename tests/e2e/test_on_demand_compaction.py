@@ -1,0 +1,99 @@
+"""A Messages request that asks for a compaction reaches the provider unchanged, through a running gateway."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.gateways import GatewayThread
+from tests.support.web import Web
+
+MESSAGES = "/v1/messages"
+COMPACTION = {"compaction": {"type": "summarize"}}
+BETA = {"anthropic-beta": "compact-2026-09-04"}
+ROWS = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(80)])
+TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("list_items", "drop_items")]
+
+
+def talk(steps: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"role": "user", "content": "Look at every list."}]
+    for number in range(steps):
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "list_items", "input": {"page": number}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": ROWS}
+        found += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    return [*found, {"role": "assistant", "content": "All were read."}]
+
+
+def body_of(steps: int, **fields: Any) -> bytes:
+    body = {"model": "claude-opus-5-5", "max_tokens": 4_096, "messages": talk(steps), "tools": TOOLS, **fields}
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("overflow", ["error", "forward", "least"])
+def test_a_compaction_request_is_never_trimmed(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, overflow: str
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.on_overflow": overflow})
+    over = {"x-session-id": "s", "x-context-budget": "3000", **BETA}
+    ordinary = gateway.web.post(MESSAGES, body_of(8), over)
+    assert ordinary.header("x-context-trimmed") != "none", "the same conversation is trimmed otherwise"
+    asked = body_of(8, **COMPACTION)
+    reply = gateway.web.post(MESSAGES, asked, over)
+    assert reply.status == 200
+    assert mock.calls[-1].body == asked
+    assert reply.header("x-context-trimmed") == "none"
+    tokens = int(reply.header("x-context-tokens") or 0)
+    assert tokens == int(reply.header("x-context-tokens-original") or 0) > 3_000
+
+
+def test_tool_results_of_a_compaction_request_are_those_that_the_model_has_seen(
+    web: Web, mock: Provider, session: str
+) -> None:
+    """Other results than before would invalidate the thinking in the conversation."""
+    shown = {"x-session-id": session, "x-response-mode": "summary", **BETA}
+    web.post(MESSAGES, body_of(2), shown)
+    before = json.loads(mock.calls[-1].body)["messages"]
+    assert before != talk(2)
+    web.post(MESSAGES, body_of(2, **COMPACTION), shown)
+    assert json.loads(mock.calls[-1].body)["messages"] == before
+
+
+@pytest.fixture
+def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+    """A budget of 8,000 tokens a session."""
+    return gateway_server(mock_server.url, **{"budget.tokens": 8_000})
+
+
+def test_a_budget_refuses_a_compaction_request_rather_than_cutting_its_summary_short(
+    small: GatewayThread, mock: Provider
+) -> None:
+    named = {"x-session-id": "s", **BETA}
+    lowered = small.web.post(MESSAGES, body_of(0, max_tokens=9_000), named)
+    assert lowered.status == 200
+    assert json.loads(mock.calls[-1].body)["max_tokens"] < 9_000, "an ordinary request has its limit lowered"
+    count = len(mock.calls)
+    refused = small.web.post(MESSAGES, body_of(0, max_tokens=9_000, **COMPACTION), named)
+    assert (refused.status, refused.error["code"]) == (400, "budget_exhausted")
+    assert len(mock.calls) == count
+    asked = body_of(0, max_tokens=2_000, **COMPACTION)
+    assert small.web.post(MESSAGES, asked, named).status == 200
+    assert mock.calls[-1].body == asked
+
+
+def test_a_step_neither_limits_a_compaction_request_nor_restricts_its_tools(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    step = {"name": "talk", "available_tools": {"allowed": ["list_items"]}, "max_output_tokens": 500}
+    gateway = gateway_server(mock_server.url, steps=[step])
+    named = {"x-session-id": "s", **BETA}
+    gateway.web.post(MESSAGES, body_of(1), named)
+    ordinary = json.loads(mock.calls[-1].body)
+    assert ordinary["max_tokens"] == 500
+    gateway.web.post(MESSAGES, body_of(1, **COMPACTION), named)
+    sent = json.loads(mock.calls[-1].body)
+    assert "tool_choice" not in sent
+    assert sent == {**json.loads(body_of(1, **COMPACTION)), "tools": ordinary["tools"]}
