@@ -258,8 +258,10 @@ class Planner:
         view = self.view(asked.contents, keys)
         # The other formats join neighbours of one role, or take any order.
         is_sent_as_chat = asked.contents.wire == "chat" or asked.route.provider in self._translated
-        takes_turns = is_sent_as_chat and self._estimator.family(came.request).turns == "strict"
-        conversation = self._conversation(view, asked.contents, takes_turns=takes_turns)
+        family = self._estimator.family(came.request)
+        takes_turns = is_sent_as_chat and family.turns == "strict"
+        bound = view.bound if family.binding == "prefix" else frozenset[int]()
+        conversation = self._conversation(view, asked.contents, bound, takes_turns=takes_turns)
         return make_room(came, view, conversation, room, scales)
 
     def view(self, contents: Contents, keys: Sequence[bytes] | None = None) -> View:
@@ -380,14 +382,16 @@ class Planner:
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(beside, fresh[last:], keys[last:], before), known + keys
 
-    def _conversation(self, view: View, contents: Contents, *, takes_turns: bool) -> Conversation:
-        """The conversation that a cut works on."""
+    def _conversation(
+        self, view: View, contents: Contents, bound: frozenset[int], *, takes_turns: bool
+    ) -> Conversation:
+        """Return the conversation that a trim works on; `bound`: messages that must stay unchanged."""
         asked = (contents.priorities or {}).items()
         priorities = {index: priority for place, priority in asked for index in view.indices({place})}
         return Conversation.of(
             view.chat,
             self._book,
-            pinned=view.held | view.indices(contents.pinned),
+            pinned=view.held | bound | view.indices(contents.pinned),
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
             takes_turns=takes_turns,

@@ -27,6 +27,9 @@ RESULT_ROLES: Final = frozenset({"tool", "function"})
 KNOWN_ROLES: Final = SYSTEM_ROLES | RESULT_ROLES | {"user", "assistant"}
 #: the role of what cannot be read
 UNKNOWN: Final = "unknown"
+#: Stands for a message that the provider neither reads nor bills. Its role is none of a chat, so that it is never
+#: changed, and it counts no tokens.
+IGNORED: Final = b'{"role":"ignored"}'
 
 _KEY_BYTES: Final = 16
 #: where a provider's prompt cache ends, as Anthropic and OpenAI say it

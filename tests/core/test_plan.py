@@ -697,3 +697,32 @@ def test_a_model_that_wants_roles_by_turns_does_not_go_on_from_a_cut_for_one_tha
     again, third = turn(talk(21), state, takes_turns=False)
     assert third.resumed == first.epoch["prefix"]
     assert again[: len(roles)] == roles
+
+
+def compacted(task_words: int) -> list[bytes]:
+    """A run that the provider compacted in the middle of it, with a task before that."""
+
+    def element(role: str, *blocks: Any) -> bytes:
+        return json.dumps({"role": role, "content": list(blocks)}).encode()
+
+    def used(number: int, *before: Any) -> list[bytes]:
+        call = {"type": "tool_use", "id": f"t{number}", "name": "find", "input": {"n": number}}
+        lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(30))
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": lines}
+        return [element("assistant", *before, call), element("user", result)]
+
+    task = {"type": "text", "text": " ".join(f"word{number}" for number in range(task_words))}
+    block = {"type": "compaction", "content": "So far so good."}
+    later = [raw for number in range(6, 12) for raw in used(number)]
+    return [element("user", task), *used(1), *used(2), *used(5, block), *later]
+
+
+@pytest.mark.parametrize("task_words", [10, 5_000])
+def test_what_lies_before_a_compaction_takes_no_room_from_what_lies_behind_it(task_words: int) -> None:
+    raws = compacted(task_words)
+    whole = planned_as("messages", raws, room(10**9)).context
+    plan = planned_as("messages", raws, room(int(whole.tokens * 0.8)))
+    assert plan.messages is not None
+    assert plan.messages[:5] == tuple(raws[:5]), "the provider drops that, so that it costs nothing"
+    assert plan.context.tokens > whole.tokens * 0.5, "no more is left out than has to be"
+    assert sum(fate.tokens_before for fate in list(plan.context.message_fates)[:5]) == 0

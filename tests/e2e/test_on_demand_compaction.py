@@ -25,7 +25,7 @@ def talk(steps: int) -> list[dict[str, Any]]:
         call = {"type": "tool_use", "id": f"toolu_{number}", "name": "list_items", "input": {"page": number}}
         result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": ROWS}
         found += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    return [*found, {"role": "assistant", "content": "All were read."}]
+    return [*found, {"role": "assistant", "content": [{"type": "text", "text": "All were read."}]}]
 
 
 def body_of(steps: int, **fields: Any) -> bytes:
@@ -78,6 +78,8 @@ def test_a_budget_refuses_a_compaction_request_rather_than_cutting_its_summary_s
     count = len(mock.calls)
     refused = small.web.post(MESSAGES, body_of(0, max_tokens=9_000, **COMPACTION), named)
     assert (refused.status, refused.error["code"]) == (400, "budget_exhausted")
+    asked = body_of(6, max_tokens=2_000, **COMPACTION)
+    assert small.web.post(MESSAGES, asked, named).status == 400, "its results are not shortened to make room"
     assert len(mock.calls) == count
     asked = body_of(0, max_tokens=2_000, **COMPACTION)
     assert small.web.post(MESSAGES, asked, named).status == 200
@@ -97,3 +99,46 @@ def test_a_step_neither_limits_a_compaction_request_nor_restricts_its_tools(
     sent = json.loads(mock.calls[-1].body)
     assert "tool_choice" not in sent
     assert sent == {**json.loads(body_of(1, **COMPACTION)), "tools": ordinary["tools"]}
+
+
+SIGNED = {"type": "compaction", "content": "All lists up to 3 were read.", "signature": "c2lnbmVk", "tool_changes": []}
+
+
+def after_a_compaction(*, thinks: bool) -> list[dict[str, Any]]:
+    """The signed block first, and the turns that the client kept after it, unchanged."""
+    found: list[dict[str, Any]] = [{"role": "assistant", "content": [SIGNED]}, *talk(6)]
+    thought = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
+    for message in found[1:]:
+        if thinks and message["role"] == "assistant":
+            message["content"].insert(0, thought)
+    return [*found, {"role": "user", "content": "And the last one?"}]
+
+
+@pytest.mark.parametrize("overflow", ["error", "forward", "least"])
+def test_turns_kept_after_a_signed_compaction_are_trimmed_without_thinking_or_not_at_all_where_it_is_bound(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, overflow: str
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.on_overflow": overflow})
+    body = {"model": "claude-opus-5-5", "max_tokens": 64, "messages": after_a_compaction(thinks=True)}
+    reply = gateway.web.post(MESSAGES, body, {"x-session-id": "s", "x-context-budget": "3000", **BETA})
+    assert reply.status == 200
+    sent = json.loads(mock.calls[-1].body)
+    if overflow == "error":
+        assert sent["messages"][0] == {"role": "assistant", "content": [SIGNED]}
+        assert b'"signature": "c2ln"' not in mock.calls[-1].body.replace(b'":"', b'": "'), (
+            "no thinking that the provider would refuse is left"
+        )
+    else:
+        assert sent == body
+
+
+@pytest.mark.parametrize(("model", "thinks"), [("claude-opus-5", True), ("claude-opus-5-5", False)])
+def test_turns_after_a_signed_compaction_are_trimmed_where_nothing_is_bound_to_them(
+    web: Web, mock: Provider, session: str, model: str, *, thinks: bool
+) -> None:
+    body = {"model": model, "max_tokens": 64, "messages": after_a_compaction(thinks=thinks)}
+    reply = web.post(MESSAGES, body, {"x-session-id": session, "x-context-budget": "3000", **BETA})
+    assert reply.status == 200
+    assert reply.header("x-context-trimmed") != "none"
+    sent = json.loads(mock.calls[-1].body)["messages"]
+    assert sent[0] == {"role": "assistant", "content": [SIGNED]}, "the block stays first, as it came"

@@ -24,7 +24,7 @@ from gateway.core.counting.request import Piece, Request, decoded
 from gateway.core.counting.runs import Runs
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.tools import compact
-from gateway.core.message import keys_of, plain
+from gateway.core.message import IGNORED, keys_of, plain
 from gateway.core.repeated import digest_again
 from gateway.core.values import dataclass
 
@@ -231,11 +231,11 @@ class Estimator:
         `messages`: others than its own; `read_as`: the format they are written in, where it is not the request's.
         """
         family, counter = self.family(request), self._once(self.counter(request), request.wire)
+        pieces = request.messages if messages is None else messages
+        measures = self._of_messages(read_as or request.wire, pieces, counter)
         return [
-            round(_measure_tokens(item, family))
-            for item in self._of_messages(
-                read_as or request.wire, request.messages if messages is None else messages, counter
-            )
+            0 if piece == IGNORED else round(_measure_tokens(item, family))
+            for piece, item in zip(pieces, measures, strict=True)
         ]
 
     def sums(

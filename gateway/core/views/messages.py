@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from gateway.core.fitting.blocks import GAP
-from gateway.core.message import Hashed, decode, encode
+from gateway.core.message import IGNORED, Hashed, decode, encode
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import (
     SPOKEN,
@@ -20,6 +20,7 @@ from gateway.core.views.read_messages import (
     USERS,
     Piece,
     Read,
+    after_signed,
     arguments_of,
     called,
     is_call,
@@ -45,6 +46,8 @@ from gateway.core.views.view import (
     to_send,
     together,
 )
+
+_IGNORED = ChatMessage.of(IGNORED)
 
 
 class _Form(NamedTuple):
@@ -80,17 +83,19 @@ class MessagesView(View):
         must = {compact, *_beside(self._kinds, self._system), *_asked(begins), *_unread(reads)}
         leaders = {*_leaders(reads, begins), *_unread_calls(reads)}
         beside = {*_beside_results(reads, leaders, begins)}
+        kept = after_signed(reads)
         super().__init__(
             came,
-            together([piece.message for piece, _ in found]),
+            # What lies before a compaction is neither read nor billed: it stays, and is no part of any choice.
+            together([_IGNORED if places[-1] < compact else piece.message for piece, places in found]),
             [places for _, places in found],
             held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
-            stale=[index for index, (_, places) in enumerate(found) if places[-1] < compact],
             needed=loaders([(piece.loads, piece.calls) for piece, _ in found]),
             leading=[i for i, (_, places) in enumerate(found) if not leaders.isdisjoint(places)] if leaders else (),
             following=[i for i, (piece, places) in enumerate(found) if not piece.is_result and places[0] in beside]
             if beside
             else (),
+            bound=[i for i, (_, places) in enumerate(found) if kept and places[-1] in kept],
             book=book,
         )
 

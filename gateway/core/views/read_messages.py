@@ -58,6 +58,10 @@ class Read(NamedTuple):
     calls: bool = False
     #: it stands for all before it
     is_compact: bool = False
+    #: the provider signed the compaction in it
+    is_signed: bool = False
+    #: thinking blocks are in it
+    thinks: bool = False
     is_opaque: bool = False
     #: nobody here can read it, and it may hold calls or results
     is_tied: bool = False
@@ -107,10 +111,23 @@ def read_message(raw: bytes) -> Read:
         kind,
         calls=calls,
         is_compact=any(map(is_compaction, content)),
+        is_signed=any(is_compaction(block) and bool(block.get("signature")) for block in content),
+        thinks=any(block.get("type") in _THINKING for block in content),
         served=served,
         needs=needs,
         coded=frozenset(str(block.get("id")) for block in content if is_call(block) and _by_code(block)),
     )
+
+
+def after_signed(reads: Sequence[Read]) -> range:
+    """Return the places after the last signed compaction, up to the last thinking block.
+
+    Thinking in turns that were kept after it stays valid only while these turns follow it unchanged:
+    https://platform.claude.com/docs/en/build-with-claude/compaction-thinking-blocks
+    """
+    signed = max((place for place, one in enumerate(reads) if one.is_signed), default=len(reads))
+    thinking = max((place for place, one in enumerate(reads) if one.thinks), default=0)
+    return range(signed + 1, thinking + 1)
 
 
 def _by_code(block: Mapping[str, Any]) -> bool:

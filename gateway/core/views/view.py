@@ -121,6 +121,7 @@ class View(ABC):
         following: messages that came of what the one before them in the conversation came of: they stay or go with it.
         leading: messages that cannot be left out, but be cut where they are not sealed, as the results of their calls
             can be.
+        bound: messages that must stay unchanged where the provider checks what thinking blocks were created after.
         array: the field they stand in.
         book: remembers what was read of elements.
     """
@@ -138,6 +139,7 @@ class View(ABC):
         needed: Collection[int] = (),
         following: Collection[int] = (),
         leading: Collection[int] = (),
+        bound: Collection[int] = (),
         book: Book | None = None,
     ) -> None:
         self.came = came
@@ -148,6 +150,7 @@ class View(ABC):
         self.needed = frozenset(needed)
         self.following = frozenset(following)
         self.leading = frozenset(leading)
+        self.bound = frozenset(bound)
         self.book = book
 
     @property

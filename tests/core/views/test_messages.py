@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation import Conversation
-from gateway.core.message import encode, plain, sketch
+from gateway.core.message import IGNORED, encode, plain, sketch
 from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
@@ -533,9 +533,45 @@ def test_instructions_among_the_words_of_the_user_are_held() -> None:
     assert found.held == {3}, "the words, and not the results beside them"
 
 
-def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
+def test_the_last_compaction_stays_and_what_it_stands_for_counts_nothing() -> None:
     compact = {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
     found = view(TASK, compact, TASK, using(0), told(0), compact, TASK, using(1), told(1))
     assert found.held == {5}
-    assert found.stale == {0, 1, 2, 3, 4}
-    assert view(TASK, SAID).stale == frozenset()
+    assert found.messages[:5] == (IGNORED,) * 5
+    assert IGNORED not in found.messages[5:]
+    assert found.elements[:5] == found.restored(dict.fromkeys(range(6, 9))).raws[:5], "they are sent as they came"
+    assert IGNORED not in view(TASK, SAID).messages
+
+
+def test_what_follows_a_signed_compaction_is_bound_up_to_the_last_thinking() -> None:
+    block = {"type": "compaction", "content": "All was well.", "signature": "c2ln"}
+    signed = {"role": "assistant", "content": [block]}
+    kept = [signed, TASK, CALLS, ANSWERS, SAID, TASK]
+    assert view(*kept).bound == {1, 2}
+    assert view(*kept).held >= {0}
+    assert view(*kept, CALLS, ANSWERS).bound == set(range(1, 9)), "results and words of ANSWERS are three messages"
+    assert view(signed, TASK, SAID, TASK).bound == frozenset(), "without thinking nothing is bound"
+    unsigned = {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
+    failed = {"role": "assistant", "content": [{**block, "content": None}]}
+    assert view(TASK, unsigned, *kept[1:]).bound == frozenset()
+    assert view(TASK, failed, *kept[1:]).bound == frozenset(), "the provider takes no notice of a failed compaction"
+
+
+@pytest.mark.parametrize("block", [{"signature": "c2ln"}, {"encrypted_content": "b3BhcXVl"}, {}])
+def test_a_compaction_block_leaves_a_trim_with_every_byte(block: Json) -> None:
+    compact = (
+        b'{"role":"assistant","content":[{ "content" : "All was w\\u00e8ll.","type":"compaction"%b }]}'
+        % b"".join(b',"%b" : "%b"' % (name.encode(), value.encode()) for name, value in block.items())
+    )
+    raws = [compact, *(encode(one) for one in (TASK, using(0), told(0), SAID, TASK))]
+    found = view_of("messages", raws)
+    conversation = Conversation.of(found.messages, pinned=found.held)
+    gone = dict.fromkeys(index for unit in conversation.units if not unit.pinned for index in unit.indices)
+    assert gone
+    assert found.restored(gone).raws[0] == compact
+
+
+def test_a_failed_compaction_stands_for_nothing() -> None:
+    failed = {"role": "assistant", "content": [{"type": "compaction", "content": None}]}
+    found = view(TASK, using(0), told(0), failed, TASK)
+    assert IGNORED not in found.messages
