@@ -61,6 +61,11 @@ _BEFORE_VALUES: Final = (",", "{", "[")
 _REASONING_FIELDS: Final = ("reasoning_details", "thinking_blocks", "reasoning_signature", "encrypted_content")
 #: `format` of OpenRouter's `reasoning_details` that Claude has written begins with this
 _CLAUDES: Final = "anthropic"
+#: Where a signature stands beside a message, a call or its function: Gemini's own API in the format of OpenAI names the
+#: first, litellm the last.
+_SIGNATURE_FIELDS: Final = ("extra_content", "thought_signature", "provider_specific_fields")
+#: litellm also writes it into the id of a call, behind this
+_SIGNED_ID: Final = "__thought__"
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 #: A tuple and no set: the type of a part may be any JSON, which cannot always be hashed.
 THINKING_PARTS: Final = ("thinking", "redacted_thinking")
@@ -478,7 +483,7 @@ def _is_sealed(message: Message, content: object) -> bool:
 
 def is_signed(message: Message) -> bool:
     """Whether something beside its content ties a message to what the model thought, so that nothing of it changes."""
-    if any(message.get(name) for name in _REASONING_FIELDS):
+    if any(message.get(name) for name in _REASONING_FIELDS) or _has_signature(message):
         return True
     calls = message.get("tool_calls")
     return bool(calls) and (not isinstance(calls, list) or any(_is_signed_call(call) for call in calls))
@@ -505,7 +510,13 @@ def _is_signed_call(call: object) -> bool:
     """A call that is not a plain function call, or carries a signature of the model's thought beside it."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return True
-    return bool(call.get("extra_content") or call.get("thought_signature") or call.get("provider_specific_fields"))
+    return _SIGNED_ID in str(call.get("id")) or _has_signature(call) or _has_signature(call["function"])
+
+
+def _has_signature(holder: Mapping[str, Any]) -> bool:
+    """Return True if a field for signatures says something; some clients fill it with nulls."""
+    said = (holder.get(name) for name in _SIGNATURE_FIELDS)
+    return any(any(value.values()) if isinstance(value, Mapping) else bool(value) for value in said)
 
 
 def is_plain_text(part: object) -> bool:

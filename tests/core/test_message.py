@@ -231,6 +231,33 @@ def test_what_would_not_come_back_as_it_was_is_sealed(raw: bytes) -> None:
     assert (found.role, found.sealed) == ("user", True)
 
 
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "call", "is_sealed"),
+    [
+        ({}, {}, False),
+        ({}, {"extra_content": {"google": {"thought_signature": "c2ln"}}}, True),
+        ({}, {"thought_signature": "c2ln"}, True),
+        ({}, {"provider_specific_fields": {"thought_signature": "c2ln"}}, True),
+        ({}, {"function": {**CALL["function"], "provider_specific_fields": {"thought_signature": "c2ln"}}}, True),
+        ({}, {"id": "c1__thought__c2ln"}, True),
+        ({"extra_content": {"google": {"thought_signature": "c2ln"}}}, {}, True),
+        ({"provider_specific_fields": {"thought_signatures": ["c2ln"]}}, {}, True),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "c2ln"}]}, {}, True),
+        ({"provider_specific_fields": {"refusal": None}, "extra_content": None}, {}, False),
+        ({"reasoning_content": "I look."}, {}, False),
+    ],
+)
+def test_a_call_that_a_provider_signed_is_sealed(
+    message: dict[str, Any], call: dict[str, Any], *, is_sealed: bool
+) -> None:
+    assert sketch(
+        encode({"role": "assistant", "content": None, "tool_calls": [{**CALL, **call}], **message})
+    ).sealed is (is_sealed)
+
+
 def test_escaped_pairs_and_plain_numbers_are_nothing_special() -> None:
     assert not sketch(b'{"role":"user","content":"\\ud83d\\ude00","x":[1.5,12345678901234567890]}').sealed
 

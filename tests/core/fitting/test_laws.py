@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -495,6 +495,90 @@ def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
         words = max(place for place, message in enumerate(sent) if message["role"] == "user")
         assert all("thinking_blocks" in message for message in sent[words + 1 : words + 2])
         epoch = done.epoch
+
+
+def google(number: int) -> dict[str, Any]:
+    return {"extra_content": {"google": {"thought_signature": f"c2ln{number}"}}}
+
+
+def openrouter(number: int) -> dict[str, Any]:
+    details = [{"type": "reasoning.encrypted", "data": f"c2ln{number}", "format": "openai-responses-v1"}]
+    return {"reasoning_details": details}
+
+
+def of_the_first_call(fields: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+    first, *others = message["tool_calls"]
+    return {**message, "tool_calls": [{**first, **fields}, *others]}
+
+
+SIGNED: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
+    "Gemini signs the first of parallel calls": lambda one, n: of_the_first_call(google(n), one),
+    "litellm puts it into a field of its own": lambda one, n: of_the_first_call(
+        {"provider_specific_fields": {"thought_signature": f"c2ln{n}"}}, one
+    ),
+    "litellm puts it into the function": lambda one, n: of_the_first_call(
+        {"function": {**one["tool_calls"][0]["function"], "provider_specific_fields": {"thought_signature": f"c2{n}"}}},
+        one,
+    ),
+    "Gemini signs the words beside the calls": lambda one, n: {**one, **google(n)},
+    "litellm puts that into a field of its own": lambda one, n: {
+        **one,
+        "provider_specific_fields": {"thought_signatures": [f"c2ln{n}"]},
+    },
+    "OpenRouter": lambda one, n: {**one, **openrouter(n)},
+}
+
+
+@pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)
+@given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
+@settings(law, max_examples=10)
+def test_a_signed_call_is_sent_as_it_came_or_not_at_all_turn_by_turn(
+    sign: Callable[[dict[str, Any], int], dict[str, Any]], messages: Messages, limit: int, policy: FitPolicy
+) -> None:
+    calling = [place for place, message in enumerate(messages) if message.get("tool_calls")]
+    for number, place in enumerate(calling):
+        messages[place] = sign(messages[place], number)
+    for sent, came in turn_by_turn(messages, limit, policy):
+        known = {message["tool_calls"][0]["id"]: message for message in came if message.get("tool_calls")}
+        assert all(one == known[one["tool_calls"][0]["id"]] for one in sent if one.get("tool_calls"))
+
+
+@given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
+@settings(law, max_examples=25)
+def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
+    messages: Messages, limit: int, policy: FitPolicy
+) -> None:
+    """DeepSeek and Kimi refuse a call without it."""
+    for place, message in enumerate(messages):
+        if message.get("tool_calls"):
+            messages[place] = {**message, "reasoning_content": f"I look at {place}. {SENTENCES[place % 30]}"}
+    for sent, came in turn_by_turn(messages, limit, policy):
+        known = {message["tool_calls"][0]["id"]: message for message in came if message.get("tool_calls")}
+        for one in sent:
+            if one.get("tool_calls"):
+                assert one["reasoning_content"] == known[one["tool_calls"][0]["id"]]["reasoning_content"]
+
+
+def turn_by_turn(messages: Messages, limit: int, policy: FitPolicy) -> Iterator[tuple[Messages, Messages]]:
+    """What is sent on each turn of a session, and what came."""
+    epoch: Epoch | None = None
+    texts: dict[str, str] = {}
+    for stop in range(2, len(messages) + 1):
+        if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
+            continue
+        conversation = Conversation.of_messages(messages[:stop])
+        attempt = partial(fit, conversation, limit, Reader(WEIGH), epoch=epoch, policy=policy, summaries=texts)
+        try:
+            try:
+                done = attempt(use="ask")
+            except SummaryNeeded as needed:
+                texts[needed.passage.id] = "told"
+                done = attempt(use="known")
+        except ContextOverflow:
+            continue
+        assert wrong_with(messages[:stop], done, limit) == []
+        epoch = done.epoch
+        yield [dict(one) for one in done.decoded()], messages[:stop]
 
 
 #: for the marks of what was left out
