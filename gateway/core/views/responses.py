@@ -36,6 +36,9 @@ from gateway.core.views.view import (
 #: the field of an item that rules may change, by what the item is
 _CHANGED: Final = {"result": "output", "said": "content"}
 
+#: the field in which a model says whether a message is its answer or goes with its work
+_PHASE: Final = b'"phase"'
+
 #: what a message is sent as, and what it was
 _Form = tuple[Mapping[str, Any], Mapping[str, Any]]
 
@@ -134,7 +137,11 @@ class ResponsesView(View):
 
     def _added(self, message: Mapping[str, Any], element: int) -> bytes:
         del element  # it may stand anywhere
-        return encode({"role": "assistant", "content": message["content"]})
+        # Models that write phases read a message without one as another answer of theirs.
+        pairs = zip(self._items, self.elements, strict=True)
+        has_phases = any(item.role == "assistant" and _PHASE in raw for item, raw in pairs)
+        phase = {"phase": "commentary"} if has_phases else {}
+        return encode({"role": "assistant", "content": message["content"], **phase})
 
 
 class _Grouping:

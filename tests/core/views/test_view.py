@@ -219,7 +219,27 @@ def as_responses(made: Sequence[Step], chance: random.Random) -> list[Json]:
         else:
             chance.shuffle(results)
             found += calls + results
-    return found
+    return marked(phased(found, chance), chance)
+
+
+def phased(items: list[Json], chance: random.Random) -> list[Json]:
+    """In some conversations all that the assistant says has a phase."""
+    if chance.random() < 0.5:
+        return items
+    said = [item for item in items if item.get("role") == "assistant"]
+    for item in said:
+        item["phase"] = "final_answer" if "id" in item else "commentary"
+    return items
+
+
+def marked(items: list[Json], chance: random.Random) -> list[Json]:
+    """With explicit marks of the prompt cache here and there, on parts that say which they are."""
+    for number, item in enumerate(items):
+        content = item.get("content")
+        if isinstance(content, list) and chance.random() < 0.3:
+            content[-1]["prompt_cache_breakpoint"] = {"mode": "explicit", "ttl": "30m"}
+            item["id"] = item.get("id", f"marked_{number}")
+    return items
 
 
 def before(number: int, chance: random.Random) -> list[Json]:
@@ -344,6 +364,51 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
     assert len(fates) == len(elements)
     assert sum(fate.tokens_before for fate in fates) == sum(fate.tokens_before for fate in done.fates)
     assert sum(fate.tokens_after for fate in fates) == sum(fate.tokens_after for fate in done.fates)
+
+
+@law
+@given(made=steps(), seed=st.integers(0, 99), choice=choices)
+def test_what_is_sent_of_items_keeps_phases_cache_marks_and_the_bytes_of_a_compaction(
+    made: list[Step], seed: int, choice: tuple[float, FitPolicy]
+) -> None:
+    elements, (share, policy) = elements_of("responses", as_responses, made, seed), choice
+    found = view_of("responses", elements)
+    done = fitted(found, share, policy)
+    sent = found.restored(done.changes, done.new).raws if done is not None else tuple(elements)
+    check_items(elements, sent)
+    check_items(elements, found.shown([short(raw) for raw in found.messages]))
+
+
+@law
+@given(made=steps(), seed=st.integers(0, 99))
+def test_a_summary_among_items_that_have_phases_has_one_too(made: list[Step], seed: int) -> None:
+    elements = elements_of("responses", as_responses, made, seed)
+    found = view_of("responses", elements)
+    units = Conversation.of(found.messages, pinned=found.held, following=found.following).units
+    gone = next((unit for unit in units if unit.stop - unit.start > 1 and not (unit.pinned or unit.bound)), None)
+    if gone is None:
+        return
+    changes: dict[int, bytes | None] = dict.fromkeys(gone.indices)
+    changes[gone.start] = encode({"role": "assistant", "content": "[summary of old messages]\nall was well"})
+    check_items(elements, found.restored(changes, {gone.start}).raws)
+
+
+def check_items(came: Sequence[bytes], sent: Sequence[bytes]) -> None:
+    """What clients of the Responses API must send back, and the provider reads."""
+    before, after = ([json.loads(raw) for raw in raws] for raws in (came, sent))
+    phases = [item.get("phase") for item in before if item.get("role") == "assistant"]
+    if phases and all(phases):
+        assert all(item.get("phase") for item in after if item.get("role") == "assistant")
+    known = {item["id"]: (item.get("phase"), marks(item)) for item in before if "id" in item and "role" in item}
+    assert all((item.get("phase"), marks(item)) == known[item["id"]] for item in after if item.get("id") in known)
+    sealed = [raw for raw, item in zip(came, before, strict=True) if item.get("type") == "compaction"]
+    kept = [raw for raw, item in zip(sent, after, strict=True) if item.get("type") == "compaction"]
+    assert set(kept) <= set(sealed)
+    assert kept[-1:] == sealed[-1:]
+
+
+def marks(item: Json) -> list[Any]:
+    return [part.get("prompt_cache_breakpoint") for part in parts(item)[1:]]
 
 
 @formats
