@@ -187,7 +187,7 @@ def upstream_of(name: str, row: config.Provider) -> Upstream:
         ConfigError: its certificate authorities cannot be read.
     """
     rows = {name: row}
-    return upstreams_of(rows, tls_contexts(rows))[name]
+    return upstreams_of(rows, tls_contexts(rows), Families(()))[name]
 
 
 def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
@@ -208,12 +208,15 @@ def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
     return contexts
 
 
-def upstreams_of(rows: Mapping[str, config.Provider], tls: Tls) -> dict[str, RetryingUpstream]:
-    """The connections to all providers, with what `tls_contexts` made for them. Needs a running event loop."""
+def upstreams_of(rows: Mapping[str, config.Provider], tls: Tls, families: Families) -> dict[str, RetryingUpstream]:
+    """The connections to all providers, with what `tls_contexts` made for them. Needs a running event loop.
+
+    `families`: what models refuse, for providers of another format.
+    """
     return {
         name: RetryingUpstream(
             name,
-            _translated(name, row) if row.adapter == "litellm" else _plain(name, row, tls=tls[name]),
+            _translated(name, row, families) if row.adapter == "litellm" else _plain(name, row, tls=tls[name]),
             RetryPolicy(row.retries),
             BreakerPolicy(row.breaker.failures, row.breaker.open_s),
         )
@@ -291,7 +294,7 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
     )
 
 
-def _translated(name: str, row: config.Provider) -> Upstream:
+def _translated(name: str, row: config.Provider, families: Families) -> Upstream:
     """A provider that speaks a format of its own, which litellm translates to."""
     return translating.LitellmUpstream(
         translating.Settings(
@@ -304,6 +307,7 @@ def _translated(name: str, row: config.Provider) -> Upstream:
             connect_s=row.timeout_s.connect,
             first_byte_s=row.timeout_s.first_byte,
             between_bytes_s=row.timeout_s.between_bytes,
+            families=families,
         )
     )
 

@@ -146,7 +146,7 @@ class Parts:
             shutdown_grace_s=server.shutdown_grace_s,
             write_timeout_s=server.write_timeout_s,
         )
-        self._upstreams = upstreams_of(settings.providers, tls)
+        self._upstreams = upstreams_of(settings.providers, tls, lasting.estimator.families)
         upstreams = _logged(self._upstreams, settings)
         planner = lasting.planner(settings)
         inspector = Inspector(planner, routes, lasting.catalog.facts)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gateway import config
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -33,6 +34,7 @@ from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion
 from tests.support.timing import eventually, in_time
 
 ROOT = Path(__file__).parent.parent.parent
+FAMILIES = config.families()
 HI = [{"role": "user", "content": "hi"}]
 CHAT = "chat/completions"
 KEY: Headers = [(b"authorization", b"Bearer sk-secret-key")]
@@ -59,7 +61,7 @@ paths = pytest.mark.parametrize("path", list(BODIES))
 async def upstream_of(url: str, **changes: Any) -> AsyncIterator[LitellmUpstream]:
     values: dict[str, Any] = {
         "provider": "openai", "base_url": f"{url}/v1", "headers": frozenset({b"x-fixed"}), "is_keyless": False,
-        "options": {}, "connect_s": 30, "first_byte_s": 30, "between_bytes_s": 30, **changes,
+        "options": {}, "connect_s": 30, "first_byte_s": 30, "between_bytes_s": 30, "families": FAMILIES, **changes,
     }  # fmt: skip
     upstream = LitellmUpstream(Settings("p", **values))
     try:
@@ -347,6 +349,86 @@ async def test_thinking_for_an_effort_fits_the_limit_of_the_answer_as_anthropic_
     arrived = server.requests[0].json
     assert (status, arrived["max_tokens"], arrived.get("thinking")) == (200, limit, thinking)
     assert notes == ({} if thinking else {"untranslated": "reasoning_effort"})
+
+
+def to_claude(url: str, path: str, fields: Mapping[str, Any], notes: dict[str, str] | None = None) -> Outgoing:
+    body = json.dumps({**BODIES[path], **fields}).encode()
+    return Outgoing("POST", f"{url}/{path}", KEY, body, ({} if notes is None else notes).__setitem__)
+
+
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "top_k": 5}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+@pytest.mark.parametrize(
+    ("model", "sent", "noted"),
+    [
+        ("claude-opus-5-5", {}, ["temperature", "top_k", "top_p"]),
+        ("claude-haiku-5-5", {}, ["temperature", "top_k", "top_p"]),
+        ("claude-opus-4-7", {}, ["temperature", "top_k", "top_p"]),
+        ("claude-sonnet-4-5", SAMPLING, []),
+    ],
+)
+async def test_sampling_is_left_out_for_models_that_refuse_it(
+    byte_server: StartUpstream, path: str, model: str, sent: dict[str, Any], noted: list[str]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    notes: dict[str, str] = {}
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        request = to_claude(server.url, path, {"model": model, **SAMPLING}, notes)
+        status, _ = await answer_of(upstream, request)
+    assert status == 200
+    arrived = server.requests[0].json
+    assert {name: arrived[name] for name in SAMPLING if name in arrived} == sent
+    assert notes.get("untranslated", "") == ", ".join(noted)
+
+
+PREFILLED = [*HI, {"role": "assistant", "content": "Sure: {"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"messages": PREFILLED}),
+        ("messages", {"messages": PREFILLED}),
+        ("responses", {"input": PREFILLED}),
+    ],
+)
+async def test_a_begun_answer_is_refused_for_models_that_take_none(
+    byte_server: StartUpstream, path: str, fields: dict[str, Any]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        for model in ("claude-opus-5-5", "claude-haiku-5-5", "claude-opus-4-7"):
+            with pytest.raises(InvalidRequest, match="End with a user message"):
+                await answer_of(upstream, to_claude(server.url, path, {**fields, "model": model}))
+        assert server.requests == []
+        status, _ = await answer_of(upstream, to_claude(server.url, path, {**fields, "model": "claude-sonnet-4-5"}))
+    assert (status, server.requests[0].json["messages"][-1]["role"]) == (200, "assistant")
+
+
+@pytest.mark.parametrize(
+    ("model", "thinking"),
+    [
+        ("claude-fable-5-1", "adaptive"),
+        ("claude-opus-5-5", "adaptive"),
+        ("claude-sonnet-5-5", "adaptive"),
+        ("claude-haiku-5-5", "adaptive"),
+        ("claude-sonnet-4-5", "enabled"),
+    ],
+)
+async def test_a_budget_of_thinking_is_asked_for_as_the_model_takes_it(
+    byte_server: StartUpstream, model: str, thinking: str
+) -> None:
+    """litellm does that, by a table of its own."""
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    budget = {"thinking": {"type": "enabled", "budget_tokens": 2_000}, "max_tokens": 4_000}
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        for path in ("chat/completions", "messages"):
+            assert (await answer_of(upstream, to_claude(server.url, path, {"model": model, **budget})))[0] == 200
+    asked = [request.json["thinking"] for request in server.requests]
+    assert [one["type"] for one in asked] == [thinking] * 2
+    assert all(("budget_tokens" in one) is (thinking == "enabled") for one in asked)
 
 
 async def test_a_budget_of_thinking_that_the_caller_chose_is_left_to_the_provider(byte_server: StartUpstream) -> None:
@@ -768,7 +850,7 @@ from gateway.upstream.litellm import library
 
 async def main():
     settings = config.load(environment={}, search=False, flags=json.loads(sys.argv[1])).settings
-    upstreams = opening.upstreams_of(settings.providers, opening.tls_contexts(settings.providers))
+    upstreams = opening.upstreams_of(settings.providers, opening.tls_contexts(settings.providers), config.families())
     assert not [name for name in sys.modules if name.partition(".")[0] in ("litellm", "httpx")]
     for upstream in upstreams.values():
         await upstream.aclose()

@@ -26,6 +26,8 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "binding": ("none", "prefix"),
     "forced_choice": ("accepted", "not_thinking", "refused"),
     "thinks": ("asked", "unasked"),
+    "sampling": ("free", "fixed"),
+    "prefill": ("accepted", "refused"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
 _WIRES: Final[Sequence[Wire]] = get_args(Wire)
@@ -61,6 +63,10 @@ class Family:
     forced_choice: Literal["accepted", "not_thinking", "refused"] = "accepted"
     #: whether the model thinks only where a request asks for it, or also where it says nothing
     thinks: Literal["asked", "unasked"] = "asked"
+    #: fixed: a request is refused that sets temperature, top_p or top_k to another value than the default
+    sampling: Literal["free", "fixed"] = "free"
+    #: whether the last message may be the beginning of the response
+    prefill: Literal["accepted", "refused"] = "accepted"
     #: how far the provider's figure may lie above the estimate while nothing is learned, as a share of the estimate
     spread: float = 0.02
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gateway.core.counting.families import Families
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -46,7 +47,7 @@ class Settings:
 
     `provider`: litellm's name for it. `base_url`: empty for the one litellm knows. `headers`: names of those that are
     configured. `is_keyless`: litellm finds the credential by itself, or none is needed. `options`: further arguments.
-    Times are seconds: to connect, to the head of an answer, between two pieces of it.
+    `families`: what models refuse. Times are seconds: to connect, to the head of an answer, between two pieces of it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Settings:
     connect_s: float
     first_byte_s: float
     between_bytes_s: float
+    families: Families
 
 
 class LitellmUpstream:
@@ -234,7 +236,7 @@ def _translated(
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    target = arguments.target_of(settings.provider, body.get("model"), settings.base_url)
+    target = arguments.target_of(settings.provider, body.get("model"), settings.base_url, settings.families)
     try:
         call = form(loaded, body, target)
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gateway.core.counting.families import Families, Family
 from gateway.core.errors import InvalidRequest
 from gateway.core.values import dataclass
 from gateway.dialects.limits import thinking_within
@@ -97,6 +98,8 @@ _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}
 _THOUGHTS: Final = {"cerebras": "reasoning"}
 #: what asks a chat model to think
 _THINKING: Final = ("reasoning_effort", "thinking")
+#: what chooses among the next words
+_SAMPLING: Final = ("temperature", "top_p", "top_k")
 #: litellm's own mark of a call that asks for JSON, which no provider sees
 _JSON_MODE: Final = "json_mode"
 #: what bounds its answer
@@ -105,14 +108,18 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked: litellm's name of the provider, the model's name there, the address; empty: the usual one."""
+    """Who is asked: litellm's name of the provider, the model's name there, the address; empty: the usual one.
+
+    `family`: what the model refuses.
+    """
 
     provider: str
     model: str
     base_url: str = ""
+    family: Family = Family(name="unknown")
 
 
-def target_of(provider: str, model: object, base_url: str) -> Target:
+def target_of(provider: str, model: object, base_url: str, families: Families) -> Target:
     """Who is asked.
 
     Raises:
@@ -120,7 +127,7 @@ def target_of(provider: str, model: object, base_url: str) -> Target:
     """
     if not isinstance(model, str) or not _MODEL_NAME.match(model):
         raise InvalidRequest("The model's name holds characters that no model's name holds.", param="model")
-    return Target(provider, model, base_url)
+    return Target(provider, model, base_url, families.of(model, provider, "chat"))
 
 
 def sorted_out(
@@ -238,7 +245,13 @@ _ONLY_CHAT: Final[Fields] = {"_skip_mcp_handler": True, "_skip_responses_api_bri
 
 
 def chat_arguments(library: Library, arguments: Fields, left_out: list[str], target: Target) -> Fields:
-    """What litellm's chat function is given, whichever format it came from."""
+    """What litellm's chat function is given, whichever format it came from.
+
+    Raises:
+        InvalidRequest: it begins an answer for a model that does not go on with one.
+    """
+    _refuse_prefill(arguments.get("messages"), target)
+    left_out += _without_sampling(arguments, target)
     known = known_fields(library, target, "chat_completion", arguments)
     name = _THOUGHTS.get(target.provider, "reasoning_content")
     blocks.with_thoughts(arguments.get("messages"), name, takes_signed="thinking" in known)
@@ -249,6 +262,32 @@ def chat_arguments(library: Library, arguments: Fields, left_out: list[str], tar
     left_out += _with_fitting_thinking(library, fitting, target)
     left_out += _with_json_in_words(library, fitting, target)
     return fitting | _ONLY_CHAT
+
+
+def _without_sampling(arguments: Fields, target: Target) -> list[str]:
+    """Remove sampling parameters for a model that refuses all but its defaults; return their names.
+
+    A client of another API sets them without knowing the model, and the response is as good without them.
+    """
+    if target.family.sampling == "free":
+        return []
+    return [name for name in _SAMPLING if arguments.pop(name, None) is not None]
+
+
+def _refuse_prefill(messages: object, target: Target) -> None:
+    """Refuse a request whose last message begins the response, if the model refuses that.
+
+    Raises:
+        InvalidRequest: it does.
+    """
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if target.family.prefill == "accepted" or not isinstance(last, dict) or last.get("role") != "assistant":
+        return
+    raise InvalidRequest(
+        f"The last message is the assistant's, and {target.model} does not go on with a response that has begun. End "
+        "with a user message; ask for a form with response_format, or in words.",
+        param="messages",
+    )
 
 
 def refuse_sound(messages: object, target: Target) -> None:

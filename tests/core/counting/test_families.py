@@ -381,3 +381,21 @@ def test_every_key_is_a_number_a_choice_or_a_list() -> None:
         "bool",
         "ImageRule",
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "sampling", "prefill"),
+    [
+        ("claude-fable-5-2", "fixed", "refused"),
+        ("claude-haiku-5-5", "fixed", "refused"),
+        ("claude-opus-5", "fixed", "refused"),
+        ("anthropic.claude-opus-4-7-v1:0", "fixed", "refused"),
+        ("claude-sonnet-4-5", "free", "accepted"),
+        ("gpt-5", "free", "accepted"),
+    ],
+)
+def test_the_table_says_which_models_refuse_sampling_and_a_begun_answer(
+    families: Families, model: str, sampling: str, prefill: str
+) -> None:
+    found = families.of(model, "anthropic", "chat")
+    assert (found.sampling, found.prefill) == (sampling, prefill)
