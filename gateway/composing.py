@@ -534,4 +534,4 @@ class Composer:
 def _salt(progress: Progress) -> str:
     """Return a name for the route of a fallback: decisions for it are kept apart from those for the first model."""
     route = progress.route
-    return "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
+    return "" if route is progress.home else f"{route.provider}/{route.model}"

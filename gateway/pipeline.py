@@ -55,6 +55,7 @@ from gateway.core.record import CUTS, CallRecord
 from gateway.core.retrying import FAILED, KEY_REFUSED
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
+from gateway.core.thinking_origin import ThinkingRules
 from gateway.dialects.base import Call
 from gateway.dialects.elsewhere import earlier_answer
 from gateway.fetched import Fetched
@@ -68,6 +69,7 @@ from gateway.stepping import Steps
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 from gateway.summaries import SUMMARY_S, Summaries
+from gateway.thinking_origins import ThinkingOrigins
 from gateway.unanswered import Earlier
 from gateway.upstream.pieces import AlreadyRead, without_packing
 
@@ -101,6 +103,7 @@ class Gateway:
         summary_s: float = SUMMARY_S,
         result_model: SummaryModel | None = None,
         agents: Mapping[str, Agent] | None = None,
+        thinking: ThinkingRules | None = None,
     ) -> None:
         self.routes = routes
         self.providers = providers
@@ -131,6 +134,7 @@ class Gateway:
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
         self.background = Background(store, records, routes, wall)
+        self.thinking = ThinkingOrigins(store, thinking or ThinkingRules())
         self.fetched = Fetched(settler, self.background, observers)
         self.accounts = Accounts(
             store=store,
@@ -236,12 +240,14 @@ class Exchange:
             await gateway.steps.begin(progress, call)
             if progress.step is not None and progress.step.model is not None:
                 self._go_by(progress.step, call)
+            gateway.thinking.prefer(progress, call)
         answer = await self._answered(call)
         if unsure is not None and answer.status == _UNKNOWN_HERE:
             raise unsure
         if not is_success(answer.status):
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
+        await gateway.thinking.answered(progress, call)
         return await gateway.answers.success(progress, call, answer)
 
     async def _before(self, answer_id: str) -> CallRecord | None:
@@ -298,7 +304,7 @@ class Exchange:
         if progress.kept_at is not None:
             found = first_at(progress.kept_at, found)
         progress.routes = speaking(found, incoming.endpoint.format, providers)
-        progress.route = progress.routes[0]
+        progress.route = progress.home = progress.routes[0]
         progress.others = others_of(call, progress.routes, self._gateway.routes)
         progress.advisors = advisors_of(call, progress.routes, self._gateway.routes)
         for route in progress.routes:

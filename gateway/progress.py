@@ -25,6 +25,7 @@ from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged
 from gateway.core.steps import Step
+from gateway.core.thinking_origin import Unread
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
 from gateway.dialects.contents import Contents
@@ -58,6 +59,7 @@ class Progress:
         derived: the session's id was made of how the conversation begins.
         routes: the models that may answer it, at their providers, in the order in which they are tried.
         route: the one of them that is being tried, or that has answered.
+        home: the first of them where nothing is known of the conversation but its model and its session.
         kept_at: the provider that keeps the answer which the call goes on from; None where that is not known.
         others: models that the call tells its providers to call in the place of its own, at each of them.
         advisors: models that the call lets its own one ask, at each of its providers.
@@ -98,6 +100,7 @@ class Progress:
         notes: remarks for its record, by name.
         record: as it was, or is about to be, written; None before.
         fetched: the record of the earlier call whose answer it fetched, as that was settled by it.
+        unread_thinking: thinking blocks of the request that the current route cannot read.
         totals: the session's after it was written.
         is_settled: its record was made, its hold given up and the observers told; nothing is done a second time.
     """
@@ -109,6 +112,7 @@ class Progress:
     derived: bool = False
     routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
+    home: Route = _NO_ROUTE
     kept_at: str | None = None
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
@@ -149,6 +153,7 @@ class Progress:
     is_findable: bool = False
     record: CallRecord | None = None
     fetched: CallRecord | None = None
+    unread_thinking: tuple[Unread, ...] = ()
     totals: Totals | None = None
     is_settled: bool = False
 

@@ -175,6 +175,7 @@ class Records:
             step=progress.step.name if progress.step is not None else None,
             kept=_kept(progress, answer, charge),
             answer=_found_by(progress, answer),
+            unread_thinking=progress.unread_thinking,
         )
 
     def lost(self, progress: Progress, need: Need) -> CallRecord:

@@ -111,6 +111,7 @@ class Lasting:
             new_id=self.new_id,
             result_model=result_model(settings, self.catalog.facts),
             agents=agents_of(settings),
+            thinking=self.estimator.families.thinking,
         )
 
 

@@ -53,6 +53,7 @@ ALLOWED = {
     },
     "background": {"core", "dialects", "progress", "records"},
     "fetched": {"core", "stores", "background", "progress", "records", "telling"},
+    "thinking_origins": {"core", "dialects", "progress"},
     "accounting": {
         *("core", "dialects", "stores", "budgeting", "progress", "records", "fetched", "stepping", "telling"),
         "lately",
@@ -65,7 +66,7 @@ ALLOWED = {
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
-        *("stepping", "background", "fetched", "sending", "unanswered"),
+        *("stepping", "background", "fetched", "sending", "unanswered", "thinking_origins"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this
@@ -185,6 +186,7 @@ TESTED_ELSEWHERE = {
     "composing": "e2e/test_context.py",
     "bound_thinking": "e2e/test_thinking.py",
     "dialects.thinking_fields": "e2e/test_thinking.py",  # what is sent, and who is left alone
+    "thinking_origins": "e2e/test_thinking_origins.py",
     "background": "e2e/test_background.py",
     "fetched": "e2e/test_background.py",
     "dialects.earlier": "e2e/test_background.py",

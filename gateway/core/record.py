@@ -14,6 +14,7 @@ from gateway.core.counting.estimate import Source
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, AccountKey, Amount
 from gateway.core.namespaces import SessionKey
+from gateway.core.thinking_origin import Unread
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass
 
@@ -193,6 +194,7 @@ class CallRecord:
         step: the step that it was made in; None where its agent has none.
         kept: what its session remembers of what the provider keeps now, see `kept_as`.
         answer: what it is found by when a later call goes on from its answer, see `answer_name`; None where none can.
+        unread_thinking: thinking blocks of the request that the model or the account which answered cannot read.
         lesson: what is to be learned (see `Store.learn`) before it is settled: a key, and what to keep under it unless
             that names this call already. Of a record on its way only; None in a store.
     """
@@ -227,6 +229,7 @@ class CallRecord:
     step: str | None = None
     kept: str = ""
     answer: str | None = None
+    unread_thinking: tuple[Unread, ...] = ()
     lesson: tuple[str, str] | None = None
 
     @property

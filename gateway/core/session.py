@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.steps.machine import StepState
+from gateway.core.thinking_origin import Origin
 from gateway.core.values import dataclass
 
 #: Conversations of one session that are remembered: the agent's own, and those of its helpers that share its id. Each
@@ -43,6 +44,7 @@ class SessionState:
     `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
     this one, whose budgets it spends too. `steps`: where its agents are in theirs. `sent_prefixes`: what was sent of
     conversations whose thinking is bound to it (`SentPrefix.to_json`), by the hash of what was received; newest last.
+    `thinking`: who made the thinking blocks of its conversations, by a key of each.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class SessionState:
     parent: str | None = None
     steps: Places = field(default_factory=dict)
     sent_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    thinking: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
 
     def with_steps(self, steps: Places) -> SessionState:
         """This state with its agents at these places."""
@@ -58,6 +61,12 @@ class SessionState:
     def with_step(self, agent: str, step: StepState) -> SessionState:
         """This state with an agent somewhere else in its steps."""
         return self.with_steps(moved(self.steps, agent, step))
+
+    def with_thinking(self, conversation: str, origins: tuple[Origin, ...]) -> SessionState:
+        """Return this state with other origins of a conversation's thinking; the oldest conversations give way."""
+        kept = {key: known for key, known in self.thinking.items() if key != conversation}
+        kept[conversation] = origins
+        return replace(self, thinking=dict(list(kept.items())[-MAX_EPOCHS:]))
 
     def with_parent(self, parent: str) -> SessionState:
         """This state with a parent; the first that was named stays."""

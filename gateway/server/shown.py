@@ -121,6 +121,10 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "request_bytes": record.request_bytes,
         "response_bytes": record.response_bytes,
         "notes": record.notes,
+        "unread_thinking": [
+            {"blocks": one.blocks, "reason": one.reason, "provider": one.provider, "model": one.model}
+            for one in record.unread_thinking
+        ],
         "context": context_json(record.context, explain=False) if record.context is not None else None,
     }
 

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.core.session import MAX_AGENTS, MAX_EPOCHS, MAX_KEPT, MAX_SUMMARIES, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
+from gateway.core.thinking_origin import Origin
 
 
 def epoch(prefix: str) -> dict[str, object]:
@@ -117,3 +118,13 @@ def test_what_is_damaged_is_not_known(damage: str) -> None:
     written = kept_as("p", ("r",), 6_000)
     assert Remembered(kept=written[:16] + damage).kept_by("p", ("r",)) == 0
     assert Remembered(kept=damage + written).kept_by("p", ("r",)) == 0
+
+
+def test_the_conversation_whose_thinking_was_not_seen_longest_gives_way() -> None:
+    state = SessionState()
+    for number in range(MAX_EPOCHS + 2):
+        state = state.with_thinking(str(number), (Origin("a", "m", number),))
+    state = state.with_thinking("2", (Origin("b", "m", 0),)).with_thinking("new", ())
+    assert list(state.thinking)[:1] == ["4"]
+    assert list(state.thinking)[-2:] == ["2", "new"]
+    assert len(state.thinking) == MAX_EPOCHS

@@ -23,6 +23,7 @@ from gateway.core.record import LOST, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, StoredKey
+from gateway.core.thinking_origin import Origin
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.stores.memory import CALLS_PER_SESSION
@@ -360,6 +361,17 @@ async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_be
     assert list(both.epochs.items()) == [("p1", EPOCH), ("p2", second)]
     assert (await store.remembered(KEY)).state == both
     assert list((await store.remembered(KEY)).state.epochs) == ["p1", "p2"]
+
+
+async def test_who_made_the_thinking_of_a_conversation_is_remembered_beside_all_else(store: Store) -> None:
+    origins = (Origin("a", "claude-sonnet-5-5", 0), Origin("b", "claude-sonnet-5-5", 3))
+    await store.update(KEY, lambda _: STATE)
+    await store.update(KEY, lambda state: state.with_step("a", StepState("debate", 1, ())))
+    await store.update(KEY, lambda state: state.with_thinking("talk", origins))
+    state = (await store.remembered(KEY)).state
+    assert (state.thinking, state.epochs, list(state.steps)) == ({"talk": origins}, STATE.epochs, ["a"])
+    await store.update(KEY, lambda state: state.with_step("a", StepState("work", 0, ())))
+    assert (await store.remembered(KEY)).state.thinking == {"talk": origins}
 
 
 async def test_where_agents_are_in_their_steps_is_remembered_in_the_order_in_which_they_went_on(store: Store) -> None:

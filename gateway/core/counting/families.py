@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_args
 from gateway.core.counting.images import COMMON_RULE, ImageRule
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import ConfigError
+from gateway.core.thinking_origin import ThinkingRule, ThinkingRules
 from gateway.core.values import dataclass
 
 #: answers of `Families.of` that are remembered
@@ -30,6 +31,9 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "prefill": ("accepted", "refused"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
+_SECTIONS: Final = ("families", "images", "thinking")
+_THINKING_KEYS: Final = ("models", "reads", "account")
+_ACCOUNTS: Final = ("any", "own")
 _WIRES: Final[Sequence[Wire]] = get_args(Wire)
 #: what multiplies, or is counted: less than nothing of it makes no sense, as it does of what is added (a provider may
 #: well add less than the family it is like)
@@ -108,7 +112,13 @@ class Family:
 class Families:
     """The table; looks a family up by model, provider and wire format."""
 
-    def __init__(self, families: Sequence[Family], images: Sequence[tuple[tuple[str, ...], ImageRule]] = ()) -> None:
+    def __init__(
+        self,
+        families: Sequence[Family],
+        images: Sequence[tuple[tuple[str, ...], ImageRule]] = (),
+        thinking: ThinkingRules | None = None,
+    ) -> None:
+        self.thinking = thinking or ThinkingRules()
         self._families = tuple(families)
         self._images = tuple(images)
         self._known: dict[tuple[str, str, str], Family] = {}
@@ -147,17 +157,19 @@ def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None
     Args:
         table: `families`: name -> numbers, in order; `like: NAME` starts from an earlier family's numbers.
             `images`: name -> image rule with the `models` it holds for, in order.
+            `thinking`: name -> what the `models` of these patterns do with thinking blocks, in order.
         own: another such table, which is asked first; its families may be `like` those of the other one.
 
     Raises:
         ConfigError: with every problem found, the keys of `own` as they stand there.
     """
     problems: list[str] = []
-    found, images = _read(table, {}, problems)
-    first, first_images = _read(own, found, problems) if own is not None else ({}, [])
+    found, images, thinking = _read(table, {}, problems)
+    first, first_images, first_thinking = _read(own, found, problems) if own is not None else ({}, [], [])
     if problems:
         raise ConfigError(problems)
-    return Families((*first.values(), *found.values()), (*first_images, *images))
+    rules = ThinkingRules([*first_thinking, *thinking])
+    return Families((*first.values(), *found.values()), (*first_images, *images), rules)
 
 
 _Images = list[tuple[tuple[str, ...], ImageRule]]
@@ -165,9 +177,9 @@ _Images = list[tuple[tuple[str, ...], ImageRule]]
 
 def _read(
     table: Mapping[str, Any], known: Mapping[str, Family], problems: list[str]
-) -> tuple[dict[str, Family], _Images]:
-    """The families and image rules of one table; `known`: families of another one."""
-    problems += [f"{key}: there is no such key" for key in table if key not in ("families", "images")]
+) -> tuple[dict[str, Family], _Images, list[ThinkingRule]]:
+    """Return the families, image rules and thinking rules of one table; `known`: families of another one."""
+    problems += [f"{key}: there is no such key" for key in table if key not in _SECTIONS]
     found: dict[str, Family] = {}
     for name, row in _rows(table, "families", problems):
         base = found.get(str(row.get("like"))) or known.get(str(row.get("like")))
@@ -178,7 +190,22 @@ def _read(
         (_models(f"images.{name}", row, problems), _image_rule(f"images.{name}", row, problems))
         for name, row in _rows(table, "images", problems)
     ]
-    return found, images
+    thinking = [_thinking_rule(f"thinking.{name}", row, problems) for name, row in _rows(table, "thinking", problems)]
+    return found, images, thinking
+
+
+def _thinking_rule(path: str, row: Mapping[str, Any], problems: list[str]) -> ThinkingRule:
+    problems += [f"{path}.{key}: there is no such key" for key in row if key not in _THINKING_KEYS]
+    account = row.get("account", "any")
+    if account not in _ACCOUNTS:
+        problems.append(f"{path}.account: must be one of {', '.join(_ACCOUNTS)}")
+    reads = row.get("reads", "*")
+    if (problem := _no_patterns("reads", reads)) is not None:
+        problems.append(f"{path}.reads: {problem}")
+        reads = "*"
+    return ThinkingRule(
+        models=_models(path, row, problems), reads=_patterns(reads), account="own" if account == "own" else "any"
+    )
 
 
 def _rows(table: Mapping[str, Any], section: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -10,6 +10,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.fitting import overflow
 from gateway.core.modes import MODES
 from gateway.core.record import OUTCOMES, THINKING_REASONS
+from gateway.core.thinking_origin import Reason
 from gateway.core.usage import UsageSource
 
 Schema = Mapping[str, Any]
@@ -161,6 +162,22 @@ _CALL_FIELDS: Final = {
     "request_bytes": whole(),
     "response_bytes": whole(),
     "notes": table(text(), "what else is known, by name"),
+    "unread_thinking": rows(
+        record(
+            "thinking blocks of the request that were dropped without an error",
+            {
+                "blocks": whole(),
+                "reason": text(
+                    "`model`: the model does not read those of the one that made them; `provider`: they are bound to "
+                    "the account of the provider that made them",
+                    one_of=get_args(Reason),
+                ),
+                "provider": text("that made them"),
+                "model": text("that made them"),
+            },
+        ),
+        "empty where all are read, as far as is known",
+    ),
     "context": maybe(named("Context")),
 }
 _CONVERSATION: Final = "texts, calls and thinking, system texts too; no tool results, definitions of tools or images"

@@ -399,3 +399,29 @@ def test_the_table_says_which_models_refuse_sampling_and_a_begun_answer(
 ) -> None:
     found = families.of(model, "anthropic", "chat")
     assert (found.sampling, found.prefill) == (sampling, prefill)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"models": "m*", "account": "theirs"}, "thinking.a.account: must be one of any, own"),
+        (
+            {"models": "m*", "reads": []},
+            "thinking.a.reads: must be a pattern such as my-model-*, or a list of patterns",
+        ),
+        ({"models": "m*", "reed": "x"}, "thinking.a.reed: there is no such key"),
+        ({"models": 7}, "thinking.a.models: must be a pattern such as my-model-*, or a list of patterns"),
+        (7, "thinking.a: must hold keys and values, not int"),
+    ],
+)
+def test_a_rule_of_thinking_that_says_nothing_is_refused_by_its_key(row: object, problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        families_from({"thinking": {"a": row}})
+    assert refused.value.problems == [problem]
+
+
+def test_own_rules_of_thinking_come_before_those_of_the_table() -> None:
+    own = {"thinking": {"mine": {"models": ["CLAUDE-sonnet-5-5*"], "account": "any"}}}
+    rules = families_from({"thinking": {"a": {"models": ["*sonnet*"], "account": "own"}}}, own).thinking
+    found = [rules.of(name) for name in ("claude-sonnet-5-5", "sonnet-6", "other")]
+    assert [one.account if one else None for one in found] == ["any", "own", None]

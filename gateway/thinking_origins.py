@@ -1,0 +1,84 @@
+"""Remember who made the thinking blocks of a conversation, and stay with that provider while they are bound to it.
+
+A provider drops thinking blocks that it cannot read, and says nothing. So the record of such a call says it, and after
+a fallback the conversation stays with the provider whose account made its newest blocks, as long as that one answers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.message import digest
+from gateway.core.ports import Store
+from gateway.core.thinking_origin import Origin, ThinkingRules, followed, thinking_blocks, unread
+from gateway.core.values import dataclass
+from gateway.dialects.base import Call
+from gateway.progress import Progress
+
+_UNKEPT: Final = "not kept who made it: the store is away"
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The conversation of a call: its key in the session's state, its thinking blocks, and who made them."""
+
+    key: str
+    blocks: int
+    origins: tuple[Origin, ...]
+
+
+class ThinkingOrigins:
+    """Shared by all calls. `rules`: which models read whose thinking blocks."""
+
+    def __init__(self, store: Store, rules: ThinkingRules) -> None:
+        self._store = store
+        self._rules = rules
+
+    def prefer(self, progress: Progress, call: Call) -> None:
+        """Put the provider first that made the newest thinking blocks, if no other account can read them."""
+        if not progress.remembered.state.thinking or len(progress.routes) == 1:
+            return
+        found = self._conversation(progress, call)
+        if found is None or not found.blocks or not found.origins:
+            return
+        newest = found.origins[-1]
+        rule = self._rules.of(newest.model)
+        if rule is None or rule.account == "any":
+            return
+        at_home = [route for route in progress.routes if route[:2] == newest[:2]]
+        progress.routes = (*at_home, *(route for route in progress.routes if route not in at_home))
+        progress.route = progress.routes[0]
+
+    async def answered(self, progress: Progress, call: Call) -> None:
+        """Note what the target could not read of the conversation, and that it makes the blocks from now on."""
+        found, session = self._conversation(progress, call), progress.session
+        if found is None or session is None:
+            return
+        route, home, origins = progress.route, progress.home, found.origins
+        if found.blocks and not origins:
+            # Nothing was remembered, so they were most likely made where the conversation goes by its model's name.
+            origins = (Origin(home.provider, home.model, 0),)
+        progress.unread_thinking = unread(origins, found.blocks, route.provider, route.model, self._rules)
+        after = followed(origins, found.blocks, route.provider, route.model)
+        may_think = found.blocks or "thinking" in call.fields or route is not home
+        if after == found.origins or not may_think or progress.book.is_blind:
+            return
+        try:
+            await self._store.update(session, lambda state: state.with_thinking(found.key, after))
+        except StoreUnavailable:
+            progress.notes["thinking"] = _UNKEPT
+
+    def _conversation(self, progress: Progress, call: Call) -> _Conversation | None:
+        """Return the conversation of a call, or None where its thinking is of no account."""
+        endpoint = progress.incoming.endpoint
+        if endpoint.wire != "messages" or not endpoint.metered or "messages" not in call.fields:
+            return None
+        if not any(self._rules.of(route.model) for route in progress.routes):
+            return None
+        parts = progress.dialect.opening(call)
+        if parts is None:
+            return None
+        key = digest("\0".join(parts).encode("utf-8", "surrogatepass")).hex()
+        blocks = thinking_blocks(bytes(call.fields["messages"]))
+        return _Conversation(key, blocks, progress.remembered.state.thinking.get(key, ()))
