@@ -32,8 +32,8 @@ from gateway.core.spending import (
     room_in,
 )
 from gateway.core.views import VIEWED, View
+from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
 from gateway.dialects.fields import join
 from gateway.dialects.length_error import LengthError

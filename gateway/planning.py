@@ -37,8 +37,8 @@ from gateway.core.session import Remembered
 from gateway.core.thinking import BoundConversation
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
+from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.elsewhere import gone_on_from, named_in
 from gateway.memory import Memory

@@ -28,8 +28,8 @@ from gateway.core.session import Places, SessionState, moved
 from gateway.core.spending import remaining_fraction
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
+from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.compaction import asks_for_compaction
 from gateway.dialects.narrowing import Takes, narrowed, takes_forced
 from gateway.dialects.reasoning import has_thinking, referenced_tools
 from gateway.dialects.texts import as_name

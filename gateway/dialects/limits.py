@@ -12,7 +12,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.ledger import MOST
 from gateway.core.spending import USEFUL
 from gateway.core.values import dataclass
-from gateway.dialects.compaction import asks_for_compaction
+from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.fields import AnyFields, decode
 from gateway.dialects.texts import prompts
 

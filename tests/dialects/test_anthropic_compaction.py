@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.compaction import asks_for_compaction
+from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.fields import read_fields
 
 
