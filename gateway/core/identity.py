@@ -33,6 +33,7 @@ KNOWN_HEADERS: Final = (
     b"x-claude-code-session-id",
     b"session-id",
     b"session_id",
+    b"thread-id",
     b"x-opencode-session",
     b"x-session-affinity",
     b"x-openwebui-chat-id",
@@ -66,10 +67,14 @@ def from_body(fields: Mapping[str, Any]) -> str | None:
     """The first valid id among the body's own fields, `BODY_FIELDS`, decoded."""
     metadata = fields.get("metadata")
     conversation = fields.get("conversation")
+    # Codex: its subagents share the session's id, and have threads of their own.
+    client = client if isinstance(client := fields.get("client_metadata"), dict) else {}
     candidates = (
         metadata.get("session_id") if isinstance(metadata, dict) else None,
         fields.get("session_id"),
         conversation.get("id") if isinstance(conversation, dict) else conversation,
+        client.get("session_id"),
+        client.get("thread_id"),
         fields.get("prompt_cache_key"),
         _anthropic_user_id(metadata.get("user_id")) if isinstance(metadata, dict) else None,
     )
@@ -77,7 +82,7 @@ def from_body(fields: Mapping[str, Any]) -> str | None:
 
 
 #: the top-level fields that `from_body` looks at
-BODY_FIELDS: Final = ("metadata", "session_id", "conversation", "prompt_cache_key")
+BODY_FIELDS: Final = ("metadata", "session_id", "conversation", "client_metadata", "prompt_cache_key")
 
 
 def _anthropic_user_id(user_id: object) -> str | None:

@@ -50,7 +50,7 @@ _MOST_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 64 * 1024),
     **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 64 * 1024),
     **dict.fromkeys(("tool_choice", "function_call"), 2**20),
-    **dict.fromkeys(("response_format", "output_config", "output_format", "text"), 2**20),
+    **dict.fromkeys(("response_format", "output_config", "output_format", "text", "client_metadata"), 2**20),
 }
 #: in JSON whose escaped backslashes are masked: an escape that is half of a surrogate pair without its other half
 _HALF: Final = re.compile(

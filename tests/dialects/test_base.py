@@ -459,7 +459,9 @@ SMALL = {
     **dict.fromkeys(("models", "fallbacks", "stream", "stream_options", "background"), 65_536),
     **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 65_536),
     **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 65_536),
-    **dict.fromkeys(("tool_choice", "function_call", "response_format", "output_config", "text"), 1_048_576),
+    **dict.fromkeys(
+        ("tool_choice", "function_call", "response_format", "output_config", "text", "client_metadata"), 1_048_576
+    ),
 }
 
 
