@@ -89,7 +89,7 @@ class Composer:
         """Return how to show tool results: as the budget and the call ask for, then shorter where that is too much."""
         incoming, budgets, route = progress.incoming, progress.book.budgets, progress.route
         asked, wire = incoming.directives.mode, incoming.endpoint.wire
-        if wire not in VIEWED or incoming.purpose is not None:
+        if wire not in VIEWED or incoming.purpose is not None or progress.compaction is not None:
             return (("raw", True),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
         is_bound = wire is not None and self._planner.is_bound(route, wire)
@@ -163,7 +163,9 @@ class Composer:
             progress.affordable = self._left_for_input(progress, output)
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
-        wishes = Wishes(asked.trim, least(asked.budget, affordable, step), output, asked.betas)
+        # A provider compacts what it is sent, so nothing is left out of that.
+        trim = asked.trim if progress.compaction is None else "off"
+        wishes = Wishes(trim, least(asked.budget, affordable, step), output, asked.betas)
         made = Asked(
             contents, route, facts, wishes, size, _salt(progress), self._weighing(progress, contents),
             received=None if contents is received else received,
@@ -176,9 +178,9 @@ class Composer:
     ) -> tuple[Asked, Plan]:
         """Plan for fewer input tokens than the budget where `most` says so; the record names the budget."""
         if most is None:
-            return asked, await self._plan(progress, asked, said, may_sum_up=may_sum_up)
+            return asked, await self.plan(progress, asked, said, may_sum_up=may_sum_up)
         wishes = replace(asked.wishes, budget=least(asked.wishes.budget, most))
-        plan = await self._plan(progress, replace(asked, wishes=wishes), said, may_sum_up=may_sum_up)
+        plan = await self.plan(progress, replace(asked, wishes=wishes), said, may_sum_up=may_sum_up)
         unlimited = await self._planner.budget(asked, progress.remembered)
         return asked, replace(plan, context=replace(plan.context, budget=unlimited))
 
@@ -192,7 +194,7 @@ class Composer:
         """Plan a call again that the provider refused for its length."""
         bound, asked = progress.thinking, replace(asked, wishes=wishes)
         if bound is None:
-            return Planned(asked, await self._plan(progress, asked, said), progress.showing, None)
+            return Planned(asked, await self.plan(progress, asked, said), progress.showing, None)
         return await bound.choose(bound.choice, progress.mode or "raw", self._replan(progress, bound, asked, said))
 
     def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
@@ -335,7 +337,7 @@ class Composer:
         showing, session = progress.showing, progress.session
         return showing is None or session is None or await self._results.keep(showing, session)
 
-    async def _plan(
+    async def plan(
         self, progress: Progress, asked: Asked, said: LengthLimit | None = None, *, may_sum_up: bool = True
     ) -> Plan:
         """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
@@ -402,7 +404,8 @@ class Composer:
             limit, why = progress.limit_to_set(call.fields, wire), "as the step has it"
         if limit is None and taken is not None and is_held and is_loose(call.fields, wire, provider.limit_field):
             limit, why = taken.whole, "as is held for it"
-        if limit is None or asks_no_answer(call.fields, wire):
+        # Clients give a compaction no limit, and one that is cut short is of no use to them.
+        if limit is None or progress.compaction is not None or asks_no_answer(call.fields, wire):
             return {}
         limit = min(limit, self._facts(progress.route).output or limit)
         if plan is not None and output_limit(call.fields, wire) is None:

@@ -37,6 +37,7 @@ from gateway.answers import Answers, TotalsComment, read_error
 from gateway.background import Background
 from gateway.budgeting import Budgets
 from gateway.calls import Incoming, Reply, SessionPolicy
+from gateway.compaction import Compactions
 from gateway.composing import Composer
 from gateway.core.context_budget import SummaryModel
 from gateway.core.errors import (
@@ -157,6 +158,18 @@ class Gateway:
             facts=facts,
             has_modes=limits.modes,
         )
+        self.compactions = Compactions(
+            store=store,
+            planner=planner,
+            composer=self.composer,
+            providers=providers,
+            facts=facts,
+            most=results.most,
+            is_away=lambda: settler.is_away,
+            new_id=new_id,
+            clock=clock,
+            wall=wall,
+        )
         self.sender = Sender(providers, upstreams, self.composer, self.steps, clock)
         secrets = [secret for one in providers.values() for secret in secrets_of(one)]
         comment = totals_comment if policy.stream_totals else None
@@ -229,6 +242,7 @@ class Exchange:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy, before)
             gateway.settler.check()
+        call = progress.call = await gateway.compactions.begin(progress, call)
         about = incoming.endpoint.about
         unsure = await self._go_where_it_is_kept(about) if about is not None else None
         try:
@@ -377,11 +391,13 @@ class Exchange:
         """The answer of the provider of the current route."""
         progress, gateway = self._p, self._gateway
         progress.is_too_long = False
+        if gateway.compactions.is_made_here(progress):
+            return await gateway.compactions.make(progress, call)
         gateway.steps.narrow(progress)
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)
-        return await gateway.sender.send(progress, call)
+        return await gateway.compactions.checked(progress, call, await gateway.sender.send(progress, call))
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results are shown shorter before a call is refused.

@@ -156,6 +156,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         dialects=row.dialects,
         allowed_tools=row.allowed_tools,
         reports_cost=row.reports_cost,
+        compaction=_compaction(row),
         guarded=guarded,
     )
 
@@ -164,8 +165,19 @@ def _limit_field(row: config.Provider) -> str:
     """How it names the limit of a chat answer: models of OpenAI that reason take the newer name alone."""
     if row.limit_field != "auto":
         return row.limit_field
-    host = urlsplit(row.base_url).hostname or ""
-    return "max_completion_tokens" if host.endswith(_NEWER_NAME) else "max_tokens"
+    return "max_completion_tokens" if _is_openais(row) else "max_tokens"
+
+
+def _compaction(row: config.Provider) -> bool | None:
+    """Return whether it compacts conversations; None if that is not known."""
+    if row.compaction is None:
+        return False if row.adapter == "litellm" else _is_openais(row) or None
+    return row.compaction
+
+
+def _is_openais(row: config.Provider) -> bool:
+    """Return whether it is a host of OpenAI or Azure."""
+    return (urlsplit(row.base_url).hostname or "").endswith(_NEWER_NAME)
 
 
 def agents_of(settings: config.Settings) -> dict[str, Agent]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from gateway.bound_thinking import BoundCall
 from gateway.budgeting import Book, Taken
@@ -60,6 +60,7 @@ class Progress:
         routes: the models that may answer it, at their providers, in the order in which they are tried.
         route: the one of them that is being tried, or that has answered.
         home: the first of them where nothing is known of the conversation but its model and its session.
+        compaction: how it asks that its conversation is compacted; None: it does not.
         kept_at: the provider that keeps the answer which the call goes on from; None where that is not known.
         others: models that the call tells its providers to call in the place of its own, at each of them.
         advisors: models that the call lets its own one ask, at each of its providers.
@@ -113,6 +114,7 @@ class Progress:
     routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
     home: Route = _NO_ROUTE
+    compaction: Literal["path", "trigger"] | None = None
     kept_at: str | None = None
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()

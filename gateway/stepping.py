@@ -113,6 +113,9 @@ class Steps:
             InvalidRequest: it names an agent that does not exist, or its tools cannot be read.
             ToolNotAllowed: what it offers does not go together with the step.
         """
+        if progress.compaction is not None:
+            # It calls no tools, and a choice among them would spoil it.
+            return
         agent, session, incoming = self._agent(progress), progress.session, progress.incoming
         if agent is None or session is None or incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return

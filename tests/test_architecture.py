@@ -51,6 +51,9 @@ ALLOWED = {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
         "bound_thinking",
     },
+    "compaction": {
+        *("core", "dialects", "upstream", "planning", "progress", "records", "composing", "answers", "lately"),
+    },
     "background": {"core", "dialects", "progress", "records"},
     "fetched": {"core", "stores", "background", "progress", "records", "telling"},
     "thinking_origins": {"core", "dialects", "progress"},
@@ -66,7 +69,7 @@ ALLOWED = {
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
-        *("stepping", "background", "fetched", "sending", "unanswered", "thinking_origins"),
+        *("stepping", "background", "fetched", "sending", "unanswered", "thinking_origins", "compaction"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this
@@ -187,6 +190,7 @@ TESTED_ELSEWHERE = {
     "bound_thinking": "e2e/test_thinking.py",
     "dialects.thinking_fields": "e2e/test_thinking.py",  # what is sent, and who is left alone
     "thinking_origins": "e2e/test_thinking_origins.py",
+    "compaction": "e2e/test_compaction.py",
     "background": "e2e/test_background.py",
     "fetched": "e2e/test_background.py",
     "dialects.earlier": "e2e/test_background.py",

@@ -120,6 +120,12 @@ class Provider(Section):
         description="Whether tool_choice may name some of the tools (allowed_tools, as OpenAI has it): then a step "
         "narrows a request without changing its list of tools, and so keeps the provider's prompt cache.",
     )
+    compaction: bool | None = Field(
+        None,
+        description="Whether it compacts conversations (/v1/responses with a compaction_trigger, "
+        "/v1/responses/compact). false: the gateway does. null: so at hosts of OpenAI and Azure, never with adapter "
+        "litellm; any other is asked, and the gateway compacts where it cannot.",
+    )
     reports_cost: bool = Field(
         default=False,
         description="Its usage says what a call costs, in USD, as OpenRouter (cost), xAI (cost_in_usd_ticks) or "
@@ -206,6 +212,8 @@ class Provider(Section):
     def _one_adapter(self) -> Provider:
         if self.adapter == "litellm" and self.tls != Tls():
             raise ValueError("tls is not for adapter litellm; set SSL_CERT_FILE in the environment")
+        if self.adapter == "litellm" and self.compaction:
+            raise ValueError("compaction: true is not for adapter litellm, which cannot translate it; leave it out")
         if self.adapter == "http" and (self.litellm or self.options):
             raise ValueError("litellm and options are for adapter: litellm")
         return self

@@ -98,8 +98,8 @@ class Sessions(Section):
         64,
         ge=0,
         le=2**20,
-        description="Full texts of tool results kept for a session (MiB); a result beyond it is shown as a table at "
-        "most. 0: none are kept.",
+        description="Full texts of tool results, and conversations that the gateway compacted, kept for a session "
+        "(MiB); a result beyond it is shown as a table at most. 0: none are kept.",
     )
     on_disconnect: Literal["drain", "cancel"] = Field(
         "drain", description="The client leaves: read the answer to its end for exact usage (at most drain_s), or stop."

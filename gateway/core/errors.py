@@ -136,6 +136,13 @@ class PayloadTooLarge(RequestFault):
     anthropic_type = "request_too_large"
 
 
+class CompactionUnknown(RequestFault):
+    """A compaction item that cannot be opened here: made elsewhere, expired or deleted."""
+
+    # OpenAI's, for items that it cannot read.
+    code = "invalid_encrypted_content"
+
+
 class ToolNotAllowed(RequestFault):
     """The tools offered are not what the step that the session is in, or its sequence, asks for."""
 

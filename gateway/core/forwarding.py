@@ -96,6 +96,7 @@ class Provider:
     one that may not be known there.
     `allowed_tools`: a request may name some of its tools as those that may be called.
     `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
+    `compaction`: it compacts conversations (Responses API); None: not known, so that it is asked first.
     `guarded`: no key that looks like another provider's is sent to it, even where `key_prefixes` is empty.
     """
 
@@ -108,6 +109,7 @@ class Provider:
     limit_field: str = "max_tokens"
     allowed_tools: bool = False
     reports_cost: bool = False
+    compaction: bool | None = None
     guarded: bool = False
     dialects: tuple[str, ...] | None = None
 

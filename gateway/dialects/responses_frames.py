@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.errors import GatewayError, InvalidRequest, PreviousNotFound
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
@@ -246,6 +247,10 @@ class AnswerFrames:
             return
         # Some hosts leave the items out of the last event.
         output = [item.copy() for item in response.output] if response.output else self._done
+        if any(_type_of(item) in COMPACTIONS for item in output):
+            # It replaces all that was said before it, the request for it included.
+            self.told = Told(response.id, _joined(*output))
+            return
         self.told = Told(response.id, _joined(said(create, before), *_sendable(output)))
 
     def _last(self, event_type: str, data: bytes, headers: Mapping[str, str]) -> str:
@@ -337,6 +342,13 @@ def _sendable(output: Sequence[Raw]) -> list[Raw]:
     """
     kept = [item for item in output if not _is_lost(item)]
     return kept if len(kept) == len(output) else [_without_id(item) for item in kept]
+
+
+def _type_of(item: Raw) -> str:
+    try:
+        return _ITEM.decode(item).type
+    except msgspec.MsgspecError:
+        return ""
 
 
 def _is_lost(item: Raw) -> bool:

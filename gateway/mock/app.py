@@ -37,6 +37,7 @@ _ENDPOINTS: Final = {
     ("POST", "/v1/completions"): Endpoint(completions.answer),
     ("POST", "/v1/embeddings"): Endpoint(embeddings.answer),
     ("POST", "/v1/responses"): Endpoint(responses.answer),
+    ("POST", "/v1/responses/compact"): Endpoint(responses.compact, scripted=False),
     ("POST", "/v1/responses/input_tokens"): Endpoint(responses.count_input, scripted=False),
     ("POST", "/v1/messages"): Endpoint(messages.answer),
     ("POST", "/v1/messages/count_tokens"): Endpoint(messages.count_input, scripted=False),

@@ -55,17 +55,6 @@ def reasoning_item(number: int, *, is_sealed: bool, is_done: bool) -> JsonObject
     return {**item, "encrypted_content": seal("reasoning", name)} if is_sealed and is_done else item
 
 
-def compaction_item(number: int, *, is_done: bool) -> JsonObject:
-    """Return the item that stands for the whole input; its ciphertext is empty while it is being made."""
-    name = f"cmp_mock{number}_0"
-    return {"id": name, "type": "compaction", "encrypted_content": seal("compaction", name) if is_done else ""}
-
-
-def is_compaction(items: Sequence[JsonObject]) -> bool:
-    """Return True if the request asks for a compaction of its input."""
-    return bool(items) and items[-1].get("type") == "compaction_trigger"
-
-
 def _check_ciphertext(items: Sequence[JsonObject]) -> None:
     """Refuse ciphertext that was changed, is another item's or another provider's."""
     for item in items:

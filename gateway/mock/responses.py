@@ -1,4 +1,4 @@
-"""OpenAI responses: `POST /v1/responses`, `POST /v1/responses/input_tokens`, and those made in the background.
+"""OpenAI responses: `POST /v1/responses`, its `/compact` and `/input_tokens`, and those made in the background.
 
 One of these is billed when it is asked for. It is queued at first, in progress when it is first fetched, and made when
 it is fetched again.
@@ -15,7 +15,7 @@ import msgspec
 from gateway.mock import openai_stream, response_rules, tokens
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
-from gateway.mock.strict import NO_RULES, StrictRules, rules_of
+from gateway.mock.strict import NO_RULES, StrictRules, rules_of, seal, unseal
 from gateway.mock.windows import check_response
 from gateway.mock.wire import (
     Answer,
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 #: Why an answer is incomplete, by finish reason in chat's words.
 _RUNNING: Final = ("queued", "in_progress")
+#: the item that asks for a compaction
+_TRIGGER: Final = "compaction_trigger"
+#: output tokens of a compaction
+_COMPACTION_TOKENS: Final = 20
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -77,6 +81,8 @@ def answer(exchange: Exchange) -> Answer:
     rules = rules_of(exchange.provider.strict, body.model)
     if rules is not NO_RULES:
         response_rules.check(rules, exchange.provider, decode(exchange.request.body, JsonObject), items)
+    if items and items[-1].get("type") == _TRIGGER and exchange.behaviour.compaction != "ignored":
+        return _compacted(exchange, body, prompt, len(items) - 1)
     ask = _ask(body, items)
     reply = response_rules.with_reasoning(rules, ask, decide(ask, exchange.turn, exchange.behaviour))
     counted = Usage(
@@ -87,12 +93,46 @@ def answer(exchange: Exchange) -> Answer:
     )
     usage = exchange.settle(counted)
     _store(exchange, body, said + reply.output_tokens)
-    shape = _Shape(exchange, body, reply, usage, _Form.of(rules, body, items))
+    shape = _Shape(exchange, body, reply, usage, form=_Form.of(rules, body))
     if body.background:
         exchange.provider.keep(_response_id(exchange), shape.running("in_progress"), shape.finished())
     if body.stream:
         return Stream(list(shape.frames()), body.model, usage)
     return Whole(shape.running("queued") if body.background else shape.finished(), body.model, usage)
+
+
+def compact(exchange: Exchange) -> Answer:
+    """Compact a conversation: the output that replaces it."""
+    if exchange.behaviour.compaction != "made":
+        raise ApiError(404, "Invalid URL (POST /v1/responses/compact)")
+    body = decode(exchange.request.body, ResponseRequest)
+    check_model(body.model)
+    _, sizes = _items(body)
+    usage = exchange.settle(Usage(sum(size for _, size in sizes) + _beside(body), _COMPACTION_TOKENS))
+    made: JsonObject = {
+        "id": _response_id(exchange),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [_compaction(exchange)],
+        "usage": _usage_json(usage),
+    }
+    return Whole(made, body.model, usage)
+
+
+def _compacted(exchange: Exchange, body: ResponseRequest, prompt: int, place: int) -> Answer:
+    """Answer a request that ends with a compaction trigger."""
+    if exchange.behaviour.compaction == "refused":
+        raise ApiError(400, f"Invalid value: '{_TRIGGER}'.", param=f"input[{place}]", code="invalid_value")
+    usage = exchange.settle(Usage(prompt, _COMPACTION_TOKENS))
+    shape = _Shape(exchange, body, Reply("", (), "stop", _COMPACTION_TOKENS), usage, compaction=_compaction(exchange))
+    if body.stream:
+        return Stream(list(shape.frames()), body.model, usage)
+    return Whole(shape.finished(), body.model, usage)
+
+
+def _compaction(exchange: Exchange) -> JsonObject:
+    name = f"cmp_mock{exchange.number}"
+    return {"id": name, "type": "compaction", "encrypted_content": seal("compaction", name)}
 
 
 def fetch(exchange: Exchange) -> Answer:
@@ -122,7 +162,11 @@ def _items(body: ResponseRequest) -> tuple[list[JsonObject], list[tuple[bytes, i
     if isinstance(body.input, str):
         size = tokens.count(body.input) + tokens.MESSAGE_TOKENS
         return [{"role": "user", "content": body.input}], [(body.input.encode(), size)]
-    return read_messages(body.input)
+    items, sizes = read_messages(body.input)
+    for item in items:
+        if item.get("type") == "compaction" and unseal(str(item.get("encrypted_content"))) is None:
+            raise ApiError(400, "The encrypted content could not be verified.", code="invalid_encrypted_content")
+    return items, sizes
 
 
 def _beside(body: ResponseRequest) -> int:
@@ -204,29 +248,39 @@ class _Form(NamedTuple):
     """That item brings its `encrypted_content`."""
     phases: bool
     """Its message has a `phase`."""
-    compaction: bool
-    """It is a compaction of the input, and nothing else."""
 
     @classmethod
-    def of(cls, rules: StrictRules, body: ResponseRequest, items: list[JsonObject]) -> _Form:
+    def of(cls, rules: StrictRules, body: ResponseRequest) -> _Form:
         """Return the form of the response to a request."""
         return cls(
             reasoning=rules.reasoning_items,
             ciphertext="reasoning.encrypted_content" in (body.include or ()),
             phases=rules.phases,
-            compaction=rules.reasoning_items and response_rules.is_compaction(items),
         )
+
+
+_PLAIN: Final = _Form(reasoning=False, ciphertext=False, phases=False)
 
 
 class _Shape:
     """One response in its wire format: at once, or as the events that build it up."""
 
-    def __init__(self, exchange: Exchange, body: ResponseRequest, reply: Reply, usage: Usage, form: _Form) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: ResponseRequest,
+        reply: Reply,
+        usage: Usage,
+        *,
+        form: _Form = _PLAIN,
+        compaction: JsonObject | None = None,
+    ) -> None:
         self._form = form
         self._exchange = exchange
         self._body = body
         self._reply = reply
         self._usage = usage
+        self._compaction = compaction
         self._created = int(time.time())
         self._numbers = count()
 
@@ -302,9 +356,9 @@ class _Shape:
 
     def _outputs(self, status: str) -> list[tuple[JsonObject, ToolCall | None]]:
         """The output items in a state (empty while in progress), each with its tool call if it is one."""
+        if self._compaction is not None:
+            return [(self._compaction, None)]
         opened, form, number = status == "in_progress", self._form, self._exchange.number
-        if form.compaction:
-            return [(response_rules.compaction_item(number, is_done=not opened), None)]
         found: list[tuple[JsonObject, ToolCall | None]] = []
         if form.reasoning:
             item = response_rules.reasoning_item(number, is_sealed=form.ciphertext, is_done=not opened)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 #: there and at the usual key; `twice` on the finish chunk and again on a trailing one.
 UsagePlacement = Literal["trailing", "none", "finish", "running", "groq", "groq_both", "twice"]
 
+Compaction = Literal["made", "refused", "ignored"]
+
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
@@ -39,6 +41,8 @@ class Behaviour:
     """Refuse a body with the field `stream_options`, as some servers do."""
     refuse_allowed_tools: bool = False
     """Refuse a `tool_choice` among some tools, as servers do that do not know it."""
+    compaction: Compaction = "made"
+    """Compact a conversation as OpenAI does, refuse to as servers do that do not know it, or ignore the trigger."""
     gzip: bool = False
     """Compress the answer, whatever the client accepts."""
     die: int | None = None
@@ -106,6 +110,12 @@ def _placement(value: str) -> UsagePlacement:
     return cast("UsagePlacement", value)
 
 
+def _compaction(value: str) -> Compaction:
+    if value not in get_args(Compaction):
+        raise ValueError(value)
+    return cast("Compaction", value)
+
+
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "delay": float,
     "interval": float,
@@ -113,6 +123,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "status": int,
     "retry_after": str,
     "usage": _placement,
+    "compaction": _compaction,
     "tokens": _pair,
     "window": int,
     "die": int,

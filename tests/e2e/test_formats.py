@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from gateway.mock import MockServer, Provider
+from gateway.mock.strict import seal
 from tests.conftest import StartGateway
 from tests.support.conversations import TASK, agent
 from tests.support.formats import Format
@@ -171,7 +172,7 @@ def test_what_a_compaction_stands_for_goes_first_or_does_not_count(
     compact = (
         {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
         if form.wire == "messages"
-        else {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
+        else {"type": "compaction", "id": "cmp_1", "encrypted_content": seal("compaction", "cmp_1")}
     )
     elements.insert(place, compact)
     behind, _ = form.pairs(elements[place:])

@@ -152,3 +152,39 @@ def test_a_conversation_grows_with_each_answer(client: openai.OpenAI, web: Http)
     assert [usage.input_tokens for usage in weights if usage is not None] == [6, 17, 28]
     assert web.send("POST", f"{PATH}/input_tokens", body).json["input_tokens"] == 39
     assert web.send("POST", PATH, body).json["conversation"] == {"id": "conv_1"}
+
+
+CONVERSATION: list[Any] = [{"role": "user", "content": "hi there"}]
+TRIGGER = {"type": "compaction_trigger"}
+
+
+def test_a_trigger_is_answered_with_one_compaction_item(web: Http, provider: Provider) -> None:
+    body = {"model": "m", "input": [*CONVERSATION, TRIGGER], "stream": True}
+    events = web.send("POST", PATH, body).events
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "output_item.done", "completed"
+    ]  # fmt: skip
+    [item] = events[-1]["response"]["output"]
+    assert item["type"] == "compaction"
+    assert item == events[3]["item"]
+    assert events[-1]["response"]["usage"]["total_tokens"] == provider.billed().total_tokens > 20
+
+
+def test_a_compaction_item_is_taken_back_and_a_foreign_one_refused(client: openai.OpenAI, web: Http) -> None:
+    [item] = client.responses.compact(model="m", input=CONVERSATION).output
+    taken = item.model_dump(exclude_none=True)
+    assert web.send("POST", PATH, {"model": "m", "input": [taken, *CONVERSATION]}).status == 200
+    refused = web.send("POST", PATH, {"model": "m", "input": [{**taken, "encrypted_content": "x"}]})
+    assert refused.status == 400
+    assert refused.json["error"]["code"] == "invalid_encrypted_content"
+
+
+def test_a_server_that_knows_no_compaction_refuses_it_or_answers_with_a_message(web: Http) -> None:
+    body, refused = {"model": "m", "input": [*CONVERSATION, TRIGGER]}, {"x-mock": "compaction=refused"}
+    answer = web.send("POST", PATH, body, refused)
+    assert answer.status == 400
+    assert "compaction_trigger" in answer.json["error"]["message"]
+    assert web.send("POST", f"{PATH}/compact", {"model": "m", "input": CONVERSATION}, refused).status == 404
+    ignored = web.send("POST", PATH, body, {"x-mock": "compaction=ignored"}).json
+    assert [item["type"] for item in ignored["output"]] == ["message"]
+    assert web.send("POST", PATH, body, {"x-mock": "compaction=else"}).status == 400

@@ -14,7 +14,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gateway.core.counting.families import Families, Family
-from gateway.core.errors import InvalidRequest
+from gateway.core.counting.parts import COMPACTIONS
+from gateway.core.errors import CompactionUnknown, InvalidRequest
 from gateway.core.values import dataclass
 from gateway.dialects.limits import thinking_within
 from gateway.upstream.litellm import blocks
@@ -310,6 +311,7 @@ def refuse_kept_elsewhere(body: Fields) -> None:
 
     Raises:
         InvalidRequest: there is such a reference.
+        CompactionUnknown: there is a compaction item, which the translation would leave out.
     """
     for name in _KEPT_ELSEWHERE:
         if body.get(name):
@@ -320,6 +322,12 @@ def refuse_kept_elsewhere(body: Fields) -> None:
             )
     items = body.get("input")
     for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") in COMPACTIONS:
+            raise CompactionUnknown(
+                "The input has a compaction item of another provider, which only that one can open. Start a new "
+                "conversation, or send the messages instead of the item.",
+                param="input",
+            )
         if isinstance(item, dict) and item.get("type") == "item_reference":
             raise InvalidRequest(
                 "An item_reference refers to what the provider of the Responses API keeps. Send the item itself.",

@@ -1,0 +1,294 @@
+"""Compaction in the Responses API: recognise a request for it, write the gateway's own result, and expand it again.
+
+Two requests ask for it. `POST /responses/compact` returns the output that replaces the conversation. In version 2 an
+ordinary `/responses` request ends with an item of the type `compaction_trigger`, and its response has exactly one
+`compaction` item (https://developers.openai.com/api/docs/guides/compaction, and Codex, compact_remote_v2.rs).
+
+An item of the gateway's own holds no text. Its `encrypted_content` is a handle: a keyed hash of the compacted items,
+which are in the store. Only an item with this prefix is expanded; those of providers are left as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.counting.parts import COMPACTIONS
+from gateway.core.errors import InvalidRequest
+from gateway.core.sse import data_of_events
+from gateway.core.values import dataclass
+from gateway.dialects.base import Call, named_event
+from gateway.dialects.contents import TOO_MUCH, is_far_too_much
+from gateway.dialects.fields import UNREADABLE, decode, join, write_fields
+from gateway.dialects.openai_responses import SKELETON
+
+#: path of the request in version 1
+COMPACT_PATH: Final = "responses/compact"
+_TRIGGER: Final = "compaction_trigger"
+_TRIGGER_MARK: Final = b'"compaction_trigger"'
+#: how a handle begins
+_PREFIX: Final = "gwc1_"
+_PREFIX_MARK: Final = b'"gwc1_'
+_HANDLE_BYTES: Final = 32
+_ID_DIGITS: Final = 32
+#: Roles of messages that clients keep beside a compaction item. Codex keeps those of users, up to 64,000 tokens.
+_KEPT_ROLES: Final = frozenset({"user", "developer", "system"})
+#: statuses of hosts that do not have the path
+_NO_SUCH_PATH: Final = frozenset({404, 405, 501})
+#: statuses of hosts that do not know the item
+_NO_SUCH_ITEM: Final = frozenset({400, 404, 422, 501})
+_MODEL_MISSING: Final = b"model_not_found"
+_ABOUT_COMPACTION: Final = b"compact"
+_NO_USAGE: Final[Mapping[str, object]] = {
+    "input_tokens": 0,
+    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+    "output_tokens": 0,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 0,
+}
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Item(msgspec.Struct):
+    """The fields of an input item that are looked at."""
+
+    type: str | None = None
+    encrypted_content: str | None = None
+
+
+class _Output(msgspec.Struct):
+    """The fields of a response that are looked at."""
+
+    output: list[_Item] = []
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+class _Event(msgspec.Struct):
+    """The fields of an event of a stream that are looked at."""
+
+    type: str | None = None
+    item: _Item | None = None
+    response: _Output | None = None
+
+
+_ITEM: Final = msgspec.json.Decoder(_Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A compaction by the gateway. `usage`: what a provider reported that was asked first and made none."""
+
+    handle: str
+    response_id: str
+    model: str
+    created_at: int
+    usage: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a provider's response holds. `items`: its compaction items; `usage`: as it reports it."""
+
+    items: int
+    is_error: bool
+    usage: Mapping[str, object] | None
+
+
+def asks_for_compaction(call: Call) -> bool:
+    """Return whether the last item of a request is a compaction trigger."""
+    # The mark is looked for first: hardly any request has it, and the body may be large.
+    if _TRIGGER_MARK not in call.body:
+        return False
+    items = _items(_input(call))
+    return bool(items) and _read(items[-1]).type == _TRIGGER
+
+
+def items_to_compact(call: Call) -> tuple[bytes, ...]:
+    """Return the input items of a request without its compaction trigger; a text becomes a user's message.
+
+    Raises:
+        InvalidRequest: there are none, or too many to be read.
+    """
+    array = _input(call)
+    if array.startswith(b'"'):
+        return (msgspec.json.encode({"type": "message", "role": "user", "content": decode(array)}),)
+    if is_far_too_much(array):
+        raise InvalidRequest(f"{TOO_MUCH} cannot be compacted.", param="input")
+    items = [bytes(item) for item in _items(array)]
+    found = tuple([item for item in items if _TRIGGER_MARK not in item or _read(item).type != _TRIGGER])
+    if not found:
+        raise InvalidRequest("The input has no items to compact. Send the conversation as a list.", param="input")
+    return found
+
+
+def handle_of(namespace: str, text: str) -> str:
+    """Return the handle of compacted items. It depends on their text and on who may open it.
+
+    A retry gives the same handle. 256 bits cannot be guessed, and a changed handle finds no text.
+    """
+    key = blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=_HANDLE_BYTES).digest()
+    hashed = blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=_HANDLE_BYTES)
+    return f"{_PREFIX}{hashed.hexdigest()}"
+
+
+def handles_in(call: Call) -> tuple[str, ...]:
+    """Return the handles of the gateway's own compaction items in a request, in order.
+
+    Raises:
+        InvalidRequest: there is one in an input with too many items to be read.
+    """
+    if _PREFIX_MARK not in call.body:
+        return ()
+    array = _input(call)
+    if is_far_too_much(array):
+        raise InvalidRequest(f"{TOO_MUCH} cannot be read, so that its compaction item is not expanded.", param="input")
+    return tuple([handle for item in _items(array) if (handle := _handle(item)) is not None])
+
+
+def expanded(call: Call, texts: Mapping[str, str]) -> Call:
+    """Return a request with the compacted items instead of the gateway's own compaction items.
+
+    A client may keep some messages in front of the item that are among the compacted ones. They are left out in front,
+    so that the model reads each once, where it was said.
+
+    `texts`: the compacted items of each handle, as a JSON array.
+    """
+    found: list[bytes] = []
+    for item in _items(_input(call)):
+        handle = _handle(item)
+        if handle is None:
+            found.append(bytes(item))
+            continue
+        compacted = [bytes(one) for one in _items(texts[handle].encode("utf-8", "surrogatepass"))]
+        known = {key for one in compacted if (key := _said(one)) is not None}
+        found = [one for one in found if _said(one) not in known]
+        found += compacted
+    fields = {**call.fields, "input": join(found)}
+    return replace(call, fields=fields, body=write_fields(fields, {}))
+
+
+def whole_response(made: Made) -> bytes:
+    """Return the response to a request of version 2 that is not streamed."""
+    return msgspec.json.encode(_response(made, "completed", [_item(made)]))
+
+
+def compacted_response(made: Made) -> bytes:
+    """Return the response to a request of version 1: the output that replaces the conversation."""
+    return msgspec.json.encode(
+        {
+            "id": made.response_id,
+            "object": "response.compaction",
+            "created_at": made.created_at,
+            "output": [_item(made)],
+            "usage": made.usage or _NO_USAGE,
+        }
+    )
+
+
+def streamed_response(made: Made) -> bytes:
+    """Return the events of the response to a request of version 2."""
+    item, begun = _item(made), _response(made, "in_progress", [])
+    events: list[dict[str, object]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": _response(made, "completed", [item])},
+    ]
+    return b"".join(named_event({**event, "sequence_number": number}) for number, event in enumerate(events))
+
+
+def compaction_in(body: bytes) -> Found:
+    """Return what a provider's response holds, streamed or not, of which all was read."""
+    if body.lstrip().startswith(b"{"):
+        response = _output(body)
+        return _found(response.output, response, is_error=response.error is not None)
+    done: list[_Item] = []
+    last, is_error = _Output(), False
+    for data in data_of_events(body):
+        try:
+            event = msgspec.json.decode(data, type=_Event)
+        except UNREADABLE:
+            continue
+        is_error = is_error or event.type in ("error", "response.failed")
+        if event.type == "response.output_item.done" and event.item is not None:
+            done.append(event.item)
+        if event.response is not None:
+            last = event.response
+    return _found(done, last, is_error=is_error)
+
+
+def is_unsupported(status: int, body: bytes, *, is_path: bool) -> bool:
+    """Return whether a refusal says that the host makes no compaction. `is_path`: it was asked by path (version 1)."""
+    if is_path and status in _NO_SUCH_PATH:
+        return _MODEL_MISSING not in body
+    return status in _NO_SUCH_ITEM and _ABOUT_COMPACTION in body
+
+
+def _found(items: Sequence[_Item], response: _Output, *, is_error: bool) -> Found:
+    count = sum(item.type in COMPACTIONS for item in items)
+    return Found(count, is_error, response.usage)
+
+
+def _output(body: bytes) -> _Output:
+    try:
+        return msgspec.json.decode(body, type=_Output)
+    except UNREADABLE:
+        return _Output()
+
+
+def _response(made: Made, status: str, output: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    usage = (made.usage or _NO_USAGE) if status == "completed" else None
+    known = {"id": made.response_id, "created_at": made.created_at, "model": made.model, "store": False}
+    return {**SKELETON, "incomplete_details": None, **known, "status": status, "output": output, "usage": usage}
+
+
+def _item(made: Made) -> dict[str, object]:
+    name = made.handle.removeprefix(_PREFIX)[:_ID_DIGITS]
+    return {"id": f"cmp_{name}", "type": "compaction", "encrypted_content": made.handle}
+
+
+def _input(call: Call) -> bytes:
+    return bytes(call.fields.get("input", b"[]"))
+
+
+def _items(array: bytes) -> list[msgspec.Raw]:
+    if is_far_too_much(array):
+        return []
+    try:
+        return _LIST.decode(array)
+    except UNREADABLE:
+        return []
+
+
+def _read(item: bytes | msgspec.Raw) -> _Item:
+    try:
+        return _ITEM.decode(item)
+    except UNREADABLE:
+        return _Item()
+
+
+def _handle(item: msgspec.Raw) -> str | None:
+    if _PREFIX_MARK not in bytes(item):
+        return None
+    read = _read(item)
+    content = read.encrypted_content
+    return content if read.type in COMPACTIONS and content is not None and content.startswith(_PREFIX) else None
+
+
+def _said(item: bytes) -> str | None:
+    """Return what identifies a message by its role and content; None for other items and for the model's messages."""
+    if b'"role"' not in item:
+        return None
+    message = decode(item)
+    if not isinstance(message, dict) or message.get("role") not in _KEPT_ROLES:
+        return None
+    content = message.get("content")
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    return json.dumps([message["role"], parts], sort_keys=True)
