@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
-from checks import GATEWAY, KEY, MODEL, run, settled
+from checks import GATEWAY, KEY, MODEL, get, run, settled
 from programs import ASK, SLOW_ANSWER, Program, check_session
 
 CONFIG = f"""
@@ -65,6 +65,22 @@ def cancel() -> None:
     check_session(thread(), least_calls=5)
 
 
+def compaction() -> None:
+    """A provider of this name is asked to compact; the built-in one refuses here, and the gateway does it."""
+    provider = (
+        f'model_providers.compacting={{name="OpenAI", base_url="{GATEWAY}/v1", wire_api="responses", '
+        'env_key="OPENAI_API_KEY", http_headers={"x-mock" = "compaction=refused"}}'
+    )
+    options = ("-c", provider, "-c", 'model_provider="compacting"', "-c", "model_auto_compact_token_limit=1000")
+    begun = program().run(*EXEC, *options, ASK)
+    thread = next(json.loads(line)["thread_id"] for line in begun.splitlines() if "thread.started" in line)
+    said = program().run(*EXEC, *options, "resume", thread, "And again.")
+    assert "turn.completed" in said, said
+    notes = [call["notes"] for call in get(f"{GATEWAY}/api/sessions/{thread}/calls", KEY)["calls"]]
+    assert any("made by the gateway" in one.get("compaction", "") for one in notes), notes
+    settled()
+
+
 def base_url() -> None:
     """As its own provider it speaks over a WebSocket."""
     address = f'openai_base_url="{GATEWAY}/v1"'
@@ -75,4 +91,4 @@ def base_url() -> None:
     settled()
 
 
-run(responses_stream_tools, session, session_resumed, cancel, base_url)
+run(responses_stream_tools, session, session_resumed, cancel, compaction, base_url)
