@@ -258,12 +258,14 @@ class Accounts:
         asked = progress.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
         asked = asked or default_limit(fields, wire)
         asked = min(asked, MOST) if asked is not None else None
-        tokens = plan.safe_tokens if plan is not None else _unweighed(progress, call)
+        tokens, expected = _unweighed(progress, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
         can_end = can_end and not progress.is_fetched_later
         kept = progress.kept_by(*ahead)
+        # The expected tokens of a plan include what the provider keeps; its safe tokens do not.
+        expected += kept if plan is None else 0
         outputs = [facts.output for facts in known]
         rates = self._rates(progress, call, ahead, tokens + kept)
         return Need(
@@ -284,6 +286,7 @@ class Accounts:
             goes_on=progress.is_fetched_later,
             # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
+            expected=expected,
         )
 
     def _rates(self, progress: Progress, call: Call, ahead: Sequence[Route], tokens: int) -> list[Rate | None]:
@@ -447,15 +450,22 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
     return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
-def _unweighed(progress: Progress, call: Call) -> int:
-    """Input tokens to hold for a call that is not weighed; 0 without a budget, as reading megabytes takes time."""
+def _unweighed(progress: Progress, call: Call) -> tuple[int, int]:
+    """Return the input tokens to hold for a call that is not counted exactly, and those it is expected to have.
+
+    Both are 0 without a budget, as reading megabytes takes time.
+    """
     if not progress.book.budgets:
-        return 0
+        return 0, 0
     if not call.fields and progress.incoming.endpoint.estimated:
-        return _unread(call.body)
-    tokens = ceil(text_estimate(progress) * _UNWEIGHED_MARGIN)
-    # In a conversation that is too much to be weighed, brackets and numbers are billed as well.
-    return tokens if progress.incoming.endpoint.wire is None else max(tokens, ceil(len(call.body) / _UNREAD_BYTES))
+        unread = _unread(call.body)
+        return unread, unread
+    expected = text_estimate(progress)
+    tokens = ceil(expected * _UNWEIGHED_MARGIN)
+    # In a conversation that is too long to be counted, brackets and numbers are billed as well.
+    if progress.incoming.endpoint.wire is not None:
+        tokens = max(tokens, ceil(len(call.body) / _UNREAD_BYTES))
+    return tokens, expected
 
 
 def _unread(body: bytes) -> int:

@@ -179,9 +179,14 @@ class Records:
         )
 
     def lost(self, progress: Progress, need: Need) -> CallRecord:
-        """The record of a call should its worker be gone before it is settled: it was sent, and is paid for."""
-        usage = Usage.of(need.input_tokens, 0)
-        charge = Charge(usage, "estimated", need.rate.input * need.input_tokens if need.rate is not None else None)
+        """Return the record of a call in case its worker ends before it settles the call.
+
+        It is charged the expected input. The margin of the hold is for a budget that must not be exceeded; nobody
+        bills it.
+        """
+        tokens = need.input_tokens if need.expected is None else need.expected
+        cost_usd = need.rate.input * tokens if need.rate is not None else None
+        charge = Charge(Usage.of(tokens, 0), "estimated", cost_usd)
         # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
         return self._record(progress, Answer(), charge, spent_by(charge, self._cached_weight), is_lost=True)
 

@@ -121,6 +121,29 @@ async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_worke
     assert stands.used.calls == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", STREAM),
+        ("completions", b'{"model":"m","prompt":"Name one river in Egypt, and one lake in Kenya."}'),
+        ("embeddings", b'{"model":"m","input":"Name one river in Egypt, and one lake in Kenya."}'),
+    ],
+)
+async def test_an_orphaned_call_is_charged_the_expected_input_and_not_the_margin_that_was_held(
+    path: str, body: bytes
+) -> None:
+    world = world_of()
+    opened = watched(world)
+    await world.call(world.incoming(body, path))
+    [held] = opened
+    lost, context = held.as_lost(), world.record.context
+    assert lost.charge is not None
+    expected = lost.charge.usage.input_tokens
+    assert 0 < expected < held.hold.fixed.tokens, "the hold has a margin"
+    assert context is None or expected == context.tokens
+    assert lost.spent.tokens == expected
+
+
 @pytest.mark.parametrize(("limits", "is_all"), [(Limits(tokens=1_000_000), True), (Limits(calls=9), False)])
 async def test_all_that_was_held_for_an_answer_in_the_background_is_spent_where_its_worker_is_lost(
     limits: Limits, is_all: bool

@@ -165,6 +165,7 @@ class Need:
         output: tokens to which the call itself limits each answer; None where it does not.
         model_output: tokens that an answer of the model can have; None where nobody knows.
         room: tokens that its window leaves beside the input; None: nobody knows its window, or it leaves nothing.
+        expected: input tokens that the provider is expected to bill, without a safety margin; None: `input_tokens`.
         least_output: the least limit of an answer, in tokens, that can be set; 0: any can.
         answers: how many answers it asks for.
         has_output: whether the answer is paid by its tokens at all.
@@ -189,6 +190,7 @@ class Need:
     goes_on: bool = False
     least_output: int = 0
     room: int | None = None
+    expected: int | None = None
 
 
 def room_in(window: int | None, tokens: int) -> int | None:

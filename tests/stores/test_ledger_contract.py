@@ -595,6 +595,17 @@ async def test_what_a_lost_call_had_delivered_is_charged(store: Store, hold: Mak
     assert await used_and_held(store) == (Amount(52, 42_000), NOTHING)
 
 
+async def test_an_orphaned_call_may_be_charged_less_than_its_hold(store: Store, hold: Make, moments: Time) -> None:
+    opened = hold(claim(S, 1_000), claim(KEY, 1_000), fixed=Amount(90, 9, 1))
+    opened = replace(opened, lost=replace(opened.lost, spent=Amount(70, 7, 1)))
+    await granted(store, opened)
+    moments.go_on(LEASE_S + 2)
+    [found] = await soon(store.overdue(10))
+    assert found.hold.fixed == Amount(90, 9, 1)
+    await soon(store.settle(found.as_lost()))
+    assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(70, 7, 1), NOTHING)
+
+
 async def test_a_clock_that_was_set_back_or_ahead_neither_ends_nor_prolongs_a_lease(
     embedded: Store, hold: Make, moments: Time
 ) -> None:
