@@ -132,6 +132,9 @@ class Gateway:
             estimate_missing=policy.estimate_missing,
             cost_reporters=frozenset(name for name, one in providers.items() if one.reports_cost),
             named_at=routes.named_at,
+            billed_refusals={
+                name: one.billed_refusals for name, one in providers.items() if one.billed_refusals is not None
+            },
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
         self.background = Background(store, records, routes, wall)

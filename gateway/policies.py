@@ -157,6 +157,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         allowed_tools=row.allowed_tools,
         reports_cost=row.reports_cost,
         compaction=_compaction(row),
+        billed_refusals=row.billed_refusals,
         guarded=guarded,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -21,9 +21,13 @@ from gateway.core.usage import Charge, Usage, UsageSource
 from gateway.dialects.base import Answer, Call
 from gateway.dialects.elsewhere import kept_answer, left_behind
 from gateway.dialects.limits import service_tier
+from gateway.dialects.refusals import as_billed
 from gateway.dialects.texts import as_name, estimate, token_ids
 from gateway.progress import CLIENT_CLOSED, Progress
 
+#: the note on what a call used and its provider does not bill
+_UNBILLED: Final = "unbilled"
+_ALL_BILLED: Final[Mapping[str, Collection[str]]] = {}
 #: outcomes of calls that nobody waited for to the end
 _LEFT: Final = frozenset[Outcome]({"client_left", *CUTS})
 #: what stands behind a model's name in that of one of its versions: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
@@ -35,7 +39,8 @@ class Records:
 
     `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether a side of which
     nothing is reported is estimated, or counts as nothing; `cost_reporters`: providers that say what a call costs;
-    `named_at`: the model that a provider calls by a name.
+    `named_at`: the model that a provider calls by a name; `billed_refusals`: by provider, the categories of a refusal
+    before any output that it bills, where it does not bill all.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Records:
         estimate_missing: bool,
         cost_reporters: Container[str] = (),
         named_at: Callable[[str, str], Route] = Route,
+        billed_refusals: Mapping[str, Collection[str]] = _ALL_BILLED,
     ) -> None:
         self._facts = facts
         self._clock = clock
@@ -54,15 +60,26 @@ class Records:
         self._estimate_missing = estimate_missing
         self._cost_reporters = cost_reporters
         self._named_at = named_at
+        self._billed_refusals = billed_refusals
 
     def of(self, progress: Progress) -> CallRecord:
         """The record of a call that ends now."""
-        answer = answer_of(progress)
+        answer = self._as_billed(progress, answer_of(progress))
         charge = self._charge(progress, answer)
         record = self._record(progress, answer, charge, self._spent(progress, charge, answer))
         if charge is None or not _goes_on(progress, answer):
             return record
         return self._pending(progress, record, answer)
+
+    def _as_billed(self, progress: Progress, answer: Answer) -> Answer:
+        """Return the answer with the usage that its provider bills; the record's note `unbilled` says what is not."""
+        categories = self._billed_refusals.get(progress.route.provider)
+        if categories is None:
+            return answer
+        billed, note = as_billed(answer, categories)
+        if note is not None:
+            progress.notes[_UNBILLED] = f"not billed by {progress.route.provider}: {as_name(note)}"
+        return billed
 
     @staticmethod
     def _pending(progress: Progress, record: CallRecord, answer: Answer) -> CallRecord:
@@ -199,6 +216,9 @@ class Records:
         reported = answer.usage
         if reported is not None and reported.has_tokens:
             usage, source = reported.complete(*self._estimates(progress, answer))
+            if _UNBILLED in progress.notes and not (usage.total_tokens or reported.searches):
+                # It costs nothing at any price, known or not.
+                return Charge(usage, source, Decimal(0))
             return Charge(usage, source, self._cost(progress, usage, answer))
         # A stream that failed says nothing of an answer that its provider goes on with.
         failed_empty = answer.error and not answer.output_estimate and not (answer.id and _goes_on(progress, answer))

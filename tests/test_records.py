@@ -300,6 +300,39 @@ def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(
     assert record.spent.nano_usd == 20_000_000
 
 
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def of_refuser(price: Price | None = PRICE, **billed: tuple[str, ...]) -> Records:
+    return Records(
+        lambda _: ModelFacts(price=price),
+        lambda: 7.0,
+        cached_weight=1.0,
+        estimate_missing=True,
+        billed_refusals=billed,
+    )
+
+
+REFUSED = Answer(Reported(412, 0, None), finish_reason="refusal", refusal="cyber")
+
+
+@pytest.mark.parametrize("price", [PRICE, None])
+def test_a_refusal_that_is_not_billed_counts_as_a_call_and_nothing_more(world: World, price: Price | None) -> None:
+    record = of_refuser(price, q=("bio",)).of(answered(world, REFUSED))
+    assert record.charge == Charge(Usage(), "provider", Decimal(0))
+    assert record.spent == Amount(0, 0, 1)
+    assert record.last_turn is None
+    assert record.notes["unbilled"] == "not billed by q: refused before any output (cyber): 412 input tokens"
+
+
+def test_a_refusal_is_charged_as_reported_where_nothing_says_that_its_provider_does_not_bill_it(world: World) -> None:
+    for of in (of_refuser(), of_refuser(another=()), of_refuser(q=("cyber",))):
+        record = of.of(answered(world, REFUSED))
+        assert record.charge is not None
+        assert record.charge.usage.input_tokens == 412
+        assert "unbilled" not in record.notes
+
+
 # --- service tiers ------------------------------------------------------------------------------------------------
 
 

@@ -131,6 +131,11 @@ class Provider(Section):
         description="Its usage says what a call costs, in USD, as OpenRouter (cost), xAI (cost_in_usd_ticks) or "
         "Perplexity (cost.total_cost) write it: that is charged instead of list prices. Not read with adapter litellm.",
     )
+    billed_refusals: tuple[str, ...] | None = Field(
+        None,
+        description="Categories (stop_details.category) of a refusal before any output that it bills, as Anthropic "
+        "does; one of another category, or of none, costs nothing. null: every call is charged as its usage says.",
+    )
 
     @field_validator("key")
     @classmethod

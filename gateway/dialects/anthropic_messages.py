@@ -24,6 +24,8 @@ _TEXT_FIELDS: Final = ("system", "messages", "tools")
 _DELTA_TEXTS: Final = ("text", "partial_json", "content")
 #: what the end of a stream may say again of how it is billed
 _TIERED: Final = frozenset({"speed", "inference_geo"})
+#: the block at which one model's output ends, as it refused, and another one's begins
+_FALLBACK: Final = "fallback"
 #: a tool of the client, of Anthropic's servers, of an MCP server
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
 #: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
@@ -161,7 +163,7 @@ class MessagesReader(AtOnceReader[_Event]):
         if not isinstance(message, dict):
             return
         self._head(message, input_side_only=False)
-        self._gathered.ended(message.get("stop_reason"))
+        self._stopped(message)
         content = message.get("content")
         for block in content if isinstance(content, list) else ():
             self._block(block, None)
@@ -187,10 +189,17 @@ class MessagesReader(AtOnceReader[_Event]):
         if isinstance(usage, dict) and not _TIERED.isdisjoint(usage):
             self._billed = {**self._billed, **usage}
             self._gathered.head(None, _tier(self._billed))
-        reason = delta.get("stop_reason") if isinstance(delta, dict) else None
-        if isinstance(reason, str):
-            self._has_stopped = True
-            self._gathered.ended(reason)
+        if isinstance(delta, dict):
+            self._has_stopped = isinstance(delta.get("stop_reason"), str) or self._has_stopped
+            self._stopped(delta)
+
+    def _stopped(self, said: dict[str, Any]) -> None:
+        """Take why the answer ended, and the category of a refusal."""
+        self._gathered.ended(said.get("stop_reason"))
+        details = said.get("stop_details")
+        category = details.get("category") if isinstance(details, dict) else None
+        if isinstance(category, str):
+            self._gathered.refusal = category
 
     def _begin(self, value: dict[str, Any]) -> None:
         index = value.get("index")
@@ -206,6 +215,8 @@ class MessagesReader(AtOnceReader[_Event]):
         self._thinking = 0.0
         if not isinstance(block, dict):
             return
+        if block.get("type") == _FALLBACK:
+            self._handed_over(block)
         if block.get("type") in _TOOL_BLOCKS:
             key = str(index) if index is not None else None
             self._gathered.tool(block.get("name"), key, one_of=block.get("server_name"))
@@ -217,6 +228,12 @@ class MessagesReader(AtOnceReader[_Event]):
             self._gathered.weigh(content)
         self._think(block)
         self._gathered.weigh_opaque(block.get("data"))
+
+    def _handed_over(self, block: dict[str, Any]) -> None:
+        """Take that a model refused and another one goes on."""
+        trigger, to = block.get("trigger"), block.get("to")
+        category = trigger.get("category") if isinstance(trigger, dict) else None
+        self._gathered.declined(category, to.get("model") if isinstance(to, dict) else None)
 
     def _delta(self, delta: Any) -> None:
         if not isinstance(delta, dict):

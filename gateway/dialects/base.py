@@ -61,6 +61,8 @@ class Answer:
     `id`: under which its provider may keep it, where that is so in the format.
     `is_seen`: False where it delivered sound or pictures that nobody here weighs.
     `sets`: of each of the tools the MCP server or namespace that it is one of, where the answer says so.
+    `refusal`: the category of the refusal that it ended with; None where it names none.
+    `declined`: the same of each model that refused before another one went on, in order.
     """
 
     usage: Reported | None = None
@@ -73,6 +75,8 @@ class Answer:
     error: bool = False
     id: str | None = None
     is_seen: bool = True
+    refusal: str | None = None
+    declined: tuple[str | None, ...] = ()
 
 
 class Verdict(enum.Enum):

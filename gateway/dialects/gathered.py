@@ -21,8 +21,8 @@ class Gathered:
     """What was read of an answer so far: the first model that it names, and the last of every other name."""
 
     __slots__ = (
-        *("_ids", "_model", "_output", "_sound", "_tools"),
-        *("error", "finish_reason", "id", "is_seen", "service_tier", "usage"),
+        *("_declined", "_ids", "_model", "_output", "_sound", "_tools"),
+        *("error", "finish_reason", "id", "is_seen", "refusal", "service_tier", "usage"),
     )
 
     def __init__(self) -> None:
@@ -39,6 +39,8 @@ class Gathered:
         self._ids: dict[object, str] = {}
         self._output = 0.0
         self._sound = Sound()
+        self.refusal: str | None = None
+        self._declined: list[str | None] = []
 
     def head(self, model: object, service_tier: object) -> None:
         """Take what an answer says of itself; what is no text says nothing."""
@@ -51,6 +53,13 @@ class Gathered:
         """Take why it ended."""
         if isinstance(reason, str):
             self.finish_reason = reason
+
+    def declined(self, category: object, model: object) -> None:
+        """Take that a model refused, and why; `model`: the one that goes on."""
+        if len(self._declined) < MAX_TOOLS:
+            self._declined.append(category if isinstance(category, str) else None)
+        if isinstance(model, str) and model:
+            self._model = model
 
     def failed(self, error: object) -> None:
         """Take what it says of an error; what is empty, or holds nothing but nulls, says that there is none."""
@@ -151,4 +160,6 @@ class Gathered:
             error=self.error,
             id=self.id,
             is_seen=self.is_seen,
+            refusal=self.refusal,
+            declined=tuple(self._declined),
         )

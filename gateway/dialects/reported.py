@@ -65,6 +65,10 @@ _TOP_LEVEL: Final = frozenset(
 #: passes of another model, and of one that sums up the conversation
 _ADVICE: Final = "advisor_message"
 _COMPACTION: Final = "compaction"
+#: the pass of a model that answered because the requested one refused
+_FALLBACK: Final = "fallback_message"
+#: passes that belong to an attempt to answer
+_OF_ATTEMPTS: Final = ("message", _FALLBACK)
 #: how many times the output reasoning is that stands beside it, whatever the total says
 _NO_PART: Final = 2
 #: USD; what is above it is not taken for the cost of one call
@@ -97,6 +101,9 @@ class Reported:
     #: What the request weighed as it was sent, where passes are listed; 0 where that does not tell what the next one
     #: will weigh. None: it is all of the input.
     request_tokens: int | None = None
+    #: Where passes are listed, what each attempt to answer used, and its model: the next attempt begins where another
+    #: model takes over.
+    attempts: tuple[tuple[str | None, Usage], ...] = ()
 
     @property
     def has_tokens(self) -> bool:
@@ -136,11 +143,12 @@ class Reported:
 class UsageReader:
     """Collects the usage objects of one answer; a stream may carry many."""
 
-    __slots__ = ("_cost_usd", "_fields", "_named", "_request_tokens")
+    __slots__ = ("_attempts", "_cost_usd", "_fields", "_named", "_request_tokens")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
         self._named: dict[str, dict[str, int]] = {}
+        self._attempts: list[tuple[str | None, dict[str, int]]] = []
         self._cost_usd: Decimal | None = None
         self._request_tokens: int | None = None
 
@@ -157,7 +165,7 @@ class UsageReader:
         if isinstance(iterations, list):
             passes = _sum_of_passes(iterations)
             fields |= passes
-            self._named = _by_model(iterations)
+            self._named, self._attempts = _by_model(iterations), _attempts(iterations)
             self._request_tokens = _first_pass(iterations) if passes else None
         if input_side_only:
             fields.pop("output_tokens", None)
@@ -203,9 +211,9 @@ class UsageReader:
         found = _reported(self._fields, self._cost_usd)
         if found is None or not (self._named or self._request_tokens is not None):
             return found
-        parts = ((name, _reported(fields)) for name, fields in self._named.items())
-        named = tuple([(name, part.complete(0, 0)[0]) for name, part in parts if part is not None])
-        return replace(found, named=named, request_tokens=self._request_tokens)
+        named = tuple([(name, used) for name, fields in self._named.items() if (used := _used(fields)) is not None])
+        attempts = tuple([(name, used) for name, fields in self._attempts if (used := _used(fields)) is not None])
+        return replace(found, named=named, request_tokens=self._request_tokens, attempts=attempts)
 
 
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Reported | None:
@@ -235,6 +243,12 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         fields.get("server_tool_use.web_search_requests", 0) + fields.get("web_search.num_requests", 0),
         fields.get("image_gen.total_tokens", 0),
     )
+
+
+def _used(fields: Mapping[str, int]) -> Usage | None:
+    """Return what some passes used, or None where they say nothing of it."""
+    part = _reported(fields)
+    return part.complete(0, 0)[0] if part is not None else None
 
 
 def _input_side(
@@ -282,10 +296,11 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
 def _first_pass(iterations: list[object]) -> int:
     """The input of the first pass of the call's own model, which has what was sent; later ones have more, or less.
 
-    0 where the conversation was compacted: a pass that reads all of it says nothing of what is left.
+    0 where the conversation was compacted: a pass that reads all of it says nothing of what is left. So does a first
+    pass of another model, which counts tokens in its own way.
     """
     passes = [entry for entry in iterations if isinstance(entry, dict) and entry.get("type") != _ADVICE]
-    if not passes or any(entry.get("type") == _COMPACTION for entry in passes):
+    if not passes or any(entry.get("type") == _COMPACTION for entry in passes) or passes[0].get("type") == _FALLBACK:
         return 0
     first = _reported(_counts(passes[0]))
     return (first.input_tokens or 0) if first is not None else 0
@@ -298,6 +313,19 @@ def _by_model(iterations: list[object]) -> dict[str, dict[str, int]]:
         if isinstance(entry, dict) and isinstance(name := entry.get("model"), str):
             passes.setdefault(name, []).append(entry)
     return {name: _sum_of_passes(mine) for name, mine in passes.items()}
+
+
+def _attempts(iterations: list[object]) -> list[tuple[str | None, dict[str, int]]]:
+    """Return the model and the sums of each attempt to answer: passes in a row of one model are one attempt."""
+    found: list[tuple[str | None, list[object]]] = []
+    for entry in iterations:
+        if isinstance(entry, dict) and entry.get("type") in _OF_ATTEMPTS:
+            name = entry.get("model")
+            model = name if isinstance(name, str) else None
+            if not found or found[-1][0] != model:
+                found.append((model, []))
+            found[-1][1].append(entry)
+    return [(model, _sum_of_passes(passes)) for model, passes in found]
 
 
 def _cost(usage: Mapping[str, object]) -> Decimal | None:

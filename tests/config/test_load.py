@@ -71,6 +71,12 @@ def test_every_built_in_provider_is_there_and_every_built_in_route_leads_to_one(
     assert {provider for _, provider in BUILT_IN_ROUTES} <= set(providers)
 
 
+def test_refusals_that_are_not_billed_are_documented_for_the_api_of_anthropic_alone(loaded: Load) -> None:
+    providers = loaded("providers: {anthropic: {base_url: http://127.0.0.1:1/v1}}").settings.providers
+    told = {name: one.billed_refusals for name, one in providers.items() if one.billed_refusals is not None}
+    assert told == {"anthropic": ("bio", "frontier_llm", "reasoning_extraction")}
+
+
 def test_the_servers_of_this_machine_get_no_credential_and_are_on_it(loaded: Load) -> None:
     providers = loaded().settings.providers
     local = {name for name, row in providers.items() if row.base_url.startswith("http://127.0.0.1:")}

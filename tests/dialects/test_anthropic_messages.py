@@ -244,6 +244,37 @@ def test_thinking_that_nobody_can_read_weighs_by_its_length() -> None:
     assert answer_to(*read).output_estimate == 200
 
 
+def handed_over(category: str | None, model: str, index: int = 0) -> dict[str, Any]:
+    trigger = {"type": "refusal", "category": category}
+    return block("fallback", index, **{"from": {"model": "claude"}, "to": {"model": model}, "trigger": trigger})
+
+
+def test_why_a_model_refused_is_read_whole_and_in_a_stream() -> None:
+    details = {"type": "refusal", "category": "cyber"}
+    whole = {"stop_reason": "refusal", "stop_details": details}
+    streamed = {"type": "message_delta", "delta": whole, "usage": {"output_tokens": 0}}
+    for found in (DIALECT.answer(json.dumps(whole).encode()), answer_to(start(), streamed)):
+        assert (found.finish_reason, found.refusal) == ("refusal", "cyber")
+    for nothing in (
+        {},
+        {"stop_details": None},
+        {"stop_details": {"category": None}},
+        {"stop_details": {"category": 7}},
+    ):
+        assert answer_to({"type": "message_delta", "delta": {"stop_reason": "refusal", **nothing}}).refusal is None
+
+
+def test_where_a_model_refused_and_another_one_goes_on_it_is_that_one_that_answers() -> None:
+    blocks = [handed_over("bio", "second"), stop(), handed_over(None, "third", 1), stop(1)]
+    content = [one["content_block"] for one in blocks if "content_block" in one]
+    whole = DIALECT.answer(json.dumps({"model": "third", "content": content}).encode())
+    for found in (whole, answer_to(start(), *blocks)):
+        assert (found.declined, found.model, found.refusal) == (("bio", None), "third", None)
+    unread = [block("fallback"), block("fallback", trigger=7, to=7), block("fallback", trigger={}, to={"model": 7})]
+    assert answer_to(start(), *unread).declined == (None, None, None)
+    assert answer_to(start(), *unread).model == "claude"
+
+
 @pytest.mark.parametrize("event", [{"type": "error"}, {"type": "error", "error": {"message": "x"}}, {"error": "x"}])
 def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
     assert answer_to(start(), event).error
