@@ -28,7 +28,17 @@ _LONGEST_MODEL_NAME: Final = 256
 #: how a path of no model is called in a refusal
 _NO_MODEL: Final = "a path that names no model"
 #: fields by which a provider is told what to call in the place of the model
-_OTHER_MODELS: Final = ("models", "fallbacks")
+_FALLBACKS: Final = "fallbacks"
+_OTHER_MODELS: Final = ("models", _FALLBACKS)
+#: The models that Anthropic may ask after a refusal where a request asks for `fallbacks: "default"`, by the model that
+#: refused. Which one it is depends on the category of the refusal.
+#: https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback and the pages on each model
+_DEFAULT: Final = "default"
+_DEFAULT_FALLBACKS: Final = (
+    ("*haiku*", ()),
+    ("*sonnet*", ("claude-sonnet-5",)),
+    ("*", ("claude-opus-4-8", "claude-opus-5")),
+)
 #: A tool that is another model, which Anthropic has the first one ask; inside a JSON text it may be written otherwise.
 _ADVISOR: Final = "advisor_"
 _MAY_ADVISE: Final = re.compile(rb"advisor_|\\u")
@@ -298,9 +308,17 @@ def _others(call: Call) -> Iterator[tuple[str, str | None]]:
     """The field and the name of each model that may be called instead; None: what cannot be read."""
     for field in _OTHER_MODELS:
         named = decode(call.fields[field]) if field in call.fields else None
+        if field == _FALLBACKS and named == _DEFAULT:
+            yield from ((field, name) for name in _default_fallbacks(call.model or ""))
+            continue
         for one in named if isinstance(named, list) else [] if named is None else [named]:
             name = one.get("model") if isinstance(one, dict) else one
             yield field, name if isinstance(name, str) else None
+
+
+def _default_fallbacks(model: str) -> Sequence[str]:
+    """Return the models that Anthropic may ask by default after this one has refused."""
+    return next(names for pattern, names in _DEFAULT_FALLBACKS if fnmatchcase(model, pattern))
 
 
 def check_model(model: str | None, caller: Caller, field: str = "model") -> None:

@@ -356,6 +356,30 @@ def test_the_models_that_a_provider_may_call_instead_are_found(
     assert advisors_of(call, found, ROUTES) == ()
 
 
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("claude-fable-5-1", ["claude-opus-4-8", "claude-opus-5"]),
+        ("claude-opus-5-5", ["claude-opus-4-8", "claude-opus-5"]),
+        ("anthropic/claude-sonnet-5-5", ["claude-sonnet-5"]),
+        ("claude-haiku-5-5", []),
+        ("an-alias", ["claude-opus-4-8", "claude-opus-5"]),
+    ],
+)
+def test_the_models_that_anthropic_asks_by_default_after_a_refusal_are_known(
+    world: World, model: str, names: list[str]
+) -> None:
+    body = json.dumps({**json.loads(BODY), "model": model, "fallbacks": "default"}).encode()
+    call = world.incoming().endpoint.dialect.read(body)
+    assert [route.model for route in others_of(call, [Route("p", model)], ROUTES)] == names
+    named = world.incoming(body, caller=Caller("alice", (model,)))
+    if names:
+        with pytest.raises(UnknownModel, match=names[0]):
+            resolved(named)
+    else:
+        assert resolved(named).model == model
+
+
 def test_the_models_that_may_advise_are_found(world: World) -> None:
     tools = [advisor("a"), {"name": "f", "model": "x"}, advisor("b"), advisor("a"), advisor(None)]
     call = world.incoming().endpoint.dialect.read(json.dumps({**json.loads(BODY), "tools": tools}).encode())

@@ -30,6 +30,9 @@ _KNOW_IN_PLACE: Final = frozenset({"chat", "completions"})
 ALL_LIMITS: Final = tuple(sorted({_IN_PLACE, *(name for names in _FIELDS.values() for name in names)}))
 #: of the names in a chat call, the one that every provider knows but those that are told the other by `limit_field`
 _OLDER: Final = "max_tokens"
+#: the models that answer instead after a refusal, each with settings of its own:
+#: https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback
+_FALLBACKS: Final = "fallbacks"
 #: tokens of a completion where the call names no limit:
 #: https://platform.openai.com/docs/api-reference/completions/create
 _COMPLETION: Final = 16
@@ -49,13 +52,27 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     """The most tokens that an answer may have, as the provider may read it; None where nothing bounds it.
 
     One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
-    bounds nothing. In a format that nobody knows (None) any of them may be its own.
+    bounds nothing. In a format that nobody knows (None) any of them may be its own. A model that answers instead may
+    have a limit of its own.
     """
+    own = _own_limit(fields, wire)
+    return own if own is None else max([own, *(limit for _, limit in _fallback_limits(fields, wire))])
+
+
+def _own_limit(fields: AnyFields, wire: Wire | None) -> int | None:
+    """Return the same of the model that the request names."""
     if fields.keys().isdisjoint(ALL_LIMITS):
         return None
     known = {name: number for name in ALL_LIMITS if name in fields and (number := _number(fields, name)) is not None}
     own = _named(wire) if wire is not None else ALL_LIMITS
     return None if known.keys().isdisjoint(own) else max(known.values())
+
+
+def _fallback_limits(fields: AnyFields, wire: Wire | None) -> list[tuple[dict[str, Any], int]]:
+    """Return the entries of Anthropic's `fallbacks` that have a limit of their own, and that limit."""
+    listed = decode(fields[_FALLBACKS]) if wire == "messages" and _FALLBACKS in fields else None
+    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return [(one, limit) for one in entries if (limit := _as_number(one.get(_OLDER))) is not None]
 
 
 def _named(wire: Wire) -> tuple[str, ...]:
@@ -112,7 +129,10 @@ def answers_asked(fields: AnyFields, wire: Wire | None) -> int:
 
 def _number(fields: AnyFields, name: str) -> int | None:
     """A field as a number above 0; None where it is none. Some servers take `5.0` and `"5"` for 5, so we do too."""
-    value = decode(fields[name]) if name in fields else None
+    return _as_number(decode(fields[name]) if name in fields else None)
+
+
+def _as_number(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -153,10 +173,20 @@ def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str, *, is_held
     if not any(name in heeded for name in given):
         changes |= dict.fromkeys((name for name in given if name in names), msgspec.UNSET)
         changes[usual if wire == "chat" else names[0]] = limit
-    own = output_limit(fields, wire)
+    changes |= _with_lower_fallbacks(fields, wire, limit)
+    own = _own_limit(fields, wire)
     if own is not None and limit >= own:
         return changes
     return changes | _with_less_thinking(fields, own, limit) | _with_lower_least(fields, limit)
+
+
+def _with_lower_fallbacks(fields: AnyFields, wire: Wire, limit: int) -> dict[str, object]:
+    """Return `fallbacks` with no limit above this one; nothing where none is."""
+    above = [one for one, own in _fallback_limits(fields, wire) if own > limit]
+    if not above:
+        return {}
+    listed = decode(fields[_FALLBACKS])
+    return {_FALLBACKS: [{**one, _OLDER: limit} if one in above else one for one in listed]}
 
 
 def _with_less_thinking(fields: AnyFields, own: int | None, limit: int) -> dict[str, object]:
@@ -190,7 +220,7 @@ def least_output(fields: AnyFields, wire: Wire) -> int:
     """
     if asks_for_compaction(fields, wire):
         return output_limit(fields, wire) or 0
-    return max((one.least + USEFUL for one in _thinking(fields, output_limit(fields, wire))), default=0)
+    return max((one.least + USEFUL for one in _thinking(fields, _own_limit(fields, wire))), default=0)
 
 
 def thinking_within(asked: int, limit: int) -> int | None:

@@ -106,6 +106,11 @@ def test_prompts_without_number_are_counted_without_building_them() -> None:
         ("messages", {"n_predict": 70, "max_tokens": 16}, 70),
         (None, {"n_predict": 70}, 70),
         (None, {"prompt": "x"}, None),
+        ("messages", {"max_tokens": 16, "fallbacks": [{"model": "a", "max_tokens": 70}, {"model": "b"}, 7]}, 70),
+        ("messages", {"max_tokens": 16, "fallbacks": [{"model": "a", "max_tokens": 7}]}, 16),
+        ("messages", {"max_tokens": 16, "fallbacks": [{"model": "a", "max_tokens": None}]}, 16),
+        ("messages", {"max_tokens": 16, "fallbacks": "default"}, 16),
+        ("chat", {"max_tokens": 16, "fallbacks": [{"model": "a", "max_tokens": 70}]}, 16),
     ],
 )
 def test_the_limit_of_an_answer_is_the_largest_that_a_provider_may_read(
@@ -155,6 +160,21 @@ def test_a_limit_is_set_under_the_name_that_is_there_or_is_usual(
     wire: Wire, own: dict[str, Any], set_fields: dict[str, int]
 ) -> None:
     assert with_limit(fields(**own), wire, 50, "max_tokens") == set_fields
+
+
+def test_the_limit_of_each_fallback_is_lowered_too() -> None:
+    listed: list[dict[str, Any]] = [
+        {"model": "a", "max_tokens": 900, "speed": "fast"},
+        {"model": "b"},
+        {"model": "c", "max_tokens": 20},
+    ]
+    own = fields(max_tokens=80, fallbacks=listed)
+    lowered = [{**listed[0], "max_tokens": 50}, *listed[1:]]
+    assert with_limit(own, "messages", 50, "max_tokens") == {"max_tokens": 50, "fallbacks": lowered}
+    assert with_limit(own, "messages", 900, "max_tokens") == {"max_tokens": 80}
+    thinking = {"type": "enabled", "budget_tokens": 4_000}
+    changes = with_limit(fields(max_tokens=8_000, thinking=thinking, fallbacks=[{"max_tokens": 64_000}]), "messages", 4_000, "max_tokens")  # fmt: skip
+    assert changes["thinking"] == {**thinking, "budget_tokens": 2_000}, "a share of the request's own limit"
 
 
 def test_a_provider_that_knows_another_name_gets_that() -> None:

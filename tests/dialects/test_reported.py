@@ -398,6 +398,23 @@ def test_of_billed_passes_the_first_one_weighs_the_request_unless_it_was_compact
     assert found.request_tokens == weight
 
 
+def test_a_compaction_that_the_top_level_leaves_out_is_counted() -> None:
+    reader = UsageReader()
+    reader.add({"input_tokens": 0, "output_tokens": 0}, input_side_only=True)
+    reader.add({"input_tokens": 0, "output_tokens": 0, "iterations": [COMPACTION]})
+    found = reader.reported()
+    assert found is not None
+    assert found.complete(0, 0)[0] == Usage(55_196, 125, 55_321)
+
+
+def test_a_fallback_that_answered_at_once_tells_nothing_of_the_request_in_tokens_of_the_model_that_was_asked() -> None:
+    served = {"type": "fallback_message", "model": "two", "input_tokens": 900, "output_tokens": 9}
+    for passes, weight in (([served], 0), ([{**OWN, "model": "one"}, served], 1_128)):
+        found = read({"iterations": passes})
+        assert found is not None
+        assert found.request_tokens == weight
+
+
 def test_what_the_request_weighed_is_what_the_last_list_of_passes_says() -> None:
     found = read({"iterations": [OWN]}, {"output_tokens": 3}, {"iterations": [CACHED, LAST]}, {"output_tokens": 9})
     assert found is not None

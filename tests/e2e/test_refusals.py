@@ -104,3 +104,22 @@ def test_each_attempt_of_a_fallback_is_charged_at_the_price_of_its_own_model(
     tokens = 1_020 + (1_010 if first else 0)
     assert spent(gateway) == (1, tokens, usd, tokens)
     assert gateway.web.get("/api/sessions/s/calls").json["calls"][0]["response_model"] == "opus"
+
+
+DEAR = [
+    {"match": "claude-cheap", "provider": "upstream", "price": {"input": 1, "output": 5}},
+    {"match": "claude-opus-*", "provider": "upstream", "price": {"input": 5, "output": 25}},
+]
+
+
+@pytest.mark.parametrize("fallbacks", ["default", [{"model": "claude-opus-5", "max_tokens": 64_000}]])
+def test_a_hold_covers_the_dearest_model_that_may_answer_after_a_refusal(
+    byte_server: StartUpstream, gateway_server: StartGateway, fallbacks: object
+) -> None:
+    upstream = byte_server(lambda connection: answer(connection, {**refusal("cyber"), "model": "claude-cheap"}))
+    gateway = gateway_server(upstream.url, models=DEAR, **{"budget.usd": 1})
+    assert ask(gateway, model="claude-cheap", max_tokens=100_000, fallbacks=fallbacks).status == 200
+    body = upstream.requests[0].json
+    # 1 USD is 40,000 tokens of the dearest one's output.
+    limits = [body["max_tokens"], *(one["max_tokens"] for one in body["fallbacks"] if isinstance(one, dict))]
+    assert all(39_000 < limit < 40_000 for limit in limits)
