@@ -532,6 +532,25 @@ async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(worl
     assert again.context.tokens == first.context.tokens, "what weighs nothing to one who does not count weighs the same"
 
 
+async def test_a_server_that_reports_only_new_tokens_does_not_make_a_conversation_seem_short() -> None:
+    # It makes three tokens of eight characters, where they are estimated at two.
+    world = World(facts=lambda _: ModelFacts(window=8_000))
+    usage = {"prompt_tokens": 385, "completion_tokens": 5, "total_tokens": 390}
+    world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
+    messages: list[dict[str, str]] = []
+    trimmed = 0
+    for turn in range(30):
+        messages.append({"role": "user", "content": f"{turn} " + "x" * 1_000})
+        reply, _ = await world.call(world.incoming(json.dumps({"model": "m", "messages": messages}).encode()))
+        messages.append({"role": "assistant", "content": "y"})
+        assert reply.context is not None
+        sent = sum(len(one["content"]) for one in json.loads(world.upstream.sent[-1].body)["messages"])
+        assert sent * 3 // 8 <= 8_000, turn
+        trimmed += bool(reply.context.trimmed)
+    assert trimmed
+    assert (await world.store.totals(KEY)).input_tokens == 30 * 385, "what is reported is charged"
+
+
 @pytest.mark.parametrize(
     ("passes", "is_learned"),
     [

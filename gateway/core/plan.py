@@ -112,6 +112,7 @@ def _record(
         message_fates=fates,
         margin=sent.margin(safety),
         kept=sent.kept,
+        newest=sent.estimate.newest,
     )
 
 

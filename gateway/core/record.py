@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
-from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.calibration import LastTurn, whole_report
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.estimate import Source
 from gateway.core.fitting.receipt import Fates
@@ -101,6 +101,7 @@ class ContextRecord:
         kept: the part of `tokens` that the request only names: an earlier answer, which its provider keeps.
         beyond: reported input tokens that tell nothing of what was sent: those of further passes of the same call.
         thinking: what became of thinking blocks; None for models that do not bind them, and where there are none.
+        newest: the part of `estimate` after the last message of an assistant.
     """
 
     tokens: int
@@ -122,6 +123,7 @@ class ContextRecord:
     kept: int = 0
     beyond: int = 0
     thinking: ThinkingRecord | None = None
+    newest: int = 0
 
     @property
     def remaining(self) -> int | None:
@@ -236,10 +238,14 @@ class CallRecord:
     def last_turn(self) -> LastTurn | None:
         """By how much the estimate of this call was off; None where the provider did not report its input.
 
-        Nor is 0 believed: no request weighs nothing, and the session's next one would be taken for light.
+        Nor is a report believed that cannot be of the whole request, such as 0: the estimate of the session's next
+        request would be too low.
         """
-        reported = self.request_tokens
-        return self.context.reported(reported) if self.context is not None and reported else None
+        context, reported = self.context, self.request_tokens
+        if context is None or not reported:
+            return None
+        whole = whole_report(reported, context.estimate, context.newest, context.before, context.key)
+        return context.reported(whole) if whole is not None else None
 
     @property
     def request_tokens(self) -> int:

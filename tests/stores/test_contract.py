@@ -198,8 +198,8 @@ async def test_a_session_remembers_how_far_off_the_last_reported_call_was(store:
     assert await store.remembered(KEY) == Remembered()
     await store.settle(record(charge=CHARGE, context=weighed("a", estimate=8)))
     assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("a", 2))
-    await store.settle(record(charge=CHARGE, context=weighed("b", estimate=35)))
-    assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("b", -25))
+    await store.settle(record(charge=CHARGE, context=weighed("b", estimate=20)))
+    assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("b", -10))
     await store.settle(record(charge=CHARGE, context=weighed("", estimate=10)))
     assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("", 0))
 
@@ -236,13 +236,16 @@ async def test_a_session_remembers_what_its_providers_keep_the_newest_first(stor
     assert (await store.remembered(KEY)).kept == ""
 
 
-async def test_a_call_that_reported_nothing_does_not_change_the_last_turn(store: Store, record: MakeRecord) -> None:
+async def test_a_call_that_reported_nothing_or_too_little_does_not_change_the_last_turn(
+    store: Store, record: MakeRecord
+) -> None:
     first = record(charge=CHARGE, context=weighed("a"))
     await store.settle(first)
     await store.settle(record(charge=CHARGE, context=None))
     await store.settle(record(charge=None, context=weighed("b")))
     for source in ("estimated", "mixed"):
         await store.settle(record(charge=Charge(Usage.of(900, 1), source), context=weighed("b")))
+    await store.settle(record(charge=CHARGE, context=weighed("too little for its text", estimate=900)))
     await store.settle(record(call_id=first.call_id, charge=CHARGE, context=weighed("again")))
     await store.settle(record("other", charge=CHARGE, context=weighed("c")))
     assert (await store.remembered(KEY)).last_turn == LastTurn("a", 2)
@@ -253,7 +256,7 @@ async def test_an_absurd_report_leaves_a_last_turn_no_smaller_than_the_largest_c
     store: Store, record: MakeRecord, reported: int
 ) -> None:
     absurd = record(charge=Charge(Usage.of(reported, 1), "provider"), context=weighed("a"))
-    other = record("other", charge=CHARGE, context=weighed("b", estimate=2**70, came=2**80))
+    other = record("other", charge=CHARGE, context=weighed("image", estimate=2**70, came=2**80))
     await soon(asyncio.gather(store.settle(absurd), store.settle(other)))
     last = (await store.remembered(KEY)).last_turn
     assert last is not None

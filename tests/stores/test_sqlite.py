@@ -253,7 +253,7 @@ def record(number):
     return CallRecord(
         name, name, SessionKey("alice", "s"), False, 1000.0, "chat", "chat", "openai", "m", None, False, 200, "ok", None,
         None, (), Charge(Usage.of(10, 5), "provider", None), 0.0, None, 1.0, 1, 1,
-        context=ContextRecord(9, 11, "exact", None, 9, 0, "k", number),
+        context=ContextRecord(9, 11, "exact", None, 9, 0, "image", number),
     )
 
 def counts(state):
@@ -300,7 +300,7 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
         assert (totals.trimmed_calls, totals.saved_tokens) == (totals.calls, 2 * totals.calls)
         remembered = await store.remembered(KEY)
         assert remembered.state.epochs["n"]["number"] == totals.calls // 3
-        assert remembered.last_turn == LastTurn("k", 10 - (totals.calls - 1))
+        assert remembered.last_turn == LastTurn("image", 10 - (totals.calls - 1))
         assert await store.learned("k") == b"x" * (totals.calls // 3)
         assert totals.total_tokens == 15 * totals.calls
         assert len(await store.calls(KEY, 100_000)) == totals.calls

@@ -51,6 +51,10 @@ _SOME_SEEN: Final = 1_024
 #: No window is as large. And no tokenizer makes so many times the tokens that we count of what can be read here.
 _MOST_REPORTED: Final = 2**24
 _MOST_TIMES: Final = 8
+#: What is reported of a whole request is no less than this share of its estimate.
+_LEAST_REPORTED: Final = 1 - _MOST_TAKEN
+#: A report of the newest messages alone is at most so many times their estimate, and a few tokens for their frames.
+_MOST_OF_NEWEST: Final = 2.5
 #: marks of a shape with parts whose size cannot be seen in the request
 _UNSEEN: Final = frozenset({"image", "media", "server", "sealed", "other", "kept"})
 
@@ -134,9 +138,34 @@ def is_telling(reported: int, estimate: int, key: str) -> bool:
 
     What is reported is charged in any case. But one provider's slip in one session is no reason to expect it of all.
     """
-    if reported > _MOST_REPORTED:
+    if reported > _MOST_REPORTED or _is_too_little(reported, estimate, key):
         return False
     return reported <= _MOST_TIMES * estimate + _MOST_ADDED or not _UNSEEN.isdisjoint(_parts(key)[1])
+
+
+def _is_too_little(reported: int, estimate: int, key: str) -> bool:
+    """Return whether the text of a request must have more tokens than were reported."""
+    return reported < _LEAST_REPORTED * estimate and _UNSEEN.isdisjoint(_parts(key)[1])
+
+
+def whole_report(reported: int, estimate: int, newest: int, before: LastTurn | None, key: str) -> int | None:
+    """Return the input tokens of the whole request that a report stands for, or None if it teaches nothing of them.
+
+    Some servers report only the tokens that their prompt cache did not have (Ollama, llama.cpp). Such a report stands
+    for the newest messages, and the rest of the request has what was expected of it: at least its estimate.
+
+    Args:
+        reported: input tokens as the provider reported them.
+        estimate: of the request, before anything learned.
+        newest: the part of the estimate after the last message of an assistant; 0: not known.
+        before: the session's last turn, by which the request's estimate was corrected; None where it was not.
+        key: under which it is learned.
+    """
+    if not _is_too_little(reported, estimate, key):
+        return reported
+    if not _LEAST_REPORTED * newest <= reported <= _MOST_OF_NEWEST * newest + _MOST_FRAME or not newest:
+        return None
+    return estimate - newest + max(0, before.residual if before is not None else 0) + reported
 
 
 def _parts(key: str) -> tuple[str, set[str]]:

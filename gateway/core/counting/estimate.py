@@ -62,6 +62,7 @@ class Estimate:
             that is no message. `message_tokens` adds up to the rest, and to the thinking that the provider drops.
         frames: the number of its tool calls, or of its messages where no tools are offered. What a provider adds beyond
             its family's numbers comes once for each of these, or once for the request.
+        newest: the part of `tokens` after the last message of an assistant; 0 where there is none.
     """
 
     tokens: int
@@ -74,12 +75,13 @@ class Estimate:
     context: ContextCounts
     beside: int = 0
     frames: int = 0
+    newest: int = 0
 
     def with_frames(self, frames: int) -> Estimate:
         """The same for a request of so many frames."""
         return Estimate(
             self.tokens, self.source, self.spread, self.doubt, self.shape, self.family, self.counter, self.context,
-            self.beside, frames,
+            self.beside, frames, self.newest,
         )  # fmt: skip
 
     @property
@@ -180,6 +182,7 @@ class Estimator:
             context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
             beside=math.ceil(tokens - said + system_field),
             frames=counts.calls if tools.count else counts.messages,
+            newest=round(counts_tokens(total.new, family)) if total.new is not None else 0,
         )
 
     def beside(self, request: Request) -> Beside:

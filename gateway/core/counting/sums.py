@@ -12,6 +12,7 @@ from gateway.core.counting.media import Media
 from gateway.core.message import SYSTEM_ROLES
 from gateway.core.values import dataclass
 
+_ASSISTANT: Final = "assistant"
 _NO_COUNTS: Final = Counts()
 _NO_PARTS: Final = ContextCounts()
 _NOTHING: Final = Seen()
@@ -31,6 +32,7 @@ class Sums:
         system: whether one of them is a system text.
         context: the parts of the context, without definitions.
         seen: the tool results among them, and the calls that have none.
+        new: the counts of the messages after the last one of an assistant; None where there is none.
     """
 
     counts: Counts = _NO_COUNTS
@@ -39,6 +41,7 @@ class Sums:
     system: bool = False
     context: ContextCounts = _NO_PARTS
     seen: Seen = _NOTHING
+    new: Counts | None = None
 
     def plus(self, measures: Sequence[Measure]) -> Sums:
         """The sums with these messages behind the others."""
@@ -54,6 +57,7 @@ class Sums:
             self.system or not SYSTEM_ROLES.isdisjoint(roles),
             context,
             seen,
+            _new(self.new, roles, added),
         )
 
     def kept(self, thoughts: str) -> Counts:
@@ -77,6 +81,15 @@ class Sums:
     def size_bytes(self) -> int:
         """Bytes that they take in memory, about."""
         return _SUMS_BYTES + _PART_BYTES * (len(self.seen) + len(self.media))
+
+
+def _new(before: Counts | None, roles: Sequence[str], added: Sequence[Counts]) -> Counts | None:
+    """Return the counts after the last message of an assistant. `before`: those of the earlier messages."""
+    last = max([index for index, role in enumerate(roles) if role == _ASSISTANT], default=-1)
+    if last < 0 and before is None:
+        return None
+    start = before if before is not None and last < 0 else _NO_COUNTS
+    return Counts(*map(sum, zip(start, *added[last + 1 :], strict=True)))
 
 
 def _thoughts(before: Counts, measures: Sequence[Measure]) -> Counts:

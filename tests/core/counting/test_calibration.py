@@ -18,6 +18,7 @@ from gateway.core.counting.calibration import (
     is_telling,
     may_become,
     residuals_from,
+    whole_report,
 )
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.estimate import Estimate
@@ -302,10 +303,39 @@ def test_the_ceiling_has_what_calls_add_in_it() -> None:
         (8 * 1000 + 8_193, "tools", False),
         (900_000, "tools+image", True),  # a picture that is only named may be of any size
         (2**24 + 1, "image", False),
-        (0, "", True),
+        (400, "tools", True),
+        (399, "tools", False),  # no text has so few tokens
+        (10, "tools+image", True),
+        (0, "", False),
     ],
 )
 def test_what_no_tokenizer_makes_of_a_request_tells_nothing_of_others(
     reported: int, shape: str, *, tells: bool
 ) -> None:
     assert is_telling(reported, 1000, calibration_key("p", "m", "chat", shape)) is tells
+
+
+@pytest.mark.parametrize(
+    ("reported", "newest", "before", "whole"),
+    [
+        (1_100, 100, None, 1_100),
+        (400, 100, None, 400),
+        (399, 0, None, None),
+        (399, 100, None, None),  # neither of the whole request nor of its newest messages
+        (314, 100, None, 900 + 314),
+        (315, 100, None, None),
+        (150, 100, None, 900 + 150),
+        (40, 100, None, 900 + 40),
+        (39, 100, None, None),
+        (150, 100, LastTurn(KEY, 70), 900 + 70 + 150),
+        (150, 100, LastTurn(KEY, -300), 900 + 150),  # an earlier report of too little
+    ],
+)
+def test_a_report_of_less_than_the_text_must_have_stands_for_the_newest_messages_or_for_nothing(
+    reported: int, newest: int, before: LastTurn | None, whole: int | None
+) -> None:
+    assert whole_report(reported, 1_000, newest, before, KEY) == whole
+
+
+def test_where_parts_cannot_be_seen_any_report_is_believed() -> None:
+    assert whole_report(5, 1_000, 100, None, calibration_key("p", "m", "chat", "tools+image")) == 5

@@ -19,7 +19,7 @@ MEASURE = st.builds(
     COUNTS,
     st.lists(st.builds(Media, st.sampled_from(["image", "pdf"]), st.integers(1, 9)), max_size=2).map(tuple),
     st.lists(RESULTS, max_size=2).map(tuple),
-    st.sampled_from(["system", "developer", "user", "tool"]),
+    st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
     st.booleans(),
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["look", "read"])), max_size=2).map(tuple),
 )
@@ -41,6 +41,16 @@ def asking(text: int) -> Measure:
 
 def thinking(tokens: int) -> Measure:
     return Measure(Counts(thinking=tokens, sealed=tokens, seals=1, messages=1), role="assistant")
+
+
+def test_what_is_new_comes_after_the_last_message_of_an_assistant() -> None:
+    one = Sums().plus([asking(1), asking(2)])
+    assert one.new is None, "nothing says what was there before"
+    two = one.plus([thinking(3)])
+    assert two.new == Counts()
+    three = two.plus([asking(4)]).plus([asking(5)])
+    assert three.new == Counts(text=9, messages=2)
+    assert three.plus([thinking(6), asking(7)]).new == Counts(text=7, messages=1)
 
 
 @pytest.mark.parametrize(("thoughts", "tokens"), [("all", 7), ("turn", 4), ("none", 0)])
