@@ -69,8 +69,10 @@ _COMPACTION: Final = "compaction"
 _FALLBACK: Final = "fallback_message"
 #: passes that belong to an attempt to answer
 _OF_ATTEMPTS: Final = ("message", _FALLBACK)
-#: how many times the output reasoning is that stands beside it, whatever the total says
-_NO_PART: Final = 2
+#: how many times the output reasoning is at the least that stands beside it, whatever the total says; and where there
+#: is no total
+_NO_PART: Final = 2.0
+_NO_PART_WITHOUT_TOTAL: Final = 1.5
 #: USD; what is above it is not taken for the cost of one call
 _MOST_USD: Final = 1_000_000
 #: what xAI writes, and how many make a USD: https://docs.x.ai/developers/cost-tracking
@@ -123,13 +125,12 @@ class Reported:
             source, tokens_in = "mixed", estimated_input
         if tokens_out is None:
             source, tokens_out = "mixed", estimated_output
-        # Some reckon it again with another tokenizer and find a little more than the output; this is no part of it.
-        outside = self.reasoning_tokens if self.reasoning_tokens > _NO_PART * tokens_out else 0
+        tokens_out += self._reasoning_beside(tokens_in, tokens_out)
         usage = Usage(
             tokens_in,
             tokens_out,
             # A total below its parts is no total; hosts that leave it out or at zero are seen.
-            max(self.total_tokens or 0, tokens_in + tokens_out + outside),
+            max(self.total_tokens or 0, tokens_in + tokens_out),
             self.cache_read_tokens,
             self.cache_write_tokens,
             self.reasoning_tokens,
@@ -138,6 +139,17 @@ class Reported:
             self.cache_write_1h_tokens,
         )
         return usage, source
+
+    def _reasoning_beside(self, tokens_in: int, tokens_out: int) -> int:
+        """Return the reasoning tokens that are billed beside these of the output.
+
+        The total shows them (xAI), or they are too many to be a part of the output. A little more than the output is
+        the same text, counted again with another tokenizer.
+        """
+        no_part = _NO_PART if self.total_tokens else _NO_PART_WITHOUT_TOTAL
+        if self.reasoning_tokens > no_part * tokens_out:
+            return self.reasoning_tokens
+        return min(self.reasoning_tokens, max(0, (self.total_tokens or 0) - tokens_in - tokens_out))
 
 
 class UsageReader:

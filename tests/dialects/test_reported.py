@@ -160,18 +160,42 @@ def test_a_total_larger_than_its_parts_is_the_providers_own() -> None:
 def test_reasoning_in_the_total_alone_is_no_cached_part_that_was_left_out() -> None:
     said = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 169}
     cached, thought = {"cached_tokens": 64}, {"reasoning_tokens": 64}
-    assert sides({**said, "prompt_tokens_details": cached, "completion_tokens_details": thought}) == (100, 5, 169)
+    assert sides({**said, "prompt_tokens_details": cached, "completion_tokens_details": thought}) == (100, 69, 169)
 
 
 @pytest.mark.parametrize(
-    ("output", "reasoning", "total"),
-    # Gemini behind Vercel, which bills both; the next ones count reasoning again with another tokenizer.
-    [(9, 84, 28 + 9 + 84), (10, 11, 28 + 10), (10, 20, 28 + 10), (2298, 2948, 28 + 2298), (0, 5, 28 + 5)],
+    ("total", "output"),
+    # xAI; a total that has more, or less, than the reasoning beyond the sides; one that has it within the output.
+    [(100 + 40 + 30, 70), (100 + 40 + 50, 70), (100 + 40 + 20, 60), (100 + 40, 40), (None, 40)],
 )
-def test_reasoning_far_above_the_output_stands_beside_it(output: int, reasoning: int, total: int) -> None:
+def test_reasoning_that_only_the_total_has_is_output(total: int | None, output: int) -> None:
+    said = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": total}
+    found = usage({**said, "completion_tokens_details": {"reasoning_tokens": 30}})
+    assert (found.output_tokens, found.reasoning_tokens) == (output, 30)
+    assert found.total_tokens == max(total or 0, 100 + output)
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "beside"),
+    # Gemini behind Vercel, which bills both; the next ones count reasoning again with another tokenizer.
+    [(9, 84, 84), (10, 11, 0), (10, 20, 0), (2298, 2948, 0), (0, 5, 5)],
+)
+def test_reasoning_far_above_the_output_stands_beside_it(output: int, reasoning: int, beside: int) -> None:
     said = {"prompt_tokens": 28, "completion_tokens": output, "total_tokens": 28 + output}
     found = usage({**said, "completion_tokens_details": {"reasoning_tokens": reasoning}})
-    assert (found.output_tokens, found.reasoning_tokens, found.total_tokens) == (output, reasoning, total)
+    assert found == Usage(28, output + beside, 28 + output + beside, reasoning_tokens=reasoning)
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "beside"), [(1_015, 1_935, 1_935), (2298, 2948, 0), (10, 15, 0), (10, 16, 16)]
+)
+@pytest.mark.parametrize("total", [None, 0])
+def test_without_a_total_reasoning_that_cannot_be_a_part_of_the_output_stands_beside_it(
+    output: int, reasoning: int, beside: int, total: int | None
+) -> None:
+    said = {"prompt_tokens": 100, "completion_tokens": output, "total_tokens": total}
+    found = usage({**said, "completion_tokens_details": {"reasoning_tokens": reasoning}})
+    assert (found.output_tokens, found.total_tokens) == (output + beside, 100 + output + beside)
 
 
 def test_the_sound_of_a_transcription_is_told_apart() -> None:
