@@ -16,6 +16,8 @@ from gateway.core.tools import NAME_CHARACTERS
 
 #: Our words for the wire formats; a dialect's `name`.
 Wire = Literal["chat", "responses", "messages", "completions"]
+#: how the address of a picture begins; anything else is its data
+_ADDRESSES: Final = ("data:", "http://", "https://")
 #: the fields of most chat messages
 _PLAIN: Final = frozenset({"role", "content"})
 
@@ -125,9 +127,21 @@ def _chat(tally: Tally, message: Mapping[str, Any]) -> Measure:
         if not message.keys() <= _PLAIN:
             tally.say("text", message.get("refusal"))
             tally.say("text", message.get("name"))
+            _chat_images(tally, message)
             _chat_calls(tally, message)
             _chat_thoughts(tally, message)
     return _measured(tally, role, asks=role == "user")
+
+
+def _chat_images(tally: Tally, message: Mapping[str, Any]) -> None:
+    """Count pictures outside the content: parts of an assistant's message (OpenRouter), or base64 texts (Ollama)."""
+    images = message.get("images")
+    for image in images if isinstance(images, list) else ():
+        if isinstance(image, str):
+            url = image if image.startswith(_ADDRESSES) else f"data:,{image}"
+            tally.parts({"type": "image_url", "image_url": url})
+        else:
+            tally.parts(image)
 
 
 def _chat_calls(tally: Tally, message: Mapping[str, Any]) -> None:

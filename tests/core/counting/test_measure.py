@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import base64
+import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +96,22 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look up", "argument
 )
 def test_a_message_is_weighed_by_what_it_is(words: Any, wire: Wire, message: Any, expected: dict[str, int]) -> None:
     assert counts(measure(wire, message, words)) == expected
+
+
+def test_pictures_beside_the_content_of_a_message_are_pictures(words: Any) -> None:
+    gif = base64.b64encode(b"GIF89a" + struct.pack("<HH", 640, 480)).decode()
+    known = Media("image", 640, 480, size=10)
+    part = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{gif}", "detail": "low"}}
+    for role, images, media in (
+        ("assistant", [part], (replace(known, detail="low"),)),
+        ("user", [gif, f"data:image/gif;base64,{gif}", "https://x/y"], (known, known, Media("image"))),
+        ("user", ["no picture"], (Media("image", size=7),)),
+    ):
+        found = measure("chat", {"role": role, "content": "a b", "images": images}, words)
+        assert (found.media, counts(found)) == (media, {"text": 2, "messages": 1})
+    nothings: tuple[Any, ...] = (None, 7, {}, [])
+    for nothing in nothings:
+        assert measure("chat", {"role": "user", "content": "a b", "images": nothing}, words).media == ()
 
 
 def test_images_in_a_result_are_images_and_its_text_is_the_results(words: Any) -> None:
