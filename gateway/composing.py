@@ -35,7 +35,7 @@ from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
-from gateway.dialects.fields import join
+from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
 from gateway.dialects.thinking_error import ThinkingRefusal
@@ -393,6 +393,8 @@ class Composer:
             changes["thinking"] = with_drop_block(call)
         if ask_usage:
             changes |= progress.dialect.usage_wish(call)
+        if provider.strict_fields and progress.incoming.endpoint.format is not None:
+            changes |= without_session_id(call.fields, in_metadata=progress.incoming.endpoint.anthropic)
         return call.written(model, changes)
 
     def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:

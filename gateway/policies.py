@@ -158,6 +158,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         reports_cost=row.reports_cost,
         compaction=_compaction(row),
         billed_refusals=row.billed_refusals,
+        strict_fields=row.strict_fields,
         guarded=guarded,
     )
 

@@ -131,6 +131,11 @@ class Provider(Section):
         description="Its usage says what a call costs, in USD, as OpenRouter (cost), xAI (cost_in_usd_ticks) or "
         "Perplexity (cost.total_cost) write it: that is charged instead of list prices. Not read with adapter litellm.",
     )
+    strict_fields: bool = Field(
+        default=False,
+        description="It refuses a request with a field that it does not know. Then session_id in a body, which names "
+        "the session for the gateway, is not sent to it.",
+    )
     billed_refusals: tuple[str, ...] | None = Field(
         None,
         description="Categories (stop_details.category) of a refusal before any output that it bills, as Anthropic "

@@ -97,6 +97,7 @@ class Provider:
     `allowed_tools`: a request may name some of its tools as those that may be called.
     `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
     `compaction`: it compacts conversations (Responses API); None: not known, so that it is asked first.
+    `strict_fields`: it refuses a request with a field that it does not know.
     `billed_refusals`: categories of a refusal before any output that it bills; None: it bills all.
     `guarded`: no key that looks like another provider's is sent to it, even where `key_prefixes` is empty.
     """
@@ -114,6 +115,7 @@ class Provider:
     guarded: bool = False
     dialects: tuple[str, ...] | None = None
     billed_refusals: tuple[str, ...] | None = None
+    strict_fields: bool = False
 
     def url(self, path: str, query: str) -> str:
         """The absolute address of a path relative to `/v1/`, both already encoded.

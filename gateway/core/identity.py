@@ -37,6 +37,8 @@ KNOWN_HEADERS: Final = (
     b"x-opencode-session",
     b"x-session-affinity",
     b"x-openwebui-chat-id",
+    b"x-amp-thread-id",
+    b"conversation_id",
 )
 #: what may stand around a header's value and is no part of it (RFC 9110, section 5.5)
 _AROUND: Final = b" \t"

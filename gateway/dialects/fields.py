@@ -30,6 +30,9 @@ _MAX_FIELDS: Final = 4096
 #: a body of so many bytes cannot have more fields than that: each takes five (`"":1,`)
 _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 
+#: what names the session for the gateway, in the body or in its metadata
+_SESSION_ID: Final = "session_id"
+_METADATA: Final = "metadata"
 #: Fields that decide what a call may cost. Some servers read keys without regard to case, and take the last of two.
 _MEANT: Final = frozenset(
     {
@@ -168,6 +171,19 @@ def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
     if msgspec.UNSET in changes.values():
         merged = {name: value for name, value in merged.items() if value is not msgspec.UNSET}
     return msgspec.json.encode(merged)
+
+
+def without_session_id(fields: Fields, *, in_metadata: bool) -> dict[str, object]:
+    """Return the fields to set so that no `session_id` is sent, which names the session for the gateway alone.
+
+    `in_metadata`: also none in `metadata`, where a format takes no fields of the caller's own.
+    """
+    changes: dict[str, object] = {_SESSION_ID: msgspec.UNSET} if _SESSION_ID in fields else {}
+    metadata = decode(fields[_METADATA]) if in_metadata and _METADATA in fields else None
+    if isinstance(metadata, dict) and _SESSION_ID in metadata:
+        del metadata[_SESSION_ID]
+        changes[_METADATA] = metadata or msgspec.UNSET
+    return changes
 
 
 def unescaped(text: bytes) -> bytes:

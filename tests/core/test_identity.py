@@ -35,6 +35,9 @@ HEADER_ORDER = (
     b"x-opencode-session",
     b"x-session-affinity",
     b"x-openwebui-chat-id",
+    b"x-amp-thread-id",
+    b"thread-id",
+    b"conversation_id",
     b"x-someones-session-id",
 )
 UUID = "0f5d7c9e-1111-4222-8333-444455556666"

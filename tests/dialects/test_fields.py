@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.fields import read_fields
+from gateway.dialects.fields import read_fields, without_session_id, write_fields
 
 
 def body(text: str) -> bytes:
@@ -49,3 +49,20 @@ def test_whole_characters_are_read(text: str) -> None:
 def test_what_is_broken_otherwise_is_told_otherwise(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="is not valid JSON"):
         read_fields(raw)
+
+
+@pytest.mark.parametrize(
+    ("body", "in_metadata", "left"),
+    [
+        ({"session_id": "s", "metadata": {"session_id": "s"}}, False, {"metadata": {"session_id": "s"}}),
+        ({"session_id": 7, "metadata": {"session_id": "s"}}, True, {}),
+        ({"metadata": {"session_id": "s", "user_id": "u"}}, True, {"metadata": {"user_id": "u"}}),
+        ({"metadata": {"user_id": "u"}}, True, {"metadata": {"user_id": "u"}}),
+        ({"metadata": 7, "prompt_cache_key": "k"}, True, {"metadata": 7, "prompt_cache_key": "k"}),
+    ],
+)
+def test_a_session_id_is_left_out_and_nothing_else(
+    body: dict[str, object], left: dict[str, object], *, in_metadata: bool
+) -> None:
+    fields = read_fields(json.dumps(body).encode())
+    assert json.loads(write_fields(fields, without_session_id(fields, in_metadata=in_metadata))) == left

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import StartGateway
+from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI, Web, chat_bytes, talk
 
@@ -47,6 +47,7 @@ def session_of(web: Web, body: dict[str, object] | None = None, headers: dict[st
     "header",
     ["x-session-id", "x-litellm-session-id", "helicone-session-id", "x-claude-code-session-id", "session-id",
      "session_id", "x-opencode-session", "x-session-affinity", "x-openwebui-chat-id", "x-anything-session-id",
+     "x-amp-thread-id", "thread-id", "conversation_id",
      "X-Session-ID"],
 )  # fmt: skip
 def test_a_header_names_the_session(header: str, web: Web) -> None:
@@ -67,6 +68,27 @@ def test_a_header_names_the_session(header: str, web: Web) -> None:
 )
 def test_a_body_names_the_session(body: dict[str, object], web: Web) -> None:
     assert session_of(web, body) == "body-1"
+
+
+@pytest.mark.parametrize(
+    ("path", "strict", "left"),
+    [
+        ("/v1/chat/completions", False, {"session_id": "s", "metadata": {"session_id": "s"}}),
+        ("/v1/chat/completions", True, {"metadata": {"session_id": "s"}}),
+        ("/v1/messages", True, {}),
+        ("/v1/embeddings", True, {"metadata": {"session_id": "s"}}),
+        ("/v1/unheard/of", True, {"session_id": "s", "metadata": {"session_id": "s"}}),
+    ],
+)
+def test_what_names_the_session_is_not_sent_to_a_provider_that_would_refuse_it(
+    byte_server: StartUpstream, gateway_server: StartGateway, path: str, left: dict[str, object], *, strict: bool
+) -> None:
+    upstream = byte_server(lambda connection: connection.whole(b"{}"))
+    gateway = gateway_server(upstream.url, **{"providers.upstream.strict_fields": strict})
+    body = {"model": "m", "max_tokens": 9, "messages": HI, "input": "x"}
+    reply = gateway.web.post(path, {**body, "session_id": "s", "metadata": {"session_id": "s"}})
+    assert reply.header("x-session-id") == "s"
+    assert upstream.requests[0].json == {**body, **left}
 
 
 def test_the_path_goes_before_the_header_and_that_before_the_body(web: Web, mock: Provider) -> None:
