@@ -577,6 +577,25 @@ async def test_a_session_learns_what_its_request_weighed_and_is_charged_for_all_
     assert last.residual == 1_000 if is_learned else last == before
 
 
+async def test_a_session_learns_nothing_from_a_call_whose_conversation_its_provider_edited(world: World) -> None:
+    asked = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 4_000}]}).encode()
+    usage = {"usage": {"input_tokens": 600, "output_tokens": 1}}
+    edited = {
+        "context_management": {"applied_edits": [{"type": "clear_thinking_20251015", "cleared_input_tokens": 400}]}
+    }
+    bodies = [json.dumps({**usage, **edited}).encode(), json.dumps(usage).encode()]
+    world.upstream.answer = lambda _: FakeReply(pieces=[bodies.pop(0)])
+    seen = []
+    for _ in range(2):
+        await world.call(world.incoming(asked, "messages"))
+        charge = world.recorder.records[-1][0].charge
+        assert charge is not None
+        assert charge.usage.input_tokens == 600, "it is charged as reported"
+        seen.append((await world.store.remembered(KEY)).last_turn)
+    assert seen[0] is None
+    assert seen[1] is not None
+
+
 # --- models in the place of the call's own ------------------------------------------------------------------------
 
 #: USD of a million tokens, in and out

@@ -26,6 +26,8 @@ _DELTA_TEXTS: Final = ("text", "partial_json", "content")
 _TIERED: Final = frozenset({"speed", "inference_geo"})
 #: the block at which one model's output ends, as it refused, and another one's begins
 _FALLBACK: Final = "fallback"
+#: the block with what the provider made of the conversation so far
+_COMPACTION: Final = "compaction"
 #: a tool of the client, of Anthropic's servers, of an MCP server
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
 #: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
@@ -164,6 +166,7 @@ class MessagesReader(AtOnceReader[_Event]):
             return
         self._head(message, input_side_only=False)
         self._stopped(message)
+        self._edited(message)
         content = message.get("content")
         for block in content if isinstance(content, list) else ():
             self._block(block, None)
@@ -192,6 +195,14 @@ class MessagesReader(AtOnceReader[_Event]):
         if isinstance(delta, dict):
             self._has_stopped = isinstance(delta.get("stop_reason"), str) or self._has_stopped
             self._stopped(delta)
+        self._edited(value)
+
+    def _edited(self, said: dict[str, Any]) -> None:
+        """Take whether the provider cleared a part of the conversation by itself."""
+        management = said.get("context_management")
+        edits = management.get("applied_edits") if isinstance(management, dict) else None
+        if isinstance(edits, list) and edits:
+            self._gathered.usage.edited()
 
     def _stopped(self, said: dict[str, Any]) -> None:
         """Take why the answer ended, and the category of a refusal."""
@@ -217,6 +228,8 @@ class MessagesReader(AtOnceReader[_Event]):
             return
         if block.get("type") == _FALLBACK:
             self._handed_over(block)
+        if block.get("type") == _COMPACTION:
+            self._gathered.usage.edited()
         if block.get("type") in _TOOL_BLOCKS:
             key = str(index) if index is not None else None
             self._gathered.tool(block.get("name"), key, one_of=block.get("server_name"))

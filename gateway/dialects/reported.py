@@ -155,7 +155,7 @@ class Reported:
 class UsageReader:
     """Collects the usage objects of one answer; a stream may carry many."""
 
-    __slots__ = ("_attempts", "_cost_usd", "_fields", "_named", "_request_tokens")
+    __slots__ = ("_attempts", "_cost_usd", "_fields", "_is_edited", "_named", "_request_tokens")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
@@ -163,6 +163,7 @@ class UsageReader:
         self._attempts: list[tuple[str | None, dict[str, int]]] = []
         self._cost_usd: Decimal | None = None
         self._request_tokens: int | None = None
+        self._is_edited = False
 
     def add(self, usage: object, *, input_side_only: bool = False) -> None:
         """Take one usage object as it stood on the wire; anything else is ignored.
@@ -193,6 +194,10 @@ class UsageReader:
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
 
+    def edited(self) -> None:
+        """Take that the provider left out a part of the request before its model read it."""
+        self._is_edited = True
+
     def add_tools(self, said: object) -> None:
         """Take what OpenAI's Responses say beside the usage of the tools that OpenAI ran."""
         if not isinstance(said, dict):
@@ -221,11 +226,12 @@ class UsageReader:
     def reported(self) -> Reported | None:
         """All that was said, or None where nothing was."""
         found = _reported(self._fields, self._cost_usd)
-        if found is None or not (self._named or self._request_tokens is not None):
+        request_tokens = 0 if self._is_edited else self._request_tokens
+        if found is None or not (self._named or request_tokens is not None):
             return found
         named = tuple([(name, used) for name, fields in self._named.items() if (used := _used(fields)) is not None])
         attempts = tuple([(name, used) for name, fields in self._attempts if (used := _used(fields)) is not None])
-        return replace(found, named=named, request_tokens=self._request_tokens, attempts=attempts)
+        return replace(found, named=named, request_tokens=request_tokens, attempts=attempts)
 
 
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Reported | None:

@@ -244,6 +244,40 @@ def test_thinking_that_nobody_can_read_weighs_by_its_length() -> None:
     assert answer_to(*read).output_estimate == 200
 
 
+CLEARED = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 3, "cleared_input_tokens": 9_000}
+
+
+@pytest.mark.parametrize(
+    ("said", "weight"),
+    [
+        ({"context_management": {"applied_edits": [CLEARED]}}, 0),
+        ({"context_management": {"applied_edits": []}}, None),
+        ({"context_management": {"applied_edits": 7}}, None),
+        ({"context_management": None}, None),
+        ({"context_management": 7}, None),
+        ({}, None),
+    ],
+)
+def test_a_conversation_that_its_provider_edited_tells_nothing_of_the_size_of_the_request(
+    said: dict[str, Any], weight: int | None
+) -> None:
+    usage = {"input_tokens": 400, "output_tokens": 5}
+    whole = DIALECT.answer(json.dumps({"usage": usage, **said}).encode())
+    streamed = answer_to(start(input_tokens=400), {**ended("end_turn", output_tokens=5), **said})
+    for found in (whole, streamed):
+        assert found.usage is not None
+        assert (found.usage.request_tokens, usage_of(found).input_tokens) == (weight, 400)
+
+
+def test_a_conversation_that_its_provider_compacted_tells_nothing_of_the_size_of_the_request() -> None:
+    compacted = {"type": "compaction", "content": "so far"}
+    whole = {"usage": {"input_tokens": 400, "output_tokens": 5}, "content": [compacted]}
+    streamed = [start(input_tokens=400), block("compaction"), ended("end_turn", output_tokens=5)]
+    for found in (DIALECT.answer(json.dumps(whole).encode()), answer_to(*streamed)):
+        assert found.usage is not None
+        assert found.usage.request_tokens == 0
+
+
 def handed_over(category: str | None, model: str, index: int = 0) -> dict[str, Any]:
     trigger = {"type": "refusal", "category": category}
     return block("fallback", index, **{"from": {"model": "claude"}, "to": {"model": model}, "trigger": trigger})
