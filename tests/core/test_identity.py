@@ -36,7 +36,6 @@ HEADER_ORDER = (
     b"x-session-affinity",
     b"x-openwebui-chat-id",
     b"x-amp-thread-id",
-    b"thread-id",
     b"conversation_id",
     b"x-someones-session-id",
 )
