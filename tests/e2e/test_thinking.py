@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 
 from gateway.mock import CLAUDE_RULES, MockServer, Provider
 from tests.conftest import StartGateway
-from tests.support.agents import STEPS, SYSTEM, TOOLS, play
+from tests.support.agents import STEPS, SYSTEM, TOOLS, play, result, script
 from tests.support.thinking import BETA
 
 TURNS = 40
@@ -239,3 +240,39 @@ def test_tokens_of_a_trimmed_conversation_can_be_counted(
     messages: Any = session.messages
     counted = client.messages.count_tokens(model="claude-fable-5-2", messages=messages, tools=tools, system=SYSTEM)
     assert counted.input_tokens > BUDGET
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the")
+@pytest.mark.filterwarnings("ignore:.*ReadOnly. qualifier")
+def test_a_chat_session_that_is_translated_for_claude_keeps_its_thinking_valid(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    provider = {
+        "adapter": "litellm",
+        "litellm": "anthropic",
+        "base_url": mock_server.url,
+        "key": "sk-held",
+        "retries": 0,
+    }
+    gateway = gateway_server(
+        mock_server.url, providers={"claude": provider}, default_provider="claude", **{"context.budget": 9_000}
+    )
+    claude.push(*script(20))
+    tools: Any = [
+        {"type": "function", "function": {"name": tool["name"], "parameters": tool["input_schema"]}} for tool in TOOLS
+    ]
+    messages: Any = [{"role": "user", "content": "Repair the program, part by part."}]
+    trimmed = []
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as client:
+        for number in range(20):
+            raw = client.chat.completions.with_raw_response.create(
+                model="claude-opus-5-5", messages=messages, tools=tools, max_tokens=800
+            )
+            trimmed.append(raw.headers["x-context-trimmed"])
+            message = raw.parse().choices[0].message.model_dump(exclude_none=True)
+            messages.append(message)
+            for call in message.get("tool_calls", []):
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result(number)})
+    assert refusals(claude) == 0
+    assert any("thinking=" in one for one in trimmed)
+    assert thinking(sent(claude)[-1]["messages"])
