@@ -35,7 +35,8 @@ Span = tuple[int, int]
 VERSION: Final = 1
 #: Checkpoints of one conversation. Without the oldest ones, a later change may remove more thinking than needed.
 MAX_CHECKPOINTS: Final = 16
-#: Spans and modes of one conversation. A session that changes its mode more often is shown the first ones.
+#: Spans and modes of one conversation. With more spans, the oldest thinking is removed as well, which leaves later
+#: blocks valid. A session that changes its mode more often keeps the last one of these.
 MAX_SPANS: Final = 64
 #: How thinking is written in the bytes of a message, in any format.
 _MARKS: Final = (b"thinking", b"reasoning")
@@ -302,9 +303,9 @@ class BoundConversation:
         return SentPrefix(
             self._name(self.size),
             self.size,
-            merged(removed)[-MAX_SPANS:],
+            _bounded(merged(removed)),
             (*before[-MAX_CHECKPOINTS + 1 :], now),
-            tuple(modes)[-MAX_SPANS:],
+            tuple(modes)[:MAX_SPANS],
             tools,
             keeps_round,
         )
@@ -353,6 +354,13 @@ def _size_of(bare: Bare) -> int:
 
 def _is_in(position: int, spans: Collection[Span]) -> bool:
     return any(start <= position < stop for start, stop in spans)
+
+
+def _bounded(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Return at most `MAX_SPANS` spans that remove no less than these."""
+    if len(spans) <= MAX_SPANS:
+        return spans
+    return ((0, spans[-MAX_SPANS][1]), *spans[-MAX_SPANS + 1 :])
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:

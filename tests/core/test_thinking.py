@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.core.counting.measure import Wire
 from gateway.core.message import Hashed, encode
 from gateway.core.session import SessionState
-from gateway.core.thinking import BoundConversation, SentPrefix, bare_message, merged
+from gateway.core.thinking import MAX_SPANS, BoundConversation, SentPrefix, bare_message, merged
 
 
 def user(text: str) -> dict[str, Any]:
@@ -192,6 +192,15 @@ def test_the_open_turn_begins_after_the_users_last_words() -> None:
 
 def test_spans_are_merged() -> None:
     assert merged([(4, 6), (0, 2), (2, 3), (5, 9), (7, 7)]) == ((0, 3), (4, 9))
+
+
+def test_many_spans_are_bounded_by_removing_more_of_the_oldest_thinking() -> None:
+    spans = [(4 * number, 4 * number + 2) for number in range(100)]
+    known = bound(FOUR).remember(None, raws(FOUR), removed=spans, modes=(), tools="", keeps_round=False)
+    assert len(known.removed) == MAX_SPANS
+    assert known.removed[0][0] == 0
+    assert known.removed[-1] == spans[-1]
+    assert all(any(a <= start and stop <= b for a, b in known.removed) for start, stop in spans)
 
 
 def test_a_session_keeps_the_newest_prefixes() -> None:
