@@ -462,16 +462,18 @@ class Composer:
     async def repair_thinking(self, progress: Progress, call: Call, refusal: ThinkingRefusal) -> bool:
         """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
 
-        Not for a client that sets `block_binding` itself, nor for Claude Code: both handle the refusal.
+        A client that sets `block_binding` itself, and Claude Code, handle refusals of what they sent. They cannot
+        handle a refusal that is caused by a change of ours.
         """
         asked = progress.asked
-        if manages_thinking(progress.incoming.headers, call):
-            return False
         if asked is None:
             return refusal.kind == "binding" and self._count_without_thinking(progress, call)
         if asked.contents.messages is None:
             return False
         received = asked.received or asked.contents
+        is_changed = progress.sent_messages != received.messages or "tools" in progress.narrowed.fields
+        if not is_changed and manages_thinking(progress.incoming.headers, call):
+            return False
         bound = progress.thinking or self._bound(progress, received, is_known=True)
         if bound is None or (refusal.kind == "round" and received.wire != "messages"):
             return False

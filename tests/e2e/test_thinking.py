@@ -20,6 +20,10 @@ TURNS = 40
 #: input tokens: the sessions grow to three times as many
 BUDGET = 12_000
 REFUSED = "bound to a different conversation"
+#: headers of a client that leaves refusals to the gateway, and of one that handles those of what it sent itself
+CLIENTS = pytest.mark.parametrize(
+    "headers", [{}, {"x-claude-code-session-id": "one"}], ids=["any client", "Claude Code"]
+)
 
 
 @pytest.fixture
@@ -171,12 +175,14 @@ def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refu
     assert all("thinking=" in headers["x-context-trimmed"] for headers in more.headers)
 
 
+@CLIENTS
 def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_drop_blocks_itself(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider
 ) -> None:
+    """Claude Code too cannot repair this: the gateway removed the thinking, not the client."""
     claude.claude = tuple(replace(rules, keeps_open_round=True) for rules in CLAUDE_RULES)
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
-    session = play(gateway.base_url, claude, TURNS)
+    session = play(gateway.base_url, claude, TURNS, headers=headers)
     assert (session.errors, refusals(claude)) == ([], 1)
     last = sent(claude)[-1]
     assert last["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
@@ -210,13 +216,14 @@ def test_a_client_that_changed_its_history_is_helped_once(
     assert (again.errors, refusals(claude)) == ([], 1)
 
 
+@CLIENTS
 def test_a_model_that_no_table_lists_as_binding_is_repaired_and_remembered(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider, tmp_path: Any
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider, tmp_path: Any
 ) -> None:
     families = tmp_path / "families.yaml"
     families.write_text("families: {old: {models: ['claude-fable-5-2'], like: claude-new}}")
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET, "context.families": str(families)})
-    session = play(gateway.base_url, claude, TURNS)
+    session = play(gateway.base_url, claude, TURNS, headers=headers)
     assert session.errors == []
     assert refusals(claude) == 1
 
@@ -230,12 +237,13 @@ def test_older_models_keep_their_thinking(
     assert not any("thinking" in headers["x-context-trimmed"] for headers in session.headers)
 
 
+@CLIENTS
 def test_tokens_of_a_trimmed_conversation_can_be_counted(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
-    session = play(gateway.base_url, claude, 22)
-    client = client_of(gateway.base_url)
+    session = play(gateway.base_url, claude, 22, headers=headers)
+    client = client_of(gateway.base_url).with_options(default_headers=headers)
     tools: Any = TOOLS
     messages: Any = session.messages
     counted = client.messages.count_tokens(model="claude-fable-5-2", messages=messages, tools=tools, system=SYSTEM)
