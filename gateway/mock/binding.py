@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -66,6 +67,8 @@ class Checked:
     """The messages without the dropped blocks."""
     chain: list[bytes] = field(default_factory=list)
     """The identifiers of the thinking blocks that new ones follow."""
+    has_gap: bool = False
+    """A block in `chain` was not created after the one before it there."""
     transformations: list[JsonObject] = field(default_factory=list)
 
 
@@ -81,6 +84,7 @@ def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) 
             prefix=checked.prefix.digest,
             previous=chain[-1] if chain else b"",
             depth=len(chain),
+            chain=_digest(chain),
             response=response,
             index=index,
             count=len(texts),
@@ -143,12 +147,12 @@ def _passes(sent: Sent, checked: Checked, terms: Terms, memory: PrefixMemory) ->
         reason = "model_binding_mismatch"
     if reason is not None:
         # The block becomes readable again under its own model or account, so later blocks still follow it.
-        checked.chain.append(sent.identifier)
+        _append(sent, checked)
         checked.transformations.append({"type": "thinking_dropped", "path": sent.path, "reason": reason})
         return False
     has_same_content = seal.prefix == checked.prefix.digest
-    if rules.prefix_check == "none" or (has_same_content and _follows(seal, checked.chain)):
-        checked.chain.append(sent.identifier)
+    if rules.prefix_check == "none" or (has_same_content and _is_valid_after(checked, seal)):
+        _append(sent, checked)
         return True
     if terms.mismatch == "error":
         cause = _missing(seal, checked) if has_same_content else _change(seal, checked, memory)
@@ -157,16 +161,30 @@ def _passes(sent: Sent, checked: Checked, terms: Terms, memory: PrefixMemory) ->
     kind = "thinking_mismatch_allowed" if is_allowed else "thinking_dropped"
     checked.transformations.append({"type": kind, "path": sent.path, "reason": "prefix_binding_mismatch"})
     if is_allowed:
-        checked.chain.append(sent.identifier)
+        _append(sent, checked)
     return is_allowed
 
 
-def _follows(seal: Seal, chain: list[bytes]) -> bool:
-    """Return True if `chain` is the end of the thinking that the block was created after, or empty.
+def _append(sent: Sent, checked: Checked) -> None:
+    checked.has_gap = checked.has_gap or not _follows(sent.seal, checked.chain)
+    checked.chain.append(sent.identifier)
 
-    Each block in `chain` was found to follow the one before it, so the last identifier and the length say enough.
+
+def _is_valid_after(checked: Checked, seal: Seal) -> bool:
+    """Return True if the chain is the end of the thinking that the block was created after, or empty.
+
+    Without a gap, the last identifier and the length say enough. With one, the whole chain must be the same: blocks
+    that are allowed in spite of a gap, or that the model does not read, are in the chain of the blocks created later.
     """
+    return seal.chain == _digest(checked.chain) if checked.has_gap else _follows(seal, checked.chain)
+
+
+def _follows(seal: Seal, chain: list[bytes]) -> bool:
     return not chain or (chain[-1] == seal.previous and len(chain) <= seal.depth)
+
+
+def _digest(chain: list[bytes]) -> bytes:
+    return hashlib.blake2b(b"".join(chain), digest_size=8).digest()
 
 
 def _missing(seal: Seal, checked: Checked) -> str | None:

@@ -31,6 +31,8 @@ class Seal(msgspec.Struct, frozen=True, array_like=True):
     """The identifier of the thinking block before it when it was created; empty if there was none."""
     depth: int
     """The number of thinking blocks before it when it was created."""
+    chain: bytes
+    """The digest of the identifiers of all these blocks."""
     response: int
     """The number of the call that created it."""
     index: int

@@ -391,6 +391,21 @@ def test_an_old_account_without_the_beta_gets_no_report(web: Http, provider: Pro
     assert (answer.status, "input_transformations" in answer.json) == (200, False)
 
 
+def test_a_gap_that_is_allowed_is_reported_for_every_later_block_but_those_created_after_it(
+    web: Http, provider: Provider
+) -> None:
+    provider.claude = CLAUDE_RULES
+    agent = Agent(web, mock="old_account=1")
+    for number in range(4):
+        agent.step(user(f"question {number}"))
+    del agent.messages[3]["content"][0]
+    answer = agent.step(user("question 4"), beta=True)
+    allowed = [(f"messages.{number}.content.0", "thinking_mismatch_allowed") for number in (5, 7)]
+    assert [(one["path"], one["type"]) for one in answer["input_transformations"]] == allowed
+    answer = agent.step(user("question 5"), beta=True)
+    assert [(one["path"], one["type"]) for one in answer["input_transformations"]] == allowed
+
+
 MODELS = (
     "fable-5-2",
     "mythos-5-1",
