@@ -34,8 +34,9 @@ class _Born:
 class _Walk:
     """The part of a prompt that was read so far.
 
-    `sent` lists the thinking blocks as sent. `kept` lists those that the provider did not drop. The pages do not say
-    which of the two lists a new block is bound to.
+    `sent` lists the thinking blocks as sent. `kept` lists them without those that failed the check and were dropped. The
+    pages do not say which of the two lists a new block is bound to. Blocks that the model cannot read are in both,
+    because they may stay in the history and are read again after a return to their model.
     """
 
     tools: Sequence[Block]
@@ -107,7 +108,7 @@ class ClaudeChecker:
             found = self._thinking(path, block, walk, body, beta)
             mark = _mark(block)
             walk.sent.append(mark)
-            if found is None or found.effect == "tolerated":
+            if found is None or found.effect == "tolerated" or found.rule == "model":
                 walk.kept.append(mark)
             findings += [found] if found else []
         return findings, walk
@@ -120,21 +121,30 @@ class ClaudeChecker:
         reads = model.reads(born.model)
         if reads is False:
             return Finding(path, "model", f"{model} does not read thinking of {born.model}", "dropped")
-        found = self._binding(path, born, walk) if model.checks_prefix else None
+        found = self._binding(path, model, born, walk) if model.checks_prefix else None
         if found is None:
-            return None
+            unsaid = "the pages do not say whether the model reads it"
+            return Finding(path, "model", unsaid, "dropped", sure=False) if reads is None else None
         return replace(found, effect=self._effect(model, body, beta), sure=found.sure and reads is True)
 
-    @staticmethod
-    def _binding(path: str, born: _Born, walk: _Walk) -> Finding | None:
+    def _binding(self, path: str, model: Model, born: _Born, walk: _Walk) -> Finding | None:
         if walk.prefix() != born.prefix:
             return Finding(path, "prefix_changed", f"first change at {walk.first_change(born.prefix)}")
-        as_sent, as_kept = _ends(born.sent, walk.sent), _ends(born.kept, walk.kept)
-        if as_sent and as_kept:
+        # The pages do not say whether a block that the model cannot read may be left out.
+        unread = {mark for mark in (*born.sent, *walk.sent) if self._reads(model, mark) is False}
+        readings = [
+            _ends(born.sent, walk.sent),
+            _ends(born.kept, walk.kept),
+            _ends([one for one in born.sent if one not in unread], [one for one in walk.sent if one not in unread]),
+        ]
+        if all(readings):
             return None
         restored = set(walk.sent) - set(born.sent)
         detail = "thinking before it was put back" if restored else "thinking before it is missing or in another order"
-        return Finding(path, "restored" if restored else "gap", detail, sure=as_sent == as_kept)
+        return Finding(path, "restored" if restored else "gap", detail, sure=not any(readings))
+
+    def _reads(self, model: Model, mark: str) -> bool | None:
+        return model.reads(self._born[mark].model) if mark in self._born else None
 
     def _effect(self, model: Model, body: Body, beta: str) -> Literal["refused", "dropped", "tolerated"]:
         binding = (body.get("thinking") or {}).get("block_binding")
@@ -143,16 +153,22 @@ class ClaudeChecker:
         return "refused" if self.new_account or model.always_refuses else "tolerated"
 
     def _latest(self, body: Body) -> Iterator[Finding]:
-        """Yield the newest assistant message if it has some but not all thinking of a response, or another order."""
-        messages = body["messages"]
-        newest = max((n for n, one in enumerate(messages) if one["role"] == "assistant"), default=None)
-        if newest is None:
-            return
-        marks = [_mark(one) for one in blocks(messages[newest]["content"]) if one.get("type") in THINKING]
-        numbers = dict.fromkeys(self._born[mark].response for mark in marks if mark in self._born)
-        whole = [mark for number in numbers for mark in self._responses[number]]
-        if marks != whole and all(mark in self._born for mark in marks):
-            yield Finding(f"messages.{newest}", "modified", "thinking of the latest assistant message was modified")
+        """Yield where the newest assistant turn has some but not all thinking of a response, or another order.
+
+        Assistant messages in a row are one turn.
+        """
+        roles = [one["role"] for one in body["messages"]]
+        stop = next((n for n in range(len(roles), 0, -1) if roles[n - 1] == "assistant"), 0)
+        start = next((n for n in range(stop, 0, -1) if roles[n - 1] != "assistant"), 0)
+        newest = {f"messages.{number}" for number in range(start, stop)}
+        groups: dict[int, list[tuple[str, str]]] = {}
+        for path, _, block in _content(body):
+            mark = _mark(block)
+            if path.rpartition(".content")[0] in newest and block.get("type") in THINKING and mark in self._born:
+                groups.setdefault(self._born[mark].response, []).append((path, mark))
+        for number, group in groups.items():
+            if tuple(mark for _, mark in group) != self._responses[number]:
+                yield Finding(group[0][0], "modified", "thinking of the latest assistant message was modified")
 
 
 def _content(body: Body) -> Iterator[tuple[str, str, Block]]:

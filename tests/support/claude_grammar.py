@@ -87,12 +87,17 @@ def request_rules(body: Body, beta: str) -> Iterator[Finding]:
         yield Finding("thinking.type", "thinking_type", f"allowed: {sorted(kinds)}")
     if thinking.get("type") == "between_tools" and len(thinking) > 1:
         yield Finding("thinking", "between_tools", "no other field is allowed")
+    effort = (body.get("output_config") or {}).get("effort")
+    if thinking.get("type") in ("disabled", "between_tools") and effort in ("xhigh", "max"):
+        yield Finding("thinking.type", "thinking_type", f"not with effort {effort}")
     if body["messages"][-1]["role"] == "assistant":
         yield Finding(f"messages.{len(body['messages']) - 1}", "prefill", "the last message is the assistant's")
-    top = 0.99 if model.family == "haiku" else 1
+    # The default of `top_p` is not stated for the other models.
+    top = (None, 0.99) if model.family == "haiku" else (None, 0.99, 1)
     if body.get("temperature") not in (None, 1) or body.get("top_k") is not None:
         yield Finding("temperature", "sampling", "sampling parameters are not accepted")
-    if body.get("top_p") not in (None, top) or (body.get("top_p") and body.get("temperature")):
+    is_both = model.family == "haiku" and body.get("top_p") is not None and body.get("temperature") is not None
+    if body.get("top_p") not in top or is_both:
         yield Finding("top_p", "sampling", "sampling parameters are not accepted")
 
 
