@@ -422,7 +422,9 @@ def is_one_text(content: object) -> bool:
 def _identity(raw: bytes, message: Message, text_key: bytes) -> bytes:
     bare = without_thinking(message)
     if not is_one_text(bare.get("content")):
-        return digest(raw if bare is message else encode(bare))
+        # A client may take the thinking out itself later, so what is left is hashed the same way with and without it.
+        may_think = bare is not message or message.get("role") == "assistant"
+        return digest(encode(bare) if may_think else raw)
     rest = {name: value for name, value in bare.items() if name != "content" and name not in CACHE_MARKS}
     return digest(encode(rest) + text_key)
 

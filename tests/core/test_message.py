@@ -98,6 +98,15 @@ def test_whatever_cannot_be_read_is_itself_only(raw: bytes) -> None:
     assert sketch(raw).identity not in (b"", sketch(raw + b" ").identity)
 
 
+@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"indent": 1}])
+def test_a_client_that_removes_thinking_itself_sends_the_same_message_however_it_writes_json(style: Any) -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    left = [{"type": "text", "text": "caf\u00e9"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"n": 1.0}}]
+    with_thinking = json.dumps({"role": "assistant", "content": [thought, *left]}, **style).encode()
+    without = json.dumps({"role": "assistant", "content": left}, **style).encode()
+    assert sketch(with_thinking).identity == sketch(without).identity
+
+
 def test_openais_mark_is_one_like_anthropics() -> None:
     mark = b'"prompt_cache_breakpoint":{"mode":"explicit","ttl":"30m"}'
     part = b'{"role":"user","content":[{"type":"text","text":"a"%b}]}'
