@@ -251,7 +251,11 @@ def _kept(draft: Draft, epoch: Epoch, summary: str, compute: Callable[[], Sent])
     # Sessions that begin alike share a reader, and need not have the same summary.
     told = digest(summary.encode("utf-8", "replace")) if summary else b""
     key = (epoch.prefix, epoch.plan, epoch.summary, told)
-    return draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes).of_these(draft)
+    sent = draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
+    # The same messages with their thinking cannot be cut, so that numbers of blocks mean nothing in them.
+    if sent.keys != draft.conversation.keys[: epoch.size] and not _is_sound(draft, sent):
+        raise ValueError("numbers of other messages")
+    return sent.of_these(draft)
 
 
 def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[str, str]) -> Sent | None:
@@ -284,7 +288,7 @@ def _sent(draft: Draft, epoch: Epoch, summaries: Mapping[str, str]) -> Sent:
     return Sent.of(sent)
 
 
-def _is_sound(draft: Draft, plan: Plan) -> bool:
+def _is_sound(draft: Draft, plan: Plan | Sent) -> bool:
     """Whether the numbers mean something here; an epoch comes out of a store and may be anything."""
     items, raws = draft.conversation.items, draft.conversation.messages
 

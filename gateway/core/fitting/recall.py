@@ -141,7 +141,9 @@ def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_
     size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
     parameters = draft.parameters if asked_too else NO_PARAMETERS
-    key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters
+    # Conversations with and without thinking have the same prefix, and only without can be repeated.
+    sealed = tuple(index for index, one in enumerate(draft.conversation.sketches[:size]) if one.sealed)
+    key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters, sealed
     past = draft.reader.kept(
         "past", key, lambda: _read_past(draft, size, speakers, parameters), lambda past: past.size_bytes
     )

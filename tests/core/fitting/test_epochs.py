@@ -778,3 +778,19 @@ def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
     done, late = timed(0, first.epoch, limit=3500)
     assert late
     assert list(done.fates.actions) == ["drop"]
+
+
+def test_what_was_decided_without_the_thinking_of_a_conversation_is_not_applied_to_it() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    said = {"role": "assistant", "content": "Some words. " * 20 + "The ledger of Zanzibar is worth 7700."}
+    question = "What is the ledger of Zanzibar worth?"
+    bare = [*START, said, {"role": "user", "content": "Go on."}, *session(8)[2:], {"role": "user", "content": question}]
+    reader, policy = Reader(COUNT), FitPolicy(recall="all", strategies=(Drop(),))
+    first = fit(Conversation.of_messages(bare), 500, reader, policy=policy)
+    assert "7700" in first.decoded()[-1]["content"]
+    thinking = [*bare]
+    thinking[2] = {**said, "content": [thought, {"type": "text", "text": said["content"]}]}
+    thinking[-1] = {"role": "user", "content": [{"type": "text", "text": question}]}
+    again = fit(Conversation.of_messages(thinking), 500, reader, epoch=first.epoch, policy=policy)
+    assert again.tokens <= 500
+    assert again.epoch != first.epoch
