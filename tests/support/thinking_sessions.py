@@ -72,7 +72,7 @@ class Recorder:
         self.refused: list[str] = []
         self.faults: list[str] = []
         self.accepted = 0
-        self.turn: Callable[[], Turn] = Turn
+        self.turn: Callable[[Json], Turn] = lambda _: Turn()
         self.redacts: Callable[[], bool] = lambda: False
         self._app = create_app(self.provider)
 
@@ -91,7 +91,7 @@ class Recorder:
         body = json.loads(raw) if is_messages else {}
         # A summary is asked for without tools.
         if body.get("tools"):
-            self.provider.push(self.turn())
+            self.provider.push(self.turn(body))
         sent: list[Any] = []
         waiting = [{"type": "http.request", "body": raw}]
 
@@ -305,7 +305,7 @@ class Stage:
         """Play one session."""
         plan, recorder = Plan(seed), self.recorder
         recorder.reset()
-        recorder.turn = lambda: _turn(plan)
+        recorder.turn = lambda body: _turn(plan, may_be_silent="tool_choice" not in body)
         recorder.redacts = lambda: plan.chance.random() < plan.redacts
         outcome = Outcome(plan)
         clients = [Client(plan, number) for number in range(plan.conversations)]
@@ -357,14 +357,15 @@ def _headers(plan: Plan) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _turn(plan: Plan) -> Turn:
+def _turn(plan: Plan, *, may_be_silent: bool) -> Turn:
+    """Return a response of the model. It is not empty where a forced tool call turns thinking off."""
     chance = plan.chance
     blocks = chance.choice([1, 1, 1, 2, 3])
     thinking = tuple(
         "\n".join(f"I look at part {chance.randrange(10**6)} next." for _ in range(chance.randint(1, 8)))
         for _ in range(blocks)
     )
-    if chance.random() < plan.silent:
+    if may_be_silent and chance.random() < plan.silent:
         return Turn(text="", thinking=thinking)
     count = chance.choice([0, 1, 1, 1, 1, 2, 3])
     calls = tuple(
