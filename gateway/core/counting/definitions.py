@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gateway.core.counting.binary import readable
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.tools import compact, typescript
 from gateway.core.values import dataclass
@@ -68,7 +69,7 @@ def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> Tools:
 
 def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> Tools:
     if not isinstance(tool, Mapping):
-        return Tools(server_json=counter.count(compact(tool)))
+        return Tools(server_json=counter.count(readable(tool)[0]))
     if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
         return weigh_tools(tool["tools"], counter, depth + 1)
     inner = tool.get("function", tool.get("custom"))
@@ -76,7 +77,7 @@ def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> Tools:
     name, description = holder.get("name"), holder.get("description")
     schema = holder.get("parameters", holder.get("input_schema"))
     if not isinstance(name, str) or (schema is None and tool.get("type") not in (None, "function", "custom")):
-        return Tools(server=1, server_json=counter.count(compact(tool)))
+        return Tools(server=1, server_json=counter.count(readable(tool)[0]))
     if tool.get("defer_loading") is True:
         return Tools(deferred=1)
     about = description if isinstance(description, str) else ""

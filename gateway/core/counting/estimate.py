@@ -382,6 +382,8 @@ def media_tokens(item: Media, family: Family) -> float:
         return family.pdf_page * (item.pages or max(1, round(item.size / _PDF_BYTES_A_PAGE)))
     if item.kind == "text":
         return family.document
+    if item.kind == "video":
+        return item.size / _VIDEO_BYTES_A_TOKEN
     return item.size / _FILE_BYTES_A_TOKEN
 
 
@@ -396,6 +398,8 @@ def media_doubt(item: Media, family: Family) -> float:
 _AUDIO_BYTES_A_SECOND: Final = 8_000
 #: a page of a PDF whose pages cannot be seen, on average
 _PDF_BYTES_A_PAGE: Final = 50_000
+#: 300 tokens a second (https://ai.google.dev/gemini-api/docs/video-understanding) of video with 1 Mbit/s
+_VIDEO_BYTES_A_TOKEN: Final = 400
 #: office files are packed: recorded spreadsheets and letters of 5 kB made 50 tokens, photos of text far less
 _FILE_BYTES_A_TOKEN: Final = 40
 

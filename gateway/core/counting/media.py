@@ -20,6 +20,19 @@ _PDF_HEAD: Final = 8 * 1024 * 1024
 _PDF_PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
 _LINEARIZED: Final = re.compile(rb"/Linearized\b[^>]{0,200}?/N\s+(\d{1,6})")
 _NOT_BASE64: Final = re.compile(r"[^A-Za-z0-9+/]")
+#: First bytes of formats, by the kind of media. A later entry is asked if no earlier one fits.
+_HEADS: Final = tuple(
+    (kind, re.compile(head, re.DOTALL))
+    for kind, head in (
+        ("image", rb"\x89PNG\r\n\x1a\n|GIF8[79]a|\xff\xd8\xff|RIFF.{4}WEBP|BM.{4}\x00{4}|II\*\x00|MM\x00\*"),
+        ("image", rb".{4}ftyp(?:avi[fs]|hei[cfsx]|mif1|msf1)|\x00\x00\x01\x00[\x01-\x20]\x00|8BPS"),
+        ("audio", rb"RIFF.{4}WAVE|ID3[\x02-\x04]|OggS|fLaC|#!AMR|FORM.{4}AIF[FC]|.{4}ftyp(?:M4[AB]|F4A)"),
+        ("audio", rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb\xf1\xf9][\x10-\xef]"),
+        ("video", rb".{4}ftyp|\x1aE\xdf\xa3|RIFF.{4}AVI |FLV\x01|\x00\x00\x01[\xb3\xba]"),
+        ("file", rb"PK\x03\x04|PK\x05\x06|\x1f\x8b\x08|BZh[1-9]1AY|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|7z\xbc\xaf"),
+        ("file", rb"Rar!\x1a\x07|\xd0\xcf\x11\xe0|SQLite format 3\x00|PAR1|\x7fELF|\x00asm|.{257}ustar"),
+    )
+)
 #: markers of JPEG that hold the frame's size
 _FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 #: most pixels along one edge that anyone would send; what claims more is not believed
@@ -62,8 +75,16 @@ def from_base64(data: str, media_type: str = "", kind: str = "", detail: str = "
     if head.startswith(b"%PDF") or media_type == "application/pdf":
         return Media("pdf", size=size, pages=_pages(_decode(data[:_PDF_HEAD])))
     named = media_type.partition("/")[0]
-    found = named if named in ("image", "audio", "video") else kind or "file"
+    begins = _kind_of_head(head)
+    # WebM and Ogg hold sound alone, too, and only the media type says so.
+    is_named = named in ("image", "audio", "video") and begins in ("", "video")
+    found = named if is_named else begins or kind or "file"
     return Media(found, detail=detail, size=size, seconds=_wav_seconds(head, size) if found == "audio" else 0.0)
+
+
+def _kind_of_head(head: bytes) -> str:
+    """Return the kind of media that begins with these bytes: image, audio, video, file for an archive, or ""."""
+    return next((kind for kind, pattern in _HEADS if pattern.match(head)), "")
 
 
 def image_size(head: bytes) -> tuple[int, int] | None:
@@ -88,7 +109,12 @@ def decode_text(data: str) -> str:
 def seconds_of(part: Mapping[str, Any]) -> Media:
     """The sound in an `input_audio` object: {"data": base64, "format": "wav"}."""
     data = part.get("data")
-    found = from_base64(data, "audio/" + str(part.get("format", ""))) if isinstance(data, str) else Media("audio")
+    if isinstance(data, str):
+        # Qwen takes a data URL here.
+        data = data.partition(",")[2] if data.startswith("data:") else data
+        found = from_base64(data, "audio/" + str(part.get("format", "")))
+    else:
+        found = Media("audio")
     return found if found.kind == "audio" else Media("audio", size=found.size)
 
 

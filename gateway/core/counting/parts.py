@@ -7,10 +7,12 @@ as the JSON it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from gateway.core.counting import media
+from gateway.core.counting.binary import SEALED, binary_of, readable
 from gateway.core.counting.media import Media
 from gateway.core.counting.tools import compact, strings_of
 from gateway.core.tools import NAME_CHARACTERS
@@ -65,16 +67,17 @@ class Tally:
             self.add(kind, self.count(text if isinstance(text, str) else compact(text)))
 
     def unknown(self, value: object) -> None:
-        """A part nobody here knows: its JSON, with data URLs as what they hold."""
+        """A part nobody here knows: its JSON, with binary data as what it holds."""
         if isinstance(value, str) and not value.startswith("data:"):
             self.say("text", value)
             return
-        strings = strings_of(value)
-        if any(text.startswith("data:") for text in strings):
-            self.media += [media.from_url(text) for text in strings if text.startswith("data:")]
-            self.say("other", "\n".join(text for text in strings if not text.startswith("data:")))
-        else:
-            self.say("other", compact(value))
+        text, binaries = readable(value)
+        for data, item in binaries:
+            if item.kind == SEALED:
+                self.seal(data)
+            else:
+                self.media.append(item)
+        self.say("other", text)
 
     def fields(self, part: Mapping[str, Any]) -> None:
         """A part nobody here knows, without the fields that no model reads."""
@@ -180,8 +183,17 @@ def _image(tally: Tally, part: Mapping[str, Any]) -> None:
     if isinstance(url, str):
         found = media.from_url(url, "image", detail)
         tally.media.append(found if found.kind == "image" else Media("image", detail=detail, size=found.size))
+    elif "source" in part:
+        tally.media += _source(tally, part["source"], "image", detail)
     else:
-        tally.media += _source(tally, part.get("source"), "image", detail)
+        tally.media.append(_held_image(part, detail))
+
+
+def _held_image(part: Mapping[str, Any], detail: str) -> Media:
+    """Return the image that stands in another field of a part: `data` (MCP), `image` (Qwen), `b64_json`."""
+    texts = [text for text in part.values() if isinstance(text, str)]
+    found = next((item for item in map(binary_of, texts) if item is not None and item.kind == "image"), Media("image"))
+    return replace(found, detail=detail)
 
 
 def _source(tally: Tally, source: object, kind: str, detail: str = "") -> list[Media]:
@@ -244,6 +256,18 @@ def _search_result(tally: Tally, part: Mapping[str, Any]) -> None:
                 tally.say("text", value)
 
 
+def _served_result(tally: Tally, part: Mapping[str, Any]) -> None:
+    """What Anthropic's code execution printed: the output is encrypted where a program read the results of tools."""
+    content = part.get("content")
+    fields = content if isinstance(content, OBJECT) else {}
+    said = {name: text for name, text in fields.items() if name.startswith("encrypted_") and isinstance(text, str)}
+    if said:
+        tally.add("text", round(_ENCRYPTED_TOKENS * sum(map(len, said.values()))))
+        tally.fields({**part, "content": {name: value for name, value in fields.items() if name not in said}})
+    else:
+        tally.fields(part)
+
+
 def _tool_use(tally: Tally, part: Mapping[str, Any]) -> None:
     tally.call(part.get("name"), part.get("input"), part.get("id"))
 
@@ -278,6 +302,7 @@ _PARTS: Final[Mapping[str, Part]] = {
     "tool_result": _tool_result,
     "container_upload": _no_tokens,
     "web_search_tool_result": _search_result,
+    **dict.fromkeys(("code_execution_tool_result", "advisor_tool_result"), _served_result),
     **dict.fromkeys(COMPACTIONS, Tally.compacted),
 }
 

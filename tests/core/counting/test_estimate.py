@@ -152,9 +152,10 @@ def test_media_cost_by_kind() -> None:
         media_tokens(Media("pdf", size=500_000), family),
         media_tokens(Media("text"), family),
         media_tokens(Media("file", size=400), family),
+        media_tokens(Media("video", size=400_000), family),
         media_tokens(Media("image", 512, 512), family),
     ]
-    assert costs == [30, 100, 1000, 2500, 35, 10, 255]
+    assert costs == [30, 100, 1000, 2500, 35, 10, 1000, 255]
 
 
 def test_images_and_files_are_part_of_what_a_request_weighs(shipped: Estimator) -> None:
