@@ -9,13 +9,13 @@ a window of 8 tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
-
-import msgspec
 
 from gateway.core.retrying import TELLING
 from gateway.core.values import dataclass
+from gateway.dialects.error_text import Said, said_in
+from gateway.dialects.length_words import lengths_in
 from gateway.dialects.reported import count
 
 
@@ -32,14 +32,6 @@ class LengthError:
     output: int | None = None
     of_input: bool = False
 
-
-#: Bytes of a body that are looked at.
-_MAX_BODY: Final = 65_536
-#: Characters of a message that are looked at; the longest known refusal has 300, nested in a proxy's 600.
-_MAX_TEXT: Final = 2_000
-#: Errors in the text of errors that are read as JSON; what is deeper is read as printed text.
-_MAX_DEPTH: Final = 2
-_MAX_LABELS: Final = 8
 
 _CODES: Final = frozenset(
     {
@@ -67,32 +59,6 @@ def _pattern(sentence: str) -> re.Pattern[str]:
     literals[::2] = map(re.escape, literals[::2])
     return re.compile("".join(literals), _FLAGS)
 
-
-#: What SDKs, proxies and clouds write before another's words.
-_LABEL: Final = re.compile(
-    r"(?:litellm\.)?\w{0,60}(?:Error|Exception)(?:: | - )"
-    r"|Error code: \d{3} - "
-    r"|<LM Studio error> "
-    r"|<\d{3}> "
-    r"|InternalError\.[\w.]{1,60}: "
-    r"|\d{3} (?:Bad Request: )?"
-    r"|(?:Bad|Invalid) request: "
-    r"|Input validation error: "
-    r"|invalid params, "
-    r"|An error occurred \(\w{1,60}\) when calling the \w{1,60} operation: "
-    r"|The model returned the following errors: "
-    r"|\[address=[^\]]{1,60}\] ",
-    _FLAGS,
-)
-#: The way to the message of an error printed into another's, as JSON or as Python prints it. Only fields that hold no
-#: words of the request may stand before it. Backslashes are gone by then, of a line break its "n" is left.
-_PRINTED: Final = re.compile(
-    r"""b?["']?\[?n? ?\{n? {0,3}"""
-    r"""(?:["'](?:type|object|code|status|param|error|error_type)["']: ?"""
-    r"""(?:\{n? {0,3}|(?:["'][\w .-]{0,80}["']|\w{1,12}),n? {0,3})){0,8}"""
-    r"""["']message["']: ?b?["']""",
-    _FLAGS,
-)
 
 _MODEL_MAXIMUM: Final = tuple(
     _pattern(f"{start}'s maximum {kind} length is {{limit}}")
@@ -123,7 +89,8 @@ _FOLLOWING: Final = (
 #: "7000 in the messages", "155 of tool input", "0 for the completion"
 _PART: Final = re.compile(rf"({_NUMBER}) (?:in|of|for) ([a-z ]{{1,40}})", _FLAGS)
 
-#: Every other sentence, the longer of two before the shorter. Where a number is an `{n}`, it is one of characters, a
+#: Every other sentence that its words and numbers alone do not tell (see `length_words.py`), the longer of two before
+#: the shorter. Where a number is an `{n}`, it is one of characters, a
 #: bound, or a sum with an unknown part for the answer. `{input}` stands where the provider is known to have a limit of
 #: the input beside the window; elsewhere, and in doubt, the answer is taken to need room in the limit too.
 _SENTENCES: Final = tuple(
@@ -133,54 +100,38 @@ _SENTENCES: Final = tuple(
             # OpenAI, Azure
             "Input tokens exceed the configured limit of {input} tokens. Your messages resulted in {asked} tokens",
             "Input tokens exceed the configured limit of {input} tokens",
-            "Your input exceeds the context window of this model",
             "This model's maximum context length has been exceeded",
             # Anthropic, also at Bedrock and Vertex
             "prompt is too long: {asked} tokens > {limit} maximum",
             "input length and `max_tokens` exceed context limit: {asked} + {output} > {limit}",
             "input length and max_tokens exceed context limit: {asked} + {output} > {limit}",
-            "Prompt is too long",
             # Gemini, Vertex
             "The input token count ({asked}) exceeds the maximum number of tokens allowed ({input})",
             "The input token count exceeds the maximum number of tokens allowed ({input})",
-            "The input token count exceeds the maximum number of tokens allowed",
             "Unable to submit request because the input token count is {asked} but model only supports up to {input}",
             # Bedrock
             "Input is too long for requested model",
-            "Input Tokens Exceeded: Number of input tokens exceeds maximum length",
             "Too many input tokens. Max input tokens: {limit}, request input token count: {asked}",
             # Groq, Cerebras
             "Please reduce the length of the messages or completion. Current length is {n} while limit is {limit}",
-            "Please reduce the length of the messages or completion",
             # Mistral
             "Prompt contains {asked} tokens and {n} draft tokens, too large for model with {limit} maximum context",
-            "Prompt contains {asked} tokens, too large for model with {limit} maximum context length",
-            "Prompt {asked} > {limit} maximum context length",
             # Cohere
             "too many tokens: total number of tokens in the prompt cannot exceed {limit} - received {asked}",
-            "too many tokens: total number of tokens in the prompt cannot exceed {limit}",
             (
                 "too many tokens: size limit exceeded by {over} tokens. Try using shorter or fewer inputs. "
                 "The limit for this model is {limit} tokens"
             ),
             "too many tokens: size limit exceeded by {n} tokens",
-            # Fireworks, Ollama's cloud
+            # Fireworks
             "The prompt is too long: {asked}, model maximum context length: {limit}",
-            "The prompt is too long: {asked}",
-            "prompt too long; exceeded max context length",
-            "prompt too long; exceeded context length",
             # SGLang, Together, Poolside, Volcengine, LM Studio
             "The input ({asked} tokens) is longer than the model's context length ({limit} tokens)",
             (
                 "Requested token count exceeds the model's maximum context length of {limit} tokens. You requested "
                 "a total of {n} tokens: {asked} tokens from the input messages and {output} tokens for the completion"
             ),
-            "Requested token count exceeds the model's maximum context length of {limit} tokens",
-            "Input length ({asked} tokens) exceeds the maximum allowed length ({limit} tokens)",
             "Input length ({asked}) exceeds model's maximum context length ({limit})",
-            "Input length {asked} exceeds the maximum allowed input length of {limit} tokens",
-            "Input length {asked} exceeds the maximum length {limit}",
-            "Input length {asked} exceeds context length {limit}",
             "Input token count + max_tokens parameter must be less than the context length of the model",
             # TGI, Hugging Face
             (
@@ -198,13 +149,8 @@ _SENTENCES: Final = tuple(
                 "However, the model's context length is only {limit} tokens"
             ),
             "The decoder prompt (length {asked}) is longer than the maximum model length of {limit}",
-            "Prompt length of {asked} is longer than the maximum model length of {limit}",
             # llama.cpp, its Python server, Ollama
-            "request ({asked} tokens) exceeds the available context size ({limit} tokens)",
             "the request exceeds the available context size",
-            "Context size has been exceeded",
-            "Requested tokens ({asked}) exceed context window of {limit}",
-            "the input length exceeds the context length",
             # LM Studio; what it keeps is the beginning
             (
                 "Trying to keep the first {n} tokens when context the overflows. "
@@ -214,19 +160,12 @@ _SENTENCES: Final = tuple(
                 "The number of tokens to keep from the initial prompt is greater than the context length "
                 "(n_keep: {n}>= n_ctx: {limit})"
             ),
-            "The number of tokens to keep from the initial prompt is greater than the context length",
-            # oMLX, mlx-serve, DS4
-            "Prompt too long: {asked} tokens exceeds max context window of {limit} tokens",
-            "Prompt exceeds maximum context length",
-            "Prompt has {asked} tokens, but the configured context size is {limit} tokens",
             # GitHub Copilot, Moonshot, Z.ai, Qwen at DashScope, MiniMax, Doubao, AI21
             "prompt token count of {asked} exceeds the limit of {input}",
             "Your request exceeded model token limit: {limit} (requested: {n})",
-            "Prompt exceeds max length",
             "Range of input length should be [1, {input}]",
             "context window exceeds limit",
             "Total tokens of image and text exceed max message tokens",
-            "The total length of all messages is too long",
         ),
     )
 )
@@ -236,81 +175,22 @@ def length_error(status: int, body: bytes) -> LengthError | None:
     """The refusal in `body`; None where it is none, or one for another reason than length."""
     if status not in TELLING:
         return None
-    text = body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    return _read(text, 0)
+    return next(filter(None, map(_read, said_in(body))), None)
 
 
-def _read(text: str, depth: int) -> LengthError | None:
-    """Read an error as text: JSON where it is, otherwise a sentence."""
-    value = _parsed(text) if depth < _MAX_DEPTH else None
-    if value is None:
-        return _read_sentence(text)
-    for error in _errors(value):
-        found = _read_error(error, depth)
-        if found is not None:
-            return found
-    return None
-
-
-def _parsed(text: str) -> object:
-    """A JSON object or array; None for anything else, also one that is cut or too deep."""
-    if not text.startswith(("{", "[")):
-        return None
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def _errors(value: object) -> Iterator[Mapping[str, object]]:
-    """The objects of a body that say what is wrong, the inner one first."""
-    if isinstance(value, list):
-        value = value[0] if value else None
-    if not isinstance(value, dict):
-        return
-    inner = value.get("error")
-    if isinstance(inner, dict):
-        yield inner
-    yield value
-
-
-def _read_error(error: Mapping[str, object], depth: int) -> LengthError | None:
-    """Read one error object: its own numbers, its words, what it passes on of another's, its code."""
-    if error.get("type") == "exceed_context_size_error":
-        limit = count(error.get("n_ctx"))
+def _read(said: Said) -> LengthError | None:
+    """Read one message: the numbers beside it, its words, its code."""
+    fields = said.fields
+    if fields.get("type") == "exceed_context_size_error":
+        limit = count(fields.get("n_ctx"))
         if limit:
-            return LengthError(limit, count(error.get("n_prompt_tokens")))
-    metadata = error.get("metadata")
-    raw = metadata.get("raw") if isinstance(metadata, dict) else None
-    for words in (error.get("message"), error.get("Message"), error.get("error"), error.get("detail"), raw):
-        found = _read(words, depth + 1) if isinstance(words, str) else None
-        if found is not None:
-            return found
-    said = (error.get("code"), error.get("type"))
-    return LengthError() if any(isinstance(word, str) and word in _CODES for word in said) else None
-
-
-def _read_sentence(text: str) -> LengthError | None:
-    """Read one message in prose, whatever was printed before it."""
-    # Twice printed, quotes have backslashes; some proxies make apostrophes round.
-    text = text[:_MAX_TEXT].replace("\\", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    text = " ".join(text.split())
-    text, labels = _unlabelled(text)
-    found = _model_maximum(text) or _sentence(text)
-    if found is None and "ContextWindowExceededError" in labels:
-        return LengthError()
-    return found
-
-
-def _unlabelled(text: str) -> tuple[str, str]:
-    """The sentence without what stands before it, and that."""
-    start = 0
-    for _ in range(_MAX_LABELS):
-        label = _LABEL.match(text, start) or _PRINTED.match(text, start)
-        if label is None:
-            break
-        start = label.end()
-    return text[start:], text[:start]
+            return LengthError(limit, count(fields.get("n_prompt_tokens")))
+    if not said.text:
+        codes = (fields.get("code"), fields.get("type"))
+        return LengthError() if any(isinstance(word, str) and word in _CODES for word in codes) else None
+    text = said.text
+    found = _model_maximum(text) or _sentence(text) or _in_other_words(text)
+    return LengthError() if found is None and "ContextWindowExceededError" in said.labels else found
 
 
 def _model_maximum(text: str) -> LengthError | None:
@@ -326,6 +206,12 @@ def _model_maximum(text: str) -> LengthError | None:
         asked, output = _parts(parts)
         return LengthError(_number(said["limit"]), asked, output)
     return _from_groups(said)
+
+
+def _in_other_words(text: str) -> LengthError | None:
+    """Read a sentence that is not known word by word."""
+    found = lengths_in(text)
+    return LengthError(found.limit, found.asked) if found is not None else None
 
 
 def _parts(text: str) -> tuple[int | None, int | None]:

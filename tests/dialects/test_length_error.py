@@ -341,6 +341,22 @@ REFUSALS: list[tuple[str, int, object, Numbers]] = [
      (16385, 29429, None)),
     ("a kind of error that says it, with words that are not known", 400, openai(
         "litellm.ContextWindowExceededError: SomeException - zu lang", "400", None), (None, None, None)),
+    # --- in words that are not known one by one
+    ("langgenius/dify#19394, SiliconFlow", 400, {
+        "code": 20015, "message": "length of prompt_tokens (12000) must be less than max_seq_len (6000).", "data": None},
+     (6000, 12000, None)),
+    ("MoonshotAI/MoonshotAI-Cookbook#18", 400, openai("model max length exceeded, max length:8192"), (8192, None, None)),
+    ("daisuke-awaji/moca#254", 400, {"message": "Prompt exceeds 200,000 token limit (200,049 tokens)"},
+     (200000, 200049, None)),
+    ("NVIDIA/TensorRT-LLM", 400, openai(
+        "The sum of prompt length (4000) and query length (0) should not exceed max_num_tokens (2048)"), (2048, 4000, None)),
+    ("a prompt and an output", 500, {"error": "Prompt length (9000) exceeds maximum sequence length (8192)"},
+     (8192, 9000, None)),
+    ("a model's name with digits", 400, openai("The context length of model qwen3-32b is 40960 tokens, but the request has "
+        "50000 tokens"), (40960, 50000, None)),
+    ("no number", 400, openai("The request exceeds the context window of the model."), (None, None, None)),
+    ("a limit alone", 400, openai("The number of input tokens must not be greater than 32768"), (32768, None, None)),
+    ("a comparison", 400, openai("prompt tokens (9000) > n_ctx (8192)"), (8192, 9000, None)),
     # --- no JSON
     ("words alone", 400, "Input is too long for requested model.", (None, None, None)),
 ]
@@ -394,6 +410,12 @@ OTHERS: list[tuple[str, int, object]] = [
         "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]")),
     ("huggingface/transformers#28523, TGI", 422, {
         "error": "Input validation error: `max_new_tokens` must be <= 192. Given: 200", "error_type": "validation"}),
+    # --- words that are nearly those of a refusal for length
+    ("SiliconFlow, of an output", 400, {
+        "code": 20015, "message": "max_tokens (16384) must be less than max_seq_len (8192).", "data": None}),
+    ("quoted", 400, openai("'the prompt is longer than 8 tokens' exceeds the maximum of tokens")),
+    ("another word", 400, openai("The tool prompt exceeds the maximum of 8 tokens")),
+    ("a rate", 400, openai("The number of tokens exceeds the maximum of 8 tokens per request")),
     # --- bytes, characters, pictures
     ("anthropics/claude-code#10314", 413, {"error": {
         "type": "request_too_large", "message": "Request exceeds the maximum size"}}),

@@ -1,0 +1,98 @@
+"""Read a refusal for length whose wording is not known: by its key terms and its numbers.
+
+A sentence is believed only if all its words are those of such refusals. Names, which hold a digit or an underscore,
+may stand among them. A text that is quoted from the request has other words, and quotes around several of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+#: characters of the first sentence that are read
+_MOST: Final = 300
+_FLAGS: Final = re.IGNORECASE | re.ASCII
+_END: Final = re.compile(r"[.!?;](?:\s|$)")
+_WORD: Final = re.compile(r"[^\W\d]+(?:'s)?")
+#: an identifier, such as a parameter or a model, in quotes or without
+_NAME: Final = re.compile(r"[`'\"]?[\w./-]*[\d_][\w./-]*[`'\"]?")
+_QUOTED: Final = re.compile(r"(?<!\w)([\"'`])[^\"'`]*\s[^\"'`]*\1")
+_NUMBER: Final = re.compile(r"(?<![\w.-])\d[\d,]{0,14}(?![\w-]|\.\d)")
+_WORDS: Final = frozenset(
+    {
+        *("a", "about", "above", "allowed", "an", "and", "are", "as", "at", "available"),
+        *("be", "been", "beyond", "but", "by"),
+        *("can", "cannot", "capacity", "chat", "combined", "configured", "contain", "contained", "contains"),
+        *("context", "conversation", "could", "count", "current", "currently", "do", "does", "enough", "exceed"),
+        *("exceeded", "exceeding", "exceeds", "fewer", "fit", "fits", "for", "given", "got", "greater", "had", "has"),
+        *("have", "history", "however", "hit", "in", "input", "inputs", "into", "is", "it", "its", "larger", "large"),
+        *("length", "lengths", "less", "limit", "limits", "long", "longer", "longest", "many", "max", "maximal"),
+        *("maximum", "message", "messages", "model", "models", "more", "most", "must", "not", "number", "of", "on"),
+        *("only", "or", "out", "over", "overflow", "overflowed", "overflows", "passed", "plus", "prompt"),
+        *("prompts", "provided", "query", "reached", "received", "request", "requested", "requests"),
+        *("required", "requires", "resulted", "resulting", "room", "sent", "sequence", "sequences", "server"),
+        *("should", "size", "space", "submitted", "sum", "supported", "supports", "text", "than", "that", "the"),
+        *(
+            "this",
+            "to",
+            "token",
+            "tokens",
+            "too",
+            "total",
+            "up",
+            "was",
+            "were",
+            "which",
+            "window",
+            "with",
+            "within",
+            "you",
+        ),
+        *("your"),
+    }
+)
+#: names of what is long and of what it is longer than; all other names say nothing
+_TERM: Final = re.compile(
+    r"\b(?:context|prompt|length|tokens?|sequence|seq|max_model_len|max_seq_len|n_ctx|num_ctx|\w*_tokens|\w*_length)\b",
+    _FLAGS,
+)
+_EXCESS: Final = re.compile(
+    r"exceed|too (?:long|large|many|big)|(?:longer|larger|greater|more) than|overflow|not fit|\bover\b|beyond|at most"
+    r"|(?:must|should) (?:be|have)|cannot (?:be|have)|maximum|\blimit|[<>]=?|\bbut\b",
+    _FLAGS,
+)
+#: An output limit, a rate or a size in other units is no length of a request.
+_OTHER: Final = re.compile(
+    r"\b(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|max(?:imum)? tokens|output|completion"
+    r"|per|rate|batch)\b",
+    _FLAGS,
+)
+#: What stands before a limit, with few words between. The request's own length comes after other words.
+_LIMIT: Final = re.compile(
+    r"(?:\b(?:max\w*|limit\w*|window|capacity|than|exceed\w*|most|to|only|size|n_ctx|num_ctx)\b|<=?)\W+"
+    r"(?:[a-z_]+\W+){0,4}?(?P<number>\d[\d,]{0,14})(?![\w-])",
+    _FLAGS,
+)
+
+
+class Lengths(NamedTuple):
+    """The limit that a refusal names and the length that was refused, in tokens; None for what it does not say."""
+
+    limit: int | None = None
+    asked: int | None = None
+
+
+def lengths_in(text: str) -> Lengths | None:
+    """Return what the first sentence of a message says of a length, or None if it is about something else."""
+    end = _END.search(text[:_MOST])
+    sentence = text[: end.start() if end is not None else _MOST]
+    if _QUOTED.search(sentence) or not (_TERM.search(sentence) and _EXCESS.search(sentence)) or _OTHER.search(sentence):
+        return None
+    if not all(word.lower() in _WORDS for word in _WORD.findall(_NAME.sub(" ", sentence))):
+        return None
+    numbers = sorted({int(found.replace(",", "")) for found in _NUMBER.findall(sentence)} - {0})
+    if len(numbers) == 2:  # noqa: PLR2004
+        # What was refused is longer than what it was refused for.
+        return Lengths(*numbers)
+    found = _LIMIT.search(sentence)
+    return Lengths(int(found["number"].replace(",", "")) or None if found is not None else None)
