@@ -399,21 +399,42 @@ class Composer:
 
     def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:
         """The fields that bound the answer: as the budget allows, else as the step has it, else as is held for it."""
-        taken, plan = progress.taken, progress.plan
-        is_held = taken is not None and taken.hold is not None and bounds_answers(progress.book.budgets)
+        limit = self._limit_to_set(progress, call, wire, provider)
+        if limit is None:
+            return {}
+        tokens, why = limit
+        progress.notes["output_limit"] = f"{tokens}, {why}"
+        field = progress.output_rule.field or provider.limit_field
+        return with_limit(call.fields, wire, tokens, field, is_held=self._is_held(progress))
+
+    def output_limit_sent(self, progress: Progress, call: Call, provider: Provider) -> int | None:
+        """Return the output limit that the gateway sets in a call; None if it leaves the call's own as it is."""
+        wire = progress.incoming.endpoint.wire
+        limit = self._limit_to_set(progress, call, wire, provider) if wire is not None else None
+        return limit[0] if limit is not None else None
+
+    def _limit_to_set(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> tuple[int, str] | None:
+        """Return the output limit that a call is to have and the reason for it; None if it stays as it is."""
+        taken, plan, rule = progress.taken, progress.plan, progress.output_rule
+        field = rule.field or provider.limit_field
         limit, why = taken.limit if taken is not None else None, "as the budget allows"
         if limit is None:
             limit, why = progress.limit_to_set(call.fields, wire), "as the step has it"
-        if limit is None and taken is not None and is_held and is_loose(call.fields, wire, provider.limit_field):
+        if limit is None and taken is not None and self._is_held(progress) and is_loose(call.fields, wire, field):
             limit, why = taken.whole, "as is held for it"
         # Clients give a compaction no limit, and one that is cut short is of no use to them.
         if limit is None or progress.compaction is not None or asks_no_answer(call.fields, wire):
-            return {}
-        limit = min(limit, self._facts(progress.route).output or limit)
+            return None
+        limit = min(limit, self._facts(progress.route).output or limit, rule.most or limit)
         if plan is not None and output_limit(call.fields, wire) is None:
             limit = min(limit, room_in(plan.window, plan.safe_tokens) or limit)
-        progress.notes["output_limit"] = f"{limit}, {why}"
-        return with_limit(call.fields, wire, limit, provider.limit_field, is_held=is_held)
+        return limit, why
+
+    @staticmethod
+    def _is_held(progress: Progress) -> bool:
+        """Return whether tokens or USD of a budget are held for the answer."""
+        taken = progress.taken
+        return taken is not None and taken.hold is not None and bounds_answers(progress.book.budgets)
 
     @staticmethod
     def _held(progress: Progress) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.core.routing import Route
+from gateway.dialects.limit_error import AS_USUAL, OutputRule
 
 #: models that are remembered
 _MOST: Final = 1024
@@ -31,3 +32,24 @@ class Lately:
         """Whether it was seen of this model lately."""
         since = self._since.get((route.provider, route.model))
         return since is not None and self._clock() - since < _FOR_S
+
+
+class OutputRules:
+    """The rules of models whose provider refused an output limit lately. Each worker has its own."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: dict[tuple[str, str, bool], tuple[OutputRule, float]] = {}
+
+    def of(self, route: Route, *, is_stream: bool) -> OutputRule:
+        """Return the rule of a model. Some providers take less where the response is not streamed."""
+        known = self._known.get((route.provider, route.model, is_stream))
+        return known[0] if known is not None and self._clock() - known[1] < _FOR_S else AS_USUAL
+
+    def keep(self, route: Route, rule: OutputRule, *, is_stream: bool) -> None:
+        """Remember a rule that the provider accepted."""
+        key = route.provider, route.model, is_stream
+        self._known.pop(key, None)
+        if len(self._known) >= _MOST:
+            del self._known[next(iter(self._known))]
+        self._known[key] = rule, self._clock()

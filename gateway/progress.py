@@ -31,6 +31,7 @@ from gateway.dialects.base import Answer, Call, Dialect
 from gateway.dialects.contents import Contents
 from gateway.dialects.elsewhere import gone_on_from, is_fetched_later, is_in_background, kept_elsewhere
 from gateway.dialects.fields import AnyFields
+from gateway.dialects.limit_error import AS_USUAL, OutputRule
 from gateway.dialects.limits import least_output, output_limit
 from gateway.dialects.narrowing import NOT_NARROWED, Narrowing
 from gateway.planning import Asked, Weighing
@@ -65,6 +66,7 @@ class Progress:
         others: models that the call tells its providers to call in the place of its own, at each of them.
         advisors: models that the call lets its own one ask, at each of its providers.
         is_too_long: the provider that is being tried has refused the request for its length.
+        output_rule: how the model that is being tried takes an output limit.
         is_at_work: that provider may be working on it, so that leaving it costs something.
         at_work: is told each time `is_at_work` changes.
         charged: whose accounts the call is charged to.
@@ -119,6 +121,7 @@ class Progress:
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
     is_too_long: bool = False
+    output_rule: OutputRule = AS_USUAL
     is_at_work: bool = False
     at_work: AtWork = told_nobody
     charged: Charged = _NOBODY

@@ -6,6 +6,7 @@ Which provider that is, and what comes after one that has no answer, is said in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from gateway.answers import read_error
 from gateway.composing import Composer
@@ -16,13 +17,17 @@ from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import TELLING, TOO_LARGE
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
+from gateway.dialects.limit_error import LimitRefusal, OutputRule, limit_refusal
 from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
 from gateway.dialects.thinking_fields import with_binding_beta
 from gateway.first_event import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
-from gateway.lately import Lately
+from gateway.lately import Lately, OutputRules
 from gateway.progress import CLIENT_CLOSED, Progress
 from gateway.stepping import Steps
 from gateway.upstream.pieces import AlreadyRead, without_packing
+
+#: How often the output limit of a call is set in another way: once for the field, once for the number.
+_MOST_RULES: Final = 2
 
 
 class Sender:
@@ -41,30 +46,28 @@ class Sender:
         self._composer = composer
         self._steps = steps
         self._clock = clock
+        self._output_rules = OutputRules(clock)
         #: models that refused `stream_options.include_usage`
         self._no_stream_usage = Lately(clock)
 
     async def send(self, progress: Progress, call: Call) -> UpstreamReply:
-        """Send the call; once more for each of four things that a refusal may tell us to change.
+        """Send the call; once more for each thing that a refusal may tell us to change.
 
-        That is: no `stream_options`, another way to say which tools may be called, a shorter request, thinking blocks
-        that the provider does not accept.
+        That is: no `stream_options`, another way to say which tools may be called, the name of the output limit, a
+        lower output limit, a shorter request, thinking blocks that the provider does not accept.
         """
         composer, steps, route = self._composer, self._steps, progress.route
         asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
         is_fitted, repaired = False, set[str]()
+        rules = [self._output_rules.of(route, is_stream=call.stream)]
         while True:
-            progress.is_too_long = False
+            progress.is_too_long, progress.output_rule = False, rules[-1]
             came = await self._looked_at(
                 progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
             )
             answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
             if is_success(answer.status):
-                if asked_usage and not ask_usage:
-                    # Only now is it sure that our field was the reason, not a client's words that the error repeats.
-                    self._no_stream_usage.add(route)
-                    progress.notes["stream_usage"] = "refused by the provider"
-                steps.taken(progress)
+                self._learn(progress, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
                 return answer
             if answer.status not in TELLING:
                 return _passed_on(progress, came, answer)
@@ -76,11 +79,40 @@ class Sender:
             elif steps.narrow_again(progress, body):
                 # What is sent now weighs less.
                 await composer.compose(progress, call, progress.mode or "raw", anew=False)
+            elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
+                rules.append(rule)
             elif found is not None and not is_fitted and await composer.fit_again(progress, found):
                 is_fitted = True
             elif not await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
                 return _passed_on(progress, came, AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
+
+    def _learn(self, progress: Progress, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
+        """Remember what the provider refused, now that it accepted the call without it.
+
+        Only now is it sure that the gateway's own field was the reason, and not a client's words that an error repeats.
+        """
+        route = progress.route
+        if is_usage_refused:
+            self._no_stream_usage.add(route)
+            progress.notes["stream_usage"] = "refused by the provider"
+        if has_rule:
+            self._output_rules.keep(route, progress.output_rule, is_stream=call.stream)
+        self._steps.taken(progress)
+
+    def _other_rule(
+        self, progress: Progress, call: Call, refusal: LimitRefusal | None, tries: int
+    ) -> OutputRule | None:
+        """Return how to set the output limit after a refusal, or None if the gateway does not set it.
+
+        `tries`: how often the call was sent with another rule, counting the first.
+        """
+        provider = self._providers[progress.route.provider]
+        sent = self._composer.output_limit_sent(progress, call, provider) if refusal is not None else None
+        is_other_format = refusal is not None and refusal.instead and progress.incoming.endpoint.wire != "chat"
+        if refusal is None or sent is None or tries > _MOST_RULES or is_other_format:
+            return None
+        return progress.output_rule.after(refusal, sent)
 
     async def _repaired(
         self, progress: Progress, call: Call, refusal: ThinkingRefusal | None, before: set[str]

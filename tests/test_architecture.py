@@ -39,7 +39,7 @@ ALLOWED = {
     "bound_thinking": {"core", "dialects", "planning", "results"},
     "progress": {"core", "dialects", "calls", "planning", "budgeting", "results", "bound_thinking"},
     "records": {"core", "dialects", "progress"},
-    "lately": {"core"},
+    "lately": {"core", "dialects"},
     "first_event": {"core", "dialects", "upstream"},
     "newest": {"core", "dialects"},
     "telling": {"core"},

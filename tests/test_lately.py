@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from gateway.core.routing import Route
-from gateway.lately import Lately
+from gateway.dialects.limit_error import AS_USUAL, OutputRule
+from gateway.lately import Lately, OutputRules
 
 
 class Clock:
@@ -44,3 +45,21 @@ def test_one_that_is_refused_again_takes_no_second_place() -> None:
         seen.add(route(number))
     seen.add(route(1023))
     assert route(0) in seen
+
+
+def test_rules_of_output_limits_are_remembered_for_an_hour_by_model_and_kind_of_response() -> None:
+    clock, rule = Clock(), OutputRule("max_tokens", 4096)
+    rules = OutputRules(clock)
+    rules.keep(route(1), rule, is_stream=False)
+    assert rules.of(route(1), is_stream=False) == rule
+    assert rules.of(route(1), is_stream=True) == rules.of(route(2), is_stream=False) == AS_USUAL
+    clock.now = 3600.0
+    assert rules.of(route(1), is_stream=False) == AS_USUAL
+
+
+def test_the_oldest_rules_of_output_limits_give_way() -> None:
+    rules = OutputRules(Clock())
+    for number in range(3000):
+        rules.keep(route(number), OutputRule(None, number), is_stream=False)
+    remembered = [rules.of(route(number), is_stream=False).most == number for number in range(3000)]
+    assert (sum(remembered), remembered[0], remembered[-1]) == (1024, False, True)

@@ -356,3 +356,74 @@ def test_the_price_of_a_cache_for_an_hour_is_held_however_it_is_asked_for(
     body = f'{{"model":"c","max_tokens":16,"messages":[{{"role":"user","content":[{part}]}}]}}'
     reply = gateway.web.send("POST", "/v1/messages", body.encode(), {"x-session-id": "s"})
     assert reply.status == (200 if mark == '"5m"' else 400), reply.body
+
+
+# --- limits that a provider refuses -------------------------------------------------------------------------------
+
+
+class Refusing(Billing):
+    """A provider that refuses requests as `says` words it, and answers the others."""
+
+    def __init__(self, says: Callable[[Body], str | None]) -> None:
+        super().__init__(older)
+        self._says = says
+        self.seen: list[Body] = []
+
+    def __call__(self, connection: Connection) -> None:
+        self.seen.append(connection.request.json)
+        said = self._says(connection.request.json)
+        if said is None:
+            super().__call__(connection)
+        else:
+            connection.whole(json.dumps({"error": {"message": said}}).encode(), status=b"400 Bad Request")
+
+
+def at_most_4096(body: Body) -> str | None:
+    limit = body.get("max_tokens", 0)
+    return f"max_tokens is too large: {limit}. This model supports at most 4096." if limit > 4096 else None
+
+
+def newer_only(body: Body) -> str | None:
+    said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    return said if "max_tokens" in body else None
+
+
+def test_a_limit_that_a_budget_set_and_a_provider_refuses_is_lowered_and_remembered(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    provider = Refusing(at_most_4096)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000_000})
+    assert [ask(gateway).status for _ in range(2)] == [200, 200]
+    assert [body["max_tokens"] for body in provider.seen] == [16_384, 4_096, 4_096]
+
+
+def test_a_name_of_a_limit_that_a_provider_refuses_is_changed_and_remembered(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    provider = Refusing(newer_only)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000_000})
+    assert [ask(gateway, max_completion_tokens=500).status, ask(gateway).status] == [200, 200]
+    assert [("max_tokens" in body, body.get("max_completion_tokens")) for body in provider.seen] == [
+        (True, None),
+        (False, 500),
+        (False, 16_384),
+    ]
+
+
+def test_a_limit_of_the_clients_own_that_is_refused_stays_the_clients(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    provider = Refusing(at_most_4096)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000_000})
+    assert ask(gateway, max_tokens=5_000).status == 400
+    assert [body["max_tokens"] for body in provider.seen] == [5_000]
+
+
+def test_a_number_in_an_error_is_forgotten_where_it_did_not_help(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    told = iter(["max_tokens must be at most 100", "another reason"])
+    provider = Refusing(lambda _: next(told, None))
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000_000})
+    assert [ask(gateway).status for _ in range(2)] == [400, 200]
+    assert [body["max_tokens"] for body in provider.seen] == [16_384, 100, 16_384]

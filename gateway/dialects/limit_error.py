@@ -1,0 +1,216 @@
+"""Read a provider's refusal of an output limit: the largest one it takes, or the name of the field that it takes.
+
+Hosts word it in many ways, so numbers and key terms are read, not whole sentences. A message is believed only if the
+field is named near its beginning, after words of the provider. The text of a user can stand only after other words, or
+in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gateway.core.retrying import TELLING
+from gateway.core.values import dataclass
+from gateway.dialects.error_text import Said, said_in
+
+#: the two names of the output limit in a chat request
+NAMES: Final = ("max_tokens", "max_completion_tokens")
+#: the smallest number that is believed to be a limit, and not the beginning of a range or a code
+_LEAST: Final = 64
+#: characters of a message that are read
+_MOST: Final = 400
+#: bytes of a body that are read for a list of fields that are not taken
+_MOST_BYTES: Final = 65_536
+_FLAGS: Final = re.IGNORECASE
+#: what hosts call an output limit
+_FIELD: Final = re.compile(
+    r"\b(?:max[_ ]?(?:completion|output|new|gen(?:erated)?)?[_ ]?tokens?(?:_to_sample)?|max_?(?:gen|new)_len"
+    r"|maxOutputTokens|n(?:um)?_predict|max_length|maximum (?:output |completion |number of )?tokens"
+    r"|(?:output|completion) tokens)\b",
+    _FLAGS,
+)
+#: Words and marks that may stand before the field: what is said of any parameter.
+_BEFORE: Final = re.compile(
+    r"(?:[\s:,.;#/\[\](){}<>|*=-]|\b(?:the|a|an|of|for|in|on|to|with|is|it|has|have|was|not|be|this|that|your|and|or|by"
+    r"|invalid|valid|value|values|range|parameters?|params?|arguments?|fields?|property|body|option|input|inputs"
+    r"|unsupported|unknown|unrecognized|unexpected|extra|incorrect|illegal|bad|malformed|wrong|supplied|specified"
+    r"|requests?|requested|unable|submit|because|error|errors|validation|model|does|support|supported|exceeds|exceeded"
+    r"|too|many|large|tokens|please|use|set|reduce|default|setting|generation|config|root|generationconfig|configuration"
+    r"|failed|deserialize|messages?|code|type|status|api|at|\d{3})\b|[\u3000-\u303f\u4e00-\u9fff\uff00-\uff0f\uff1a])*",
+    _FLAGS,
+)
+_QUOTES: Final = "'\"`\u201c\u201d\u2018\u2019"
+#: The refusal is about the window or about thinking, which `length_error` reads or nobody does.
+_OTHER: Final = re.compile(
+    r"context (?:length|limit|size)|context window (?:of|is|limit)|model length|max_model_len|max_seq_len|input length"
+    r"|(?:prompt|input)s?`? (?:tokens?|length)|`inputs`|the prompt|your (?:prompt|messages)|budget|rate limit"
+    r"|per (?:min|sec|day|hour)",
+    _FLAGS,
+)
+#: a limit that is too small
+_TOO_SMALL: Final = re.compile(
+    r"below|too (?:small|low)|(?:greater|more|larger|higher) than|at least|minimum|must be positive|>= ?\d", _FLAGS
+)
+#: what is said of a range that begins with 0 or 1, or with "not" before it
+_NOT_SMALL: Final = re.compile(
+    r"at least 1\b|minimum(?: value)? (?:of |is )?1\b|(?:greater|more|larger) than(?: or equal to)? [01]\b|>= ?[01]\b"
+    r"|(?:cannot|not|no)(?: be)? (?:greater|more|larger|higher) than",
+    _FLAGS,
+)
+_TOO_LARGE: Final = re.compile(
+    r"exceed|too (?:large|high|big|many)|less (?:than|or)|lower than|smaller than|above|at most|maximum|\bmax\b|\blimit"
+    r"|up to|not be (?:more|greater)|no (?:more|greater) than|range|between|<|\d ?> ?\d|[_s] ?> ?\d"
+    r"|\u8303\u56f4|\u6700\u5927|\u8d85\u8fc7|\u8d85\u51fa|\u5927\u4e8e|\u5c0f\u4e8e",
+    _FLAGS,
+)
+#: a number of tokens that is no part of a name or a date
+_NUMBER: Final = re.compile(r"(?<![\w.-])\d[\d,_]{0,12}(?![\w.-]?[\w-])")
+_EXCLUSIVE: Final = re.compile(
+    r"(?:(?:less|fewer|lower|smaller) than|below|(?<![<\w])<)\s*`?(?P<strict>\d[\d,]*)(?!\s*=)"
+    r"|[\[(] ?\d+, ?(?P<open>\d+) ?\)|(?P<end>\d[\d,]*) \(exclusive\)",
+    _FLAGS,
+)
+_NOT_TAKEN: Final = re.compile(
+    r"unsupported|not supported|unrecognized|unknown|unexpected|extra (?:inputs|fields)|not permitted|not allowed"
+    r"|deprecated|does not support|no longer|\buse\b.{0,40}\binstead\b",
+    _FLAGS,
+)
+#: the name of a chat request's output limit, whole
+_NAME: Final = re.compile(r"(?<!\w)max_(?:completion_)?tokens(?!\w)")
+_DETAIL: Final = re.compile(rb'"extra_forbidden"')
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRefusal:
+    """What a provider said of an output limit that it refused.
+
+    Attributes:
+        numbers: the numbers of tokens that the message names; the limit is the largest one below what was sent.
+        instead: the name of the field to use; empty if the name was not refused.
+    """
+
+    numbers: tuple[int, ...] = ()
+    instead: str = ""
+
+    def most_below(self, sent: int) -> int | None:
+        """Return the output limit to send instead of one that was refused; None if the message names none."""
+        return max((number for number in self.numbers if _LEAST <= number < sent), default=None)
+
+
+class OutputRule(NamedTuple):
+    """How a model takes an output limit: the field of a chat request, and the most tokens; None for as usual."""
+
+    field: str | None = None
+    most: int | None = None
+
+    def after(self, refusal: LimitRefusal, sent: int) -> OutputRule | None:
+        """Return the rule to follow after a refusal of an output limit, or None if the refusal adds nothing.
+
+        Args:
+            refusal: what the provider said.
+            sent: the limit that it refused.
+        """
+        if refusal.instead:
+            return OutputRule(refusal.instead, self.most) if self.field is None else None
+        most = refusal.most_below(sent)
+        if most is None and sent == self.most and sent in refusal.numbers:
+            # The number that the provider names is itself refused: some count tokens of their own with it.
+            most = sent * 15 // 16
+        return OutputRule(self.field, most) if most is not None else None
+
+
+AS_USUAL: Final = OutputRule()
+
+
+def limit_refusal(status: int, body: bytes) -> LimitRefusal | None:
+    """Return what an error says of an output limit; None if it is about something else."""
+    if status not in TELLING:
+        return None
+    refused = _forbidden(body)
+    if refused is not None:
+        return LimitRefusal(instead=_other(refused))
+    return next(filter(None, map(_read, _sentences(body))), None)
+
+
+def _sentences(body: bytes) -> Iterator[Said]:
+    """Yield the messages of an error; some proxies put them into `param`."""
+    for said in said_in(body):
+        param = said.fields.get("param")
+        if said.text:
+            yield said
+        elif isinstance(param, str) and " " in param:
+            yield Said(param)
+
+
+def _read(said: Said) -> LimitRefusal | None:
+    text, param = said.text[:_MOST], said.fields.get("param")
+    if isinstance(param, str) and param and _FIELD.search(param) is None and _is_name(param):
+        return None
+    if not _is_named_first(text):
+        return None
+    named = list(dict.fromkeys(_NAME.findall(text)))
+    if _NOT_TAKEN.search(text) and named:
+        return LimitRefusal(instead=named[1] if len(named) > 1 else _other(named[0]))
+    if _OTHER.search(text) or not _TOO_LARGE.search(text) or _TOO_SMALL.search(_NOT_SMALL.sub("", text)):
+        return None
+    numbers = tuple(_numbers(text))
+    return LimitRefusal(numbers) if numbers else None
+
+
+def _is_name(param: str) -> bool:
+    """Return whether `param` names a field; some hosts put something else there."""
+    return re.fullmatch(r"[\w.\[\]]+", param) is not None
+
+
+def _is_named_first(text: str) -> bool:
+    """Return whether a message names an output limit before any words that may be a user's."""
+    found = _FIELD.search(text)
+    if found is None:
+        return False
+    head, following = text[: found.start()], text[found.end() : found.end() + 1]
+    bare = head.rstrip(_QUOTES)
+    return (bare == head or following in _QUOTES) and _BEFORE.fullmatch(bare) is not None
+
+
+def _numbers(text: str) -> Iterator[int]:
+    strict = {found["strict"] or found["open"] or found["end"] for found in _EXCLUSIVE.finditer(text)}
+    found = _NUMBER.findall(text)
+    for digits in found:
+        number = int(re.sub(r"[,_]", "", digits))
+        is_said_twice = found.count(digits) > 1 and f"{digits} (exclusive)" not in text
+        yield number - 1 if digits in strict and not is_said_twice else number
+
+
+def _other(name: str) -> str:
+    return NAMES[0] if name == NAMES[1] else NAMES[1]
+
+
+def _forbidden(body: bytes) -> str | None:
+    """Return the output limit that a list of validation errors forbids (pydantic: Mistral, FastAPI)."""
+    if not _DETAIL.search(body[:_MOST_BYTES]):
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return next((name for error in _details(value) if (name := _forbids(error))), None)
+
+
+def _details(value: Any) -> Sequence[Any]:
+    """Return the list of validation errors of a body: its `detail`, or that of its `message` or `error`."""
+    for _ in range(3):
+        if isinstance(value, Mapping):
+            value = next((value[name] for name in ("detail", "message", "error") if name in value), None)
+    return value if isinstance(value, list) else ()
+
+
+def _forbids(error: Any) -> str:
+    if not isinstance(error, Mapping) or error.get("type") != "extra_forbidden":
+        return ""
+    place = error.get("loc")
+    last = place[-1] if isinstance(place, list) and place else None
+    return last if len(place or ()) <= 2 and last in NAMES else ""  # noqa: PLR2004
