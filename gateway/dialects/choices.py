@@ -293,8 +293,9 @@ class ChoicesReader(AtOnceReader[_Payload]):
         self._gathered.weigh(function.get("arguments"))
         self._gathered.weigh(function.get("input"))
         index = tool_call.get("index", position)
-        # Two calls under one index (some hosts number every call 0) are told apart by their ids.
-        self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice)
+        # Two calls under one index (some hosts number every call 0) are told apart by their ids, or by being complete.
+        arguments = function.get("arguments", function.get("input"))
+        self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice, arguments=arguments)
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
 from gateway.core.message import encode, is_deep
 from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.base import MAX_TOOLS, Answer
+from gateway.dialects.fields import UNREADABLE
 from gateway.dialects.reported import UsageReader
 from gateway.dialects.sound import Sound
 from gateway.dialects.texts import texts
@@ -15,13 +18,50 @@ from gateway.dialects.texts import texts
 #: Tokens of a character of reasoning that comes encrypted. Recorded streams that say what it was billed at have 0.12 at
 #: OpenAI and 0.09 at Anthropic.
 _OPAQUE_TOKENS: Final = 1 / 8
+#: characters of the arguments of a call that are kept, to see whether it is complete
+_MOST_ARGUMENTS: Final = 65_536
+
+
+class Pieces:
+    """The arguments of a call as they come, as far as they are looked at."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._size = 0
+
+    def add(self, arguments: object) -> None:
+        """Add a piece: a text, or all of the arguments as an object."""
+        if isinstance(arguments, dict) and not is_deep(arguments):
+            arguments = encode(arguments).decode()
+        if isinstance(arguments, str) and self._size <= _MOST_ARGUMENTS:
+            self._size += len(arguments)
+            self._parts.append(arguments)
+            if self._size > _MOST_ARGUMENTS:
+                self._parts = []
+
+    @property
+    def text(self) -> str:
+        """All of it without white space around; empty if it is far too long."""
+        return "".join(self._parts).strip()
+
+    def is_object(self) -> bool:
+        """Return whether this is a whole JSON object."""
+        text = self.text
+        if not (text.startswith("{") and text.endswith("}")):
+            return False
+        try:
+            return isinstance(msgspec.json.decode(text), dict)
+        except UNREADABLE:
+            return False
 
 
 class Gathered:
     """What was read of an answer so far: the first model that it names, and the last of every other name."""
 
     __slots__ = (
-        *("_declined", "_ids", "_model", "_output", "_sound", "_tools"),
+        *("_arguments", "_declined", "_ids", "_latest", "_model", "_output", "_sound", "_tools", "_written"),
         *("error", "finish_reason", "id", "is_seen", "refusal", "service_tier", "usage"),
     )
 
@@ -37,6 +77,11 @@ class Gathered:
         self._tools: dict[object, tuple[int, str, str | None]] = {}
         #: the first id that each of them was named with
         self._ids: dict[object, str] = {}
+        #: by the key that several calls were sent under: the key of the last one
+        self._latest: dict[object, object] = {}
+        #: the key of the call whose arguments came last, and these arguments
+        self._written: object = None
+        self._arguments = Pieces()
         self._output = 0.0
         self._sound = Sound()
         self.refusal: str | None = None
@@ -93,24 +138,62 @@ class Gathered:
             self._output += max(0.0, len(value) * _OPAQUE_TOKENS - already)
 
     def tool(
-        self, name: object, key: object = None, call_id: object = None, choice: int = 0, one_of: object = None
+        self,
+        name: object,
+        key: object = None,
+        call_id: object = None,
+        choice: int = 0,
+        *,
+        one_of: object = None,
+        arguments: object = None,
     ) -> None:
-        """Take the name of a tool that is called.
+        """Take the name of a tool that is called, or more arguments of a call.
 
         Args:
-            name: its name; nothing is taken where it is no text.
+            name: its name; where it is no text, only arguments are taken.
             key: tells the calls of an answer apart; None: each is another.
             call_id: where it differs from the first one under a key, it is another call; without it the same key is
-                the same call.
+                the same call, unless that call is complete.
             choice: the index of the choice that calls it, where an answer has several.
             one_of: the set that it is one of; passed over where it is no text.
+            arguments: of the call, or a piece of them.
         """
-        if not isinstance(name, str) or not name:
-            return
+        is_named = isinstance(name, str) and name != ""
+        key = self._key_of(name if is_named else None, key, call_id, arguments)
+        if isinstance(name, str) and is_named:
+            self._named(name, key, call_id, choice, one_of)
+        if self._written != key:
+            self._written, self._arguments = key, Pieces()
+        self._arguments.add(arguments)
+
+    def _key_of(self, name: object, key: object, call_id: object, arguments: object) -> object:
+        """Return the key of the call that a piece belongs to."""
         if key is None:
-            key = len(self._tools)
-        elif call_id and key in self._tools and self._ids.setdefault(key, str(call_id)) != str(call_id):
-            key = (key, str(call_id))
+            return len(self._tools)
+        known = self._ids.get(key)
+        if call_id and name and known is None and key in self._tools and not self._is_next(key, name, arguments):
+            known = self._ids[key] = str(call_id)
+        if call_id and known is not None:
+            return key if known == str(call_id) else (key, str(call_id))
+        latest = self._latest.get(key, key)
+        if name and self._is_next(latest, name, arguments) and len(self._tools) < MAX_TOOLS:
+            latest = self._latest[key] = (key, len(self._tools))
+        return latest
+
+    def _is_next(self, key: object, name: object, arguments: object) -> bool:
+        """Return whether a named piece begins another call than the one under its key, as that one is complete.
+
+        Some hosts number every call 0 and give none an id; others repeat the name with each piece, or all of a call.
+        """
+        if key not in self._tools or self._written != key or not self._arguments.is_object():
+            return False
+        if not isinstance(name, str) or name[:NAME_CHARACTERS] != self._tools[key][1]:
+            return True
+        begun = Pieces()
+        begun.add(arguments)
+        return begun.text.startswith("{") and self._arguments.text not in (begun.text, "{}")
+
+    def _named(self, name: str, key: object, call_id: object, choice: int, one_of: object) -> None:
         if key in self._tools:
             self._go_on(key, name)
             return

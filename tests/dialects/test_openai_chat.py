@@ -352,6 +352,59 @@ def test_tool_calls_are_told_apart_by_index_and_by_id() -> None:
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=0, id="2")).tools == ("a", "b")
 
 
+def whole(name: str, arguments: object, **fields: object) -> dict[str, Any]:
+    return delta(tool_calls=[{"function": {"name": name, "arguments": arguments}, **fields}])
+
+
+@pytest.mark.parametrize("place", [{"index": 0}, {"index": 0, "id": ""}, {"index": 0, "id": None}, {}, {"id": ""}])
+@pytest.mark.parametrize("is_object", [False, True])
+def test_complete_calls_in_one_place_without_an_id_are_calls_of_their_own(
+    place: dict[str, Any], is_object: bool
+) -> None:
+    first, second = ({"x": 1}, {"x": 2}) if is_object else ('{"x":1}', '{"x":2}')
+    assert answer_to(whole("a", first, **place), whole("b", second, **place)).tools == ("a", "b")
+    assert answer_to(whole("a", first, **place), whole("a", second, **place)).tools == ("a", "a")
+    assert answer_to(whole("a", "{}", **place), whole("b", "{}", **place), whole("a", "{}", **place)).tools == tuple(
+        "aba"
+    )
+    calls = [{"function": {"name": name, "arguments": "{}"}, **place} for name in "abc"]
+    assert answer_to(delta(tool_calls=calls)).tools == ("a", "b", "c")
+
+
+def test_a_complete_call_in_pieces_is_followed_by_another_in_its_place() -> None:
+    def more(text: str) -> dict[str, Any]:
+        return delta(tool_calls=[{"index": 0, "function": {"arguments": text}}])
+
+    pieces = [whole("a", '{"x"', index=0), more(":1}"), whole("b", "", index=0), more('{"y":'), more("2}")]
+    assert answer_to(*pieces).tools == ("a", "b")
+    assert answer_to(*pieces, whole("b", '{"y":3}', index=0)).tools == ("a", "b", "b")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [("a", '{"x":'), ("a", "1}"), ("a", "")],
+        [("a", '{"x":1}'), ("a", '{"x":1}')],
+        [("a", "{}"), ("a", '{"x":1}')],
+        [("a", '{"x":1}'), ("a", None)],
+        [("a", ""), ("b", "{}")],
+    ],
+)
+def test_a_call_whose_name_is_repeated_with_each_piece_is_one_call(pieces: list[tuple[str, Any]]) -> None:
+    assert answer_to(*[whole(name, text, index=0) for name, text in pieces]).tools == ("a",)
+
+
+def test_a_complete_call_with_an_id_may_be_followed_by_one_without() -> None:
+    assert answer_to(whole("a", "{}", index=0, id="1"), whole("b", "{}", index=0)).tools == ("a", "b")
+    assert answer_to(whole("a", "{}", index=0), whole("b", "{}", index=0, id="2")).tools == ("a", "b")
+    assert answer_to(whole("a", "{}", index=0, id="1"), whole("a", "{}", index=0, id="1")).tools == ("a",)
+
+
+def test_endless_arguments_are_not_kept() -> None:
+    pieces = [whole("a", "{" + "x" * 70_000, index=0), whole("a", "}" * 70_000, index=0), whole("b", "{}", index=0)]
+    assert answer_to(*pieces).tools == ("a",)
+
+
 def of_choice(index: object, name: str | None, end: str | None = None) -> dict[str, Any]:
     part = tool(name, index=0)["choices"][0]["delta"] if name else {"content": "well"}
     return {"index": index, "delta": part, "finish_reason": end}
