@@ -205,7 +205,9 @@ def headers_page() -> str:
         "client that speaks HTTP/2 (`server.http2`) they come as trailers, too: those that `trailer` announces, as far "
         "as there is something to say, with `x-session-usage-final: true`.",
         table(("header", "value"), ((code(name), about) for name, about in headers.EXPOSED.items())),
-        "A provider's own headers are passed on. Its `x-request-id` comes as `x-upstream-request-id`.",
+        "A provider's own headers are passed on, such as its id of the request (`x-request-id`, Anthropic: "
+        "`request-id`), which SDKs show as `request_id` and its support asks for. A response of the gateway itself has "
+        "no such id.",
     )
 
 

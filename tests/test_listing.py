@@ -202,7 +202,7 @@ def test_headers_of_the_providers_answer_stay_but_for_those_of_its_body(
     upstream.script = answering(LIST, b'etag: "1"', b"openai-version: 2020", b"x-request-id: theirs")
     answer = named.web.get("/v1/models")
     assert (answer.header("etag"), answer.header("openai-version")) == (None, "2020")
-    assert answer.header("x-upstream-request-id") == "theirs"
+    assert answer.header("x-request-id") == "theirs"
     framing = [name for name, _ in answer.headers if name in ("content-length", "content-type")]
     assert sorted(framing) == ["content-length", "content-type"]
 

@@ -28,6 +28,9 @@ DIRECTIVES: Final[Mapping[bytes, str]] = {
 #: what else is read of a request, beside its credential
 READ: Final[Mapping[bytes, str]] = {
     SESSION: "the session that the call belongs to (the header's name: `sessions.id_headers`)",
-    REQUEST_ID: "the call's id, echoed and kept: 1 to 128 visible ASCII characters; it never suppresses a charge",
+    REQUEST_ID: (
+        "the call's id, kept with its record and returned as `x-gateway-request-id`: 1 to 128 visible ASCII "
+        "characters; it never suppresses a charge"
+    ),
 }
 OURS: Final = frozenset({*DIRECTIVES, *READ})

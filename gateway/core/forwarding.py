@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final, Literal
 from urllib.parse import unquote_plus
 
-from gateway.core.asked import OURS, REQUEST_ID
+from gateway.core.asked import OURS
 from gateway.core.errors import Unauthenticated
 from gateway.core.values import dataclass
 
@@ -266,8 +266,7 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
             continue
         if name == b"content-type" and value.lower().startswith(_NO_PAGE):
             is_page = False
-        # The gateway's own id has this name. The provider's gets another, as its support asks for it.
-        returned.append((b"x-upstream-request-id" if name == REQUEST_ID else name, value))
+        returned.append((name, value))
     if is_page:
         returned.append(_SANDBOX)
     return returned

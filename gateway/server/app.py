@@ -17,7 +17,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from gateway.core import errors
-from gateway.core.asked import REQUEST_ID
 from gateway.core.ports import Store
 from gateway.server import headers
 from gateway.server.auth import foreign_page
@@ -42,7 +41,7 @@ _PROVIDERS_HEADERS: Final = (
     "retry-after",
     "retry-after-ms",
     "request-id",
-    "x-upstream-request-id",
+    "x-request-id",
     "openai-organization",
     "openai-processing-ms",
     "openai-project",
@@ -180,7 +179,7 @@ class GatewayApp:
 
         async def named(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (REQUEST_ID, request_id.encode())]
+                message["headers"] = [*message["headers"], (headers.GATEWAY_REQUEST_ID, request_id.encode())]
             await send(message)
 
         return named
@@ -230,7 +229,7 @@ class _Cors(CORSMiddleware):
             why = foreign_page(origin) if is_stranger else errors.Forbidden(f"{bytes(answer.body).decode()}.")
             answer = fault_response(why)
             answer.headers["vary"] = vary
-        answer.headers[REQUEST_ID.decode()] = headers.request_id(request_headers.raw) or self._new_id()
+        answer.headers[headers.GATEWAY_REQUEST_ID.decode()] = headers.request_id(request_headers.raw) or self._new_id()
         return answer
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 
 from gateway.addressing import is_listing
 from gateway.calls import NO_DIRECTIVES, Caller, Incoming, Reply
-from gateway.core.asked import REQUEST_ID
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -418,7 +417,7 @@ async def send_fault(send: Send, target: Endpoint, fault: GatewayError, request_
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
-        (REQUEST_ID, request_id.encode()),
+        (ours.GATEWAY_REQUEST_ID, request_id.encode()),
         *ours.of_fault(fault),
         _CLOSE,
     ]

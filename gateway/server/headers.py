@@ -37,10 +37,14 @@ CUMULATIVE_USAGE: Final = b"x-session-cumulative-token-usage"
 CUMULATIVE: Final = CUMULATIVE_USAGE.removesuffix(b"token-usage")
 USAGE_FINAL: Final = b"x-session-usage-final"
 SHOULD_RETRY: Final = b"x-should-retry"
+#: the gateway's id of a request; the name `x-request-id` belongs to the provider's own id, which its support asks for
+GATEWAY_REQUEST_ID: Final = b"x-gateway-request-id"
 
 #: every header of ours on an answer, and what it says; what a web page of an allowed origin may read
 EXPOSED: Final[Mapping[str, str]] = {
-    "x-request-id": "the caller's own, else the gateway's; key of `GET /api/calls/{request_id}`",
+    "x-gateway-request-id": (
+        "key of `GET /api/calls/{request_id}`: the `x-request-id` of the request, or an id that the gateway made"
+    ),
     "x-session-id": "the session in use",
     "x-session-cumulative-token-usage": (
         'the session\'s totals as JSON: `{"promptTokens":…,"completionTokens":…,"totalTokens":…}`'
@@ -256,7 +260,7 @@ def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: Steppe
 def of_reply(reply: Reply, request: str) -> Headers:
     """Our headers on a reply, after the provider's."""
     headers: Headers = [
-        (REQUEST_ID, request.encode()),
+        (GATEWAY_REQUEST_ID, request.encode()),
         (b"x-gateway-overhead-ms", b"%.2f" % (reply.overhead_s * 1000)),
     ]
     if reply.session is not None:

@@ -18,11 +18,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.core.asked import REQUEST_ID
 from gateway.core.forwarding import Headers
 from gateway.server.body import MemoryPool
 from gateway.server.cycle import Cycle
-from gateway.server.headers import SHOULD_RETRY
+from gateway.server.headers import GATEWAY_REQUEST_ID, SHOULD_RETRY
 
 MAX_HEADERS: Final = 256
 #: under which name of its state (ASGI's "lifespan state") the application leaves what is called when the server stops
@@ -313,7 +312,7 @@ def refused(code: str, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
-        (REQUEST_ID, uuid.uuid4().hex.encode()),
+        (GATEWAY_REQUEST_ID, uuid.uuid4().hex.encode()),
         (SHOULD_RETRY, b"false"),
     ]
     return headers, body

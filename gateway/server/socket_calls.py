@@ -33,7 +33,7 @@ _OF_BODY: Final = frozenset(
 _CUMULATIVE: Final = ours.CUMULATIVE.decode()
 _USAGE: Final = ours.CUMULATIVE_USAGE.decode()
 _IS_FINAL: Final = ours.USAGE_FINAL.decode()
-_REQUEST_ID: Final = REQUEST_ID.decode()
+_REQUEST_ID: Final = ours.GATEWAY_REQUEST_ID.decode()
 
 
 class SocketCall:

@@ -16,7 +16,6 @@ from dataclasses import field
 from functools import partial
 from typing import Any, Final
 
-from gateway.core.asked import REQUEST_ID
 from gateway.core.errors import GatewayError, ShuttingDown, SocketExpired, SocketFull
 from gateway.core.forwarding import EVENTS
 from gateway.core.values import dataclass
@@ -84,7 +83,7 @@ class Sockets:
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             await send_fault(_instead(send), endpoint("GET", SOCKET_PATH), as_fault(error, request_id), request_id)
             return False
-        await send({"type": "websocket.accept", "headers": [(REQUEST_ID, request_id.encode())]})
+        await send({"type": "websocket.accept", "headers": [(ours.GATEWAY_REQUEST_ID, request_id.encode())]})
         return True
 
 

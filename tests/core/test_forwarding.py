@@ -304,8 +304,13 @@ def test_a_value_that_could_break_out_of_its_header_is_not_returned(value: bytes
     assert returned([(b"x-a", value), (b"x-b", b"tab\tis fine")], unpacked=False) == [(b"x-b", b"tab\tis fine")]
 
 
-def test_the_providers_request_id_does_not_hide_ours() -> None:
-    assert returned([(b"x-request-id", b"req_1")], unpacked=False) == [(b"x-upstream-request-id", b"req_1")]
+@pytest.mark.parametrize("name", [b"x-request-id", b"request-id"])
+def test_request_id_of_provider_is_returned_unchanged(name: bytes) -> None:
+    assert returned([(name, b"req_1")], unpacked=False) == [(name, b"req_1")]
+
+
+def test_gateway_request_id_of_another_gateway_is_not_returned() -> None:
+    assert returned([(b"x-gateway-request-id", b"theirs")], unpacked=False) == []
 
 
 @pytest.mark.parametrize(

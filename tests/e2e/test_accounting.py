@@ -191,7 +191,7 @@ def test_a_request_id_that_repeats_does_not_suppress_a_charge(web: Web, mock: Pr
     answers = [web.post(CHAT, body, headers) for _ in range(3)]
     assert mock.billed().calls == 3
     assert answers[-1].totals == billed(mock)
-    assert answers[-1].header("x-request-id") == "same"
+    assert answers[-1].header("x-gateway-request-id") == "same"
 
 
 @pytest.mark.parametrize(

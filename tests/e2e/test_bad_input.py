@@ -23,7 +23,7 @@ PLAIN = b'{"model":"mock-small",' + MESSAGES + b"}"
 
 def is_a_clear_refusal(answer: Reply, status: int | None = None) -> None:
     refused_in_shape(answer, status)
-    assert answer.header("x-request-id"), "refusals carry a request id"
+    assert answer.header("x-gateway-request-id"), "refusals carry a request id"
 
 
 def refused_in_shape(answer: Reply, status: int | None = None) -> None:
@@ -306,7 +306,7 @@ def test_a_session_id_outside_ascii_is_none(web: Web, mock: Provider) -> None:
 @pytest.mark.parametrize("request_id", [b"a b", b"\xff", b"x" * 129, b"", b"a\tb"])
 def test_a_request_id_that_cannot_be_echoed_is_replaced(request_id: bytes, web: Web, mock: Provider) -> None:
     answer = talk(web.url, chat_bytes(PLAIN, b"x-request-id: " + request_id))
-    shown = answer.header("x-request-id") or ""
+    shown = answer.header("x-gateway-request-id") or ""
     assert shown.encode("latin-1") != request_id
     assert web.get(f"/api/calls/{shown}").json["request_id"] == shown
 
@@ -561,7 +561,7 @@ def test_pipelined_requests_are_answered_in_order(web: Web, mock: Provider) -> N
     with connect(web.url) as sock:
         sock.sendall(first + second)
         data = read_all(sock)
-    assert 0 < data.index(b"x-request-id: first") < data.index(b"x-request-id: second")
+    assert 0 < data.index(b"x-gateway-request-id: first") < data.index(b"x-gateway-request-id: second")
     assert data.count(b"HTTP/1.1 200") == 2
 
 
@@ -584,7 +584,7 @@ def test_a_refusal_before_the_body_was_read_still_says_the_totals(web: Web, mock
     head = chat_bytes(b"", b"x-session-id: " + session.encode(), b"x-request-id: mine", b"expect: 100-continue")
     answer = talk(web.url, head.replace(b"length: 0", b"length: %d" % (65 << 20)))
     is_a_clear_refusal(answer, 413)
-    assert answer.header("x-request-id") == "mine"
+    assert answer.header("x-gateway-request-id") == "mine"
     assert answer.header("x-session-id") == session
     assert answer.totals == totals
 
@@ -602,4 +602,4 @@ def test_a_refusal_in_anthropics_api_has_its_shape(web: Web) -> None:
     assert answer.status == 400
     assert answer.json["type"] == "error"
     assert answer.json["error"]["type"] == "invalid_request_error"
-    assert answer.json["request_id"] == answer.header("x-request-id")
+    assert answer.json["request_id"] == answer.header("x-gateway-request-id")

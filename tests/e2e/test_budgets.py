@@ -605,7 +605,7 @@ def test_a_call_refused_without_a_session_says_the_budget_of_its_key(
     refused = gateway.web.post(CHAT, {"model": "mock-small", "messages": HI}, headers)
     assert refused.error["param"] == "x-context-budget"
     assert refused.header("x-session-budget-remaining-tokens") == "700"
-    assert (refused.header("x-request-id"), refused.header("x-session-id")) == ("mine", None)
+    assert (refused.header("x-gateway-request-id"), refused.header("x-session-id")) == ("mine", None)
 
 
 def test_only_the_operator_changes_a_budget(

@@ -133,7 +133,7 @@ def test_another_gateway_on_the_same_store_sends_the_same(
 def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: str) -> None:
     came = agent(12)
     reply = ask(web, session, came, BUDGET)
-    record = web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json
+    record = web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json
     items = record["context"]["items"]
     assert [item["role"] for item in items] == [message["role"] for message in came]
     counted: dict[str, int] = {}
@@ -144,7 +144,7 @@ def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: st
     assert {rule: int(number) for rule, number in shown.items()} == {
         rule: number for rule, number in counted.items() if rule not in ("kept", "pinned")
     }
-    assert "items" not in web.get(f"/api/calls/{reply.header('x-request-id')}").json["context"]
+    assert "items" not in web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["context"]
     assert "Parcel" not in json.dumps(record)
     saved = web.get(f"/api/sessions/{session}").json["saved_by_trimming"]
     tokens, original = numbers(reply)
@@ -239,7 +239,7 @@ def test_the_configured_budget_holds_and_a_header_can_only_lower_it(
     for headers, limit in (({}, 3000), ({"x-context-budget": "9000"}, 3000), ({"x-context-budget": "2000"}, 2000)):
         reply = ask(gateway.web, f"s{limit}{len(headers)}", agent(20), headers)
         assert numbers(reply)[0] <= limit
-        record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+        record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
         assert record["context"]["budget"] == limit
 
 
@@ -250,7 +250,7 @@ def test_the_models_window_less_the_answers_limit_is_the_budget(
     gateway = gateway_server(mock_server.url, models=models)
     body = {"model": "small", "messages": agent(20), "max_tokens": 1500}
     reply = gateway.web.post(CHAT, body)
-    assert gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["context"]["budget"] == 2500
+    assert gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["context"]["budget"] == 2500
     assert numbers(reply)[0] <= 2500
 
 
@@ -262,7 +262,7 @@ def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_th
     assert reply.status == 200
     assert len(mock.calls) == 2
     assert len(sent(mock)) <= len(agent(30))
-    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["context"]["budget"] == 3600
     assert "refused" in record["notes"]["context"]
     assert record["usage"]["input_tokens"] <= 4000
@@ -476,7 +476,7 @@ def test_the_reserve_is_kept_free(mock_server: MockServer, mock: Provider, gatew
     models = [{"match": "small", "provider": "upstream", "window": 4000}]
     web = gateway_server(mock_server.url, models=models, **{"context.reserve_tokens": 1000}).web
     reply = web.post(CHAT, {"model": "small", "messages": agent(20), "max_tokens": 10})
-    assert web.get(f"/api/calls/{reply.header('x-request-id')}").json["context"]["budget"] == 3000
+    assert web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["context"]["budget"] == 3000
 
 
 def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:

@@ -222,7 +222,7 @@ def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) ->
     body = {"model": "mock-large", "messages": agent(1)}
     refused = ui.gateway.web.post(CHAT, body, {"x-session-id": "poor", "x-session-budget-tokens": "1"})
     assert refused.error["code"] == "budget_exhausted"
-    page = ui.show(f"#/call/{refused.header('x-request-id')}")
+    page = ui.show(f"#/call/{refused.header('x-gateway-request-id')}")
     facts = page.locator("main .receipt")
     expect(facts).to_contain_text(re.compile(r"Sent\s*nothing; it would have been \d+ tokens"))
     expect(facts).to_contain_text("Of what was to be sent")

@@ -56,7 +56,7 @@ def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     assert json.loads(second.provider.calls[-1].body)["model"] == "gpt-4o"
     assert reply.totals[2] == second.provider.billed().total_tokens > 0
     assert mock.billed().total_tokens == 0
-    record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = both.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert (record["provider"], record["model"]) == ("second", "gpt-4o")
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
 
@@ -69,7 +69,7 @@ def test_a_provider_that_accepts_nobody_is_waited_for_once(gateway_server: Start
         )
         reply = ask(gateway)
         assert reply.status == 200
-        notes = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["notes"]
+        notes = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["notes"]
         assert notes["fallback"] == "upstream/main: upstream_timeout"
         assert "retries" not in notes
 
@@ -93,7 +93,7 @@ def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
     reply = ask(keyed, stream=stream)
     assert reply.status == 200
     assert reply.totals[2] == second.provider.billed().total_tokens > 0
-    record = keyed.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = keyed.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
 
 
@@ -153,7 +153,7 @@ def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed
     second.provider.behaviour = Behaviour(status=413)
     reply = ask(both)
     assert reply.status == 503
-    record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = both.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["status"] == 503, "the record says what the client was told"
     assert len(second.provider.calls) == 1
 
@@ -308,7 +308,7 @@ def test_a_whole_answer_that_is_a_refusal_is_stood_in_for_and_costs_nothing(
     asked = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 50}
     reply = gateway.web.post(path, {"model": "main", **asked}, {"x-session-id": "s"})
     assert (reply.status, reply.header("x-gateway-upstream-error")) == (200, None)
-    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
     assert reply.totals[2] == second.provider.billed().total_tokens > 0
 
@@ -334,7 +334,7 @@ def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_noth
     reply = streamed(gateway, path)
     assert reply.status == 200
     assert b"event: error" not in reply.body
-    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
     used = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]
     assert used["total_tokens"] == second.provider.billed().total_tokens
@@ -348,7 +348,7 @@ def test_a_stream_that_ends_before_its_answer_began_is_stood_in_for_and_costs_no
     gateway = gateway_server(byte_server(lambda c: c.send(SSE_HEAD + before)).url, models=MODELS, **flags)
     reply = streamed(gateway, "/v1/responses")
     assert (reply.status, reply.clean) == (200, True)
-    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["notes"]["fallback"] == "upstream/main: upstream_protocol_error"
     used = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]
     assert used["total_tokens"] == second.provider.billed().total_tokens > 0
@@ -493,10 +493,11 @@ def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothin
     )
     reply = ask(gateway)
     assert (reply.status, second.provider.calls) == (200, [])
-    notes = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["notes"]
+    notes = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["notes"]
     assert notes["left_out"].startswith("second/gpt-4o: "), "should it fail, this is why nobody else was asked"
     assert (
-        "left_out" not in gateway.web.get(f"/api/calls/{ask(gateway, model='m').header('x-request-id')}").json["notes"]
+        "left_out"
+        not in gateway.web.get(f"/api/calls/{ask(gateway, model='m').header('x-gateway-request-id')}").json["notes"]
     )
 
 

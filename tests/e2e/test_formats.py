@@ -82,7 +82,7 @@ def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: Provider, s
 def test_the_receipt_tells_of_each_element(web: Web, session: str, form: Format) -> None:
     came = form.agent(12)
     reply = ask(web, form, session, came, BUDGET)
-    items = web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json["context"]["items"]
+    items = web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json["context"]["items"]
     assert len(items) == len(came[form.array])
     rules = Counter(item["rule"] for item in items)
     assert rules.keys() > {"pinned"}
@@ -330,7 +330,7 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
     assert end in reply.body.decode()
     assert 1_000 < reply.totals[1] < 3_500
     if path == "responses":
-        charged = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["usage"]
+        charged = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["usage"]
         told = reply.events[-1]["response"]["usage"]
         assert told["input_tokens"] == charged["input_tokens"], "what was sent was weighed"
 

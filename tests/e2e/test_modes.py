@@ -343,7 +343,7 @@ def test_where_the_model_fails_the_extract_stands_and_stays(
     reply = call(gateway.web, "s", "summary", TEXT)
     assert reply.status == 200
     assert [text.splitlines()[:-1] for text in texts(mock)] == [extract[2]["content"].splitlines()[:-1]]
-    note = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["notes"]["result_summaries"]
+    note = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["notes"]["result_summaries"]
     assert note.startswith("none: call ")
     writer.behaviour = Behaviour()
     before = sent(mock)

@@ -32,7 +32,7 @@ def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charge
     assert len(mock.calls) == 3
     assert reply.totals[2] == mock.billed().total_tokens > 0
     assert mock.billed().calls == 1
-    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["notes"]["retries"] == f"2, the last after {status}"
 
 

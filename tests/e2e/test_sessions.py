@@ -248,7 +248,7 @@ def test_one_key_cannot_read_anothers_session_by_any_spelling(spelling: str, tai
 def test_one_key_cannot_read_anothers_calls_lists_or_totals(keyed: str) -> None:
     alice, bob = as_key(keyed, ALICE), as_key(keyed, BOB)
     answer = alice.chat("mine", "tokens=4242/1")
-    request_id = answer.header("x-request-id") or ""
+    request_id = answer.header("x-gateway-request-id") or ""
     record = alice.get(f"/api/calls/{request_id}").json
     assert record["session"] == "mine"
     for wanted in (
@@ -303,7 +303,7 @@ def test_a_call_needs_a_known_key(headers: dict[str, str], keyed: str, mock: Pro
         "authentication_error",
     )
     assert answer.header("x-should-retry") == "false"
-    assert answer.header("x-request-id")
+    assert answer.header("x-gateway-request-id")
     assert answer.header("x-session-cumulative-total-tokens") is None
     assert mock.calls == []
     assert Web(keyed, {} if "admin" in str(headers) else headers).get("/api/sessions").status == 401

@@ -88,7 +88,7 @@ def sent(provider: Provider) -> list[dict[str, Any]]:
 
 
 def record_of(web: Web, reply: Reply) -> Any:
-    return web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json
+    return web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json
 
 
 def calls_of(web: Web) -> tuple[Any, Any]:

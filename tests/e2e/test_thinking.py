@@ -115,7 +115,9 @@ def test_the_record_of_a_call_says_how_many_thinking_blocks_were_removed_and_why
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, 25)
     trimmed = [one for one in session.headers if "thinking=" in one["x-context-trimmed"]]
-    records = [gateway.web.get(f"/api/calls/{one['x-request-id']}").json["context"]["thinking"] for one in trimmed]
+    records = [
+        gateway.web.get(f"/api/calls/{one['x-gateway-request-id']}").json["context"]["thinking"] for one in trimmed
+    ]
     assert records[0]["reason"] == "trim"
     assert records[0]["received"] > records[0]["sent"]
     assert records[1] == {"received": records[0]["received"] + 1, "sent": records[0]["sent"] + 1, "reason": "earlier"}
@@ -169,7 +171,7 @@ def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refu
     other = gateway_server(mock_server.url)
     more = play(other.base_url, claude, 6, messages=session.messages)
     assert (more.errors, refusals(claude)) == ([], 1)
-    first = other.web.get(f"/api/calls/{more.headers[0]['x-request-id']}").json
+    first = other.web.get(f"/api/calls/{more.headers[0]['x-gateway-request-id']}").json
     assert first["context"]["thinking"]["reason"] == "refused"
     assert first["notes"]["thinking"] == "refused by the provider, removed, and sent again"
     assert all("thinking=" in headers["x-context-trimmed"] for headers in more.headers)

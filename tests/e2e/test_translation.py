@@ -384,7 +384,7 @@ def test_claude_is_not_told_to_think_in_a_turn_that_began_without_its_thoughts(
     asked: dict[str, Any] = {"model": model, "tools": tools, "reasoning_effort": "low"}
     raw = bench.chat.chat.completions.with_raw_response.create(messages=[*HI, said, result], **asked)
     assert json.loads(bench.mock.calls[-1].body).get("thinking", {}).get("type") == kind
-    notes = bench.gateway.web.get(f"/api/calls/{raw.headers['x-request-id']}").json["notes"]
+    notes = bench.gateway.web.get(f"/api/calls/{raw.headers['x-gateway-request-id']}").json["notes"]
     assert notes == ({} if kind else {"untranslated": "reasoning_effort"})
     bench.chat.chat.completions.create(messages=[*HI, said, result, *HI], **asked)
     assert "thinking" in json.loads(bench.mock.calls[-1].body), "the next turn is another"

@@ -12,7 +12,7 @@ from tests.support.web import CHAT, Reply, Web
 PAGE = "https://app.example"
 #: what clients of OpenAI and Anthropic read of an answer, some of each
 PROVIDERS_HEADERS = {
-    *("retry-after", "retry-after-ms", "request-id", "x-upstream-request-id", "openai-processing-ms"),
+    *("retry-after", "retry-after-ms", "request-id", "x-request-id", "openai-processing-ms"),
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
     *("anthropic-organization-id", "anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-input-tokens-reset"),
 }
@@ -43,7 +43,7 @@ def test_a_page_that_is_named_may_call_and_read_our_headers(
     asked = web.send("OPTIONS", "/v1/chat/completions", headers={"origin": PAGE, **PREFLIGHT})
     assert asked.status == 200
     assert asked.header("access-control-allow-origin") == PAGE
-    assert asked.header("x-request-id")
+    assert asked.header("x-gateway-request-id")
     answer = call_from(web, PAGE)
     assert answer.status == 200
     assert answer.header("access-control-allow-origin") == PAGE
@@ -61,7 +61,7 @@ def test_a_page_that_is_not_named_beside_one_that_is_stays_out(
         assert (refused.status, refused.error["code"]) == (403, "forbidden")
         assert other in refused.error["message"]
         assert refused.header("x-should-retry") == "false"
-        assert refused.header("x-request-id")
+        assert refused.header("x-gateway-request-id")
         assert refused.header("access-control-allow-origin") is None
     assert "Origin" in (asked.header("vary") or "")
 
@@ -83,7 +83,7 @@ def test_a_preflight_of_a_method_that_there_is_not_is_refused_as_any_other(
     web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
     asked = {"origin": PAGE, "access-control-request-method": "BREW", "x-request-id": "mine"}
     answer = web.send("OPTIONS", CHAT, headers=asked)
-    assert (answer.status, answer.error["code"], answer.header("x-request-id")) == (403, "forbidden", "mine")
+    assert (answer.status, answer.error["code"], answer.header("x-gateway-request-id")) == (403, "forbidden", "mine")
     assert answer.error["message"] == "Disallowed CORS method."
 
 
@@ -128,4 +128,4 @@ def may_be_read(answer: Reply) -> None:
     exposed = (answer.header("access-control-expose-headers") or "").split(", ")
     assert set(exposed) >= {*headers.EXPOSED, *PROVIDERS_HEADERS}
     assert len(exposed) == len(set(exposed))
-    assert answer.header("x-request-id")
+    assert answer.header("x-gateway-request-id")

@@ -59,7 +59,7 @@ def test_nothing_of_the_api_is_cached(path: str, web: Web, session: str) -> None
 def test_every_answer_of_the_api_names_its_request(web: Web) -> None:
     for path in ("/api/sessions/nobody", "/api/nope", "/api/sessions?limit=x"):
         answer: Any = web.get(path)
-        assert answer.header("x-request-id"), path
+        assert answer.header("x-gateway-request-id"), path
 
 
 WRITES = [("POST", "/api/sessions/s/reset"), ("DELETE", "/api/sessions/s"), ("POST", "/api/reload")]

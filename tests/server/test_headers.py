@@ -40,7 +40,7 @@ def test_a_final_answer_says_all() -> None:
         200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, final=True, overhead_s=0.00123
     )
     assert shown(reply) == {
-        "x-request-id": "request-1",
+        "x-gateway-request-id": "request-1",
         "x-gateway-overhead-ms": "1.23",
         "x-session-id": "s",
         "x-session-cumulative-token-usage": '{"promptTokens":15902,"completionTokens":424,"totalTokens":16326}',
@@ -67,7 +67,7 @@ def test_what_a_call_without_a_session_took_is_said_all_the_same() -> None:
 
 
 def test_without_a_session_there_is_nothing_of_one() -> None:
-    assert set(shown(Reply(200, [], b"", final=True))) == {"x-request-id", "x-gateway-overhead-ms"}
+    assert set(shown(Reply(200, [], b"", final=True))) == {"x-gateway-request-id", "x-gateway-overhead-ms"}
 
 
 def test_while_the_store_is_away_no_totals_are_claimed() -> None:

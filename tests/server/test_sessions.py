@@ -99,7 +99,7 @@ def test_a_call_is_found_by_a_request_id_with_slashes(web: Web, session: str) ->
 
 def test_a_refused_call_has_a_record_too(web: Web, session: str) -> None:
     answer = web.post(CHAT, b"nonsense", {"x-session-id": session})
-    record = web.get(f"/api/calls/{answer.header('x-request-id')}").json
+    record = web.get(f"/api/calls/{answer.header('x-gateway-request-id')}").json
     assert (record["status"], record["outcome"], record["error_code"]) == (400, "refused", "invalid_request")
     assert record["usage"] is None
 
@@ -153,7 +153,7 @@ def test_reset_sets_the_totals_to_zero_and_keeps_the_calls(web: Web, session: st
 
 
 def test_delete_forgets_the_session(web: Web, session: str) -> None:
-    request_id = web.chat(session).header("x-request-id")
+    request_id = web.chat(session).header("x-gateway-request-id")
     assert web.send("DELETE", f"/api/sessions/{session}").json == {"id": session, "deleted": True}
     assert web.get(f"/api/sessions/{session}").status == 404
     gone = web.get(f"/api/calls/{request_id}")

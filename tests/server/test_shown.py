@@ -38,7 +38,7 @@ def test_a_session_shows_what_each_of_its_tools_has_in_the_context(web: Web, ses
         result = {"role": "tool", "tool_call_id": name, "content": f"{len(messages)} lines were found"}
         messages += [called, result, {"role": "user", "content": "go on"}]
     messages.append({"role": "tool", "tool_call_id": "nobody's", "content": "words that nobody asked for"})
-    request_id = web.post(CHAT, {"model": "gpt-4o", "messages": messages}, headers).header("x-request-id")
+    request_id = web.post(CHAT, {"model": "gpt-4o", "messages": messages}, headers).header("x-gateway-request-id")
     web.post("/v1/embeddings", {"model": "text-embedding-3-small", "input": "text"}, headers)
     view, context = web.get(f"/api/sessions/{session}").json, web.get(f"/api/calls/{request_id}").json["context"]
     assert view["recent_tools"] == ["look", "look", "read"]
@@ -70,7 +70,7 @@ def test_costs_are_shown_to_the_millionth(web: Web, session: str) -> None:
     assert first.header("x-session-cumulative-cost-usd") == "0.001070"
     assert web.chat(session, "tokens=1/0", model="priced").header("x-session-cumulative-cost-usd") == "0.001071"
     assert web.get(f"/api/sessions/{session}").json["cost_usd"] == "0.001071"
-    assert web.get(f"/api/calls/{first.header('x-request-id')}").json["cost_usd"] == "0.001070"
+    assert web.get(f"/api/calls/{first.header('x-gateway-request-id')}").json["cost_usd"] == "0.001070"
 
 
 def test_a_cost_of_which_a_part_is_unknown_is_not_shown(web: Web, session: str) -> None:

@@ -286,7 +286,7 @@ def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
         refused = event(socket)
         assert (refused["type"], refused["status"]) == ("error", 400)
         assert refused["error"]["code"] == "invalid_request"
-        assert refused["headers"]["x-request-id"]
+        assert refused["headers"]["x-gateway-request-id"]
         assert refused["headers"]["x-should-retry"] == "false"
         socket.send('{"type":"response.processed","response_id":"resp_1"}')
         ask(socket)
@@ -313,7 +313,7 @@ def test_a_stream_that_breaks_off_ends_in_an_error(gateway: GatewayThread, mock:
         broken = answer(socket)[-1]
         assert broken["type"] == "error"
         assert broken["error"]["code"] == "upstream_protocol_error"
-        assert gateway.web.get(f"/api/calls/{broken['headers']['x-request-id']}").json["session"] == session
+        assert gateway.web.get(f"/api/calls/{broken['headers']['x-gateway-request-id']}").json["session"] == session
         ask(socket)
         assert answer(socket)[-1]["type"] == "response.completed"
     assert len(calls(gateway.web, session)) == 2
@@ -404,9 +404,9 @@ def test_only_what_a_call_needs_of_the_handshake_goes_on(gateway: GatewayThread,
     betas = "responses_websockets=2026-02-06,other=1"
     with opened(gateway, session, openai_beta=betas, idempotency_key="k", x_kept="1") as socket:
         ask(socket)
-        first = answer(socket)[-1]["headers"]["x-request-id"]
+        first = answer(socket)[-1]["headers"]["x-gateway-request-id"]
         ask(socket)
-        assert answer(socket)[-1]["headers"]["x-request-id"] != first
+        assert answer(socket)[-1]["headers"]["x-gateway-request-id"] != first
     headers = {name.lower(): value for name, value in mock.calls[-1].headers}
     assert (headers["openai-beta"], headers["x-kept"]) == ("other=1", "1")
     assert not {"upgrade", "sec-websocket-key", "idempotency-key"} & set(headers)

@@ -131,7 +131,9 @@ _FORWARDED: Final = {
 RESPONSES: Final[Mapping[str, Any]] = {
     "Error": {
         "description": "An error of the gateway.",
-        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in ("x-request-id", "x-should-retry")},
+        "headers": {
+            name: {"$ref": f"#/components/headers/{name}"} for name in ("x-gateway-request-id", "x-should-retry")
+        },
         "content": {_JSON: {"schema": named("Error")}},
     },
     "Forwarded": _FORWARDED,
@@ -239,7 +241,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
         "get": _api(
             "getCall", "One call record.", "Call",
             parameters=(
-                _parameter("request_id", "path", "Its `x-request-id`, or the gateway's own id of it.",
+                _parameter("request_id", "path", "Its `x-gateway-request-id`, or the `call_id` of its record.",
                            {"type": "string"}, required=True),
                 "explain",
             ),
