@@ -109,7 +109,7 @@ class Answers:
         return begun
 
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
-        """A provider's refusal or redirect: passed on as it is, never followed; nothing is charged."""
+        """Pass on a provider's refusal unchanged; nothing is charged. A redirect comes here only without a body."""
         body = masked(await read_error(answer), self._secrets)
         # It may be the refusal of an earlier provider, so the status of the last one does not hold.
         progress.outcome, progress.status = "provider_error", answer.status

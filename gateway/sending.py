@@ -14,6 +14,7 @@ from gateway.core.errors import UpstreamProtocolError
 from gateway.core.forwarding import Provider, is_success, request_headers
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
+from gateway.core.redirects import check_redirect
 from gateway.core.retrying import TELLING, TOO_LARGE
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
@@ -165,6 +166,8 @@ class Sender:
         progress.head_at = self._clock()
         if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
             raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
+        if incoming.endpoint.metered or incoming.body:
+            check_redirect(provider.name, outgoing.url, answer.status, answer.headers)
         progress.status = answer.status
         return answer
 

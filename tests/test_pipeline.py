@@ -54,7 +54,7 @@ WAYS_OUT: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply], str, bool]] = 
     "refused body": (b"nonsense", lambda _: FakeReply(), "refused", False),
     "unreachable": (BODY, refuse, "upstream_failed", False),
     "provider error": (BODY, lambda _: FakeReply(429, pieces=[b"{}"]), "provider_error", False),
-    "redirect": (BODY, lambda _: FakeReply(302, pieces=[b""]), "provider_error", False),
+    "redirect": (BODY, lambda _: FakeReply(302, pieces=[b""]), "upstream_failed", False),
     "huge provider error": (BODY, lambda _: FakeReply(500, pieces=[b"x" * 2_000_000]), "upstream_failed", False),
     "error that breaks off": (BODY, lambda _: FakeReply(500, pieces=[b"x", BROKEN]), "upstream_failed", False),
     "whole breaks off": (BODY, lambda _: FakeReply(pieces=[b"{", BROKEN]), "upstream_broken", True),

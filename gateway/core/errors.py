@@ -263,6 +263,15 @@ class UpstreamUntranslated(UpstreamProtocolError):
     is_providers = False
 
 
+class UpstreamRedirect(UpstreamFault):
+    """The provider redirects the call to another address, which is not followed."""
+
+    code = "upstream_redirect"
+    # The next try would be redirected as well.
+    retry = False
+    is_providers = False
+
+
 class UpstreamTimeout(UpstreamFault):
     """The provider was silent for longer than `timeout_s` allows."""
 

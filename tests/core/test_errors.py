@@ -48,6 +48,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.UpstreamUnreachable: (502, "upstream_unreachable", "api_error", "api_error", True, None),
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamUntranslated: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
+    errors.UpstreamRedirect: (502, "upstream_redirect", "api_error", "api_error", False, None),
     errors.UpstreamNotAccepted: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
     errors.UpstreamNotTaken: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
     errors.UpstreamTimeout: (504, "upstream_timeout", "api_error", "timeout_error", False, None),
@@ -91,7 +92,7 @@ def test_an_error_that_no_retry_heals_has_no_status_that_sdks_repeat(kind: type[
     repeated_by_sdks = kind.status in (408, 409, 429) or kind.status >= 500
     # What nobody but an operator can mend has a status that operators are told of; a silent provider has its own, and
     # asking it again may help, but is paid for twice.
-    told = (errors.InternalError, errors.StoreDamaged, errors.UpstreamTimeout)
+    told = (errors.InternalError, errors.StoreDamaged, errors.UpstreamTimeout, errors.UpstreamRedirect)
     assert kind.retry or not repeated_by_sdks or kind in told
 
 

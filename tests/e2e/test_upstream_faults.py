@@ -418,15 +418,61 @@ def test_an_error_inside_a_stream_passes_and_what_came_before_is_charged(scripte
     assert found["usage"]["output_tokens"] > 0
 
 
-@pytest.mark.parametrize("status", [b"301 Moved", b"302 Found", b"307 Temporary Redirect", b"308 Permanent"])
-def test_a_redirect_is_passed_on_and_not_followed(status: bytes, scripted: Scripted, session: str) -> None:
-    elsewhere = b"location: " + scripted.upstream.url.encode() + b"/v1/elsewhere"
-    answer = scripted.play(lambda connection: connection.whole(b"{}", elsewhere, status=status)).chat(session)
-    assert answer.status == int(status[:3])
-    assert answer.header("location") == elsewhere.decode().partition(" ")[2]
-    time.sleep(0.05)
+REDIRECTS = [b"300 Choices", b"301 Moved", b"302 Found", b"303 See", b"307 Temporary Redirect", b"308 Permanent"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", REDIRECTS)
+def test_redirect_of_a_metered_call_is_an_error_that_names_its_target(
+    status: bytes, stream: bool, scripted: Scripted, session: str
+) -> None:
+    target = b"location: https://user:secret@elsewhere.example:8443/v1/x?key=secret"
+    web = scripted.play(lambda connection: connection.whole(b"{}", target, status=status))
+    answer = web.chat(session, stream=stream)
+    refused(answer, 502, "upstream_redirect", may_help="false")
+    assert status[:3].decode() in answer.error["message"]
+    assert "redirect to elsewhere.example:8443." in answer.error["message"]
+    assert "secret" not in answer.body.decode()
+    assert answer.header("location") is None
     assert [request.path for request in scripted.upstream.requests] == [CHAT]
     nothing_charged(scripted.web, session)
+
+
+def test_openai_sdk_sends_no_prompt_to_the_target_of_a_redirect(scripted: Scripted, byte_server: StartUpstream) -> None:
+    other = byte_server(lambda connection: connection.whole(completion()))
+    target = f"location: {other.url}/v1/chat/completions".encode()
+    scripted.play(lambda connection: connection.whole(b"", target, status=b"307 Temporary Redirect"))
+    with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="any") as client:
+        with pytest.raises(openai.InternalServerError) as raised:
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert raised.value.code == "upstream_redirect"
+    assert other.requests == []
+    assert len(scripted.upstream.requests) == 1
+
+
+def test_redirect_reaches_clients_of_the_messages_api_as_an_error_of_that_format(
+    scripted: Scripted, session: str
+) -> None:
+    web = scripted.play(lambda connection: connection.whole(b"", b"location: /v1/x", status=b"308 Permanent"))
+    body = {"model": "m", "max_tokens": 9, "messages": HI}
+    answer = web.post("/v1/messages", body, {"x-session-id": session})
+    assert (answer.status, answer.json["type"], answer.json["error"]["type"]) == (502, "error", "api_error")
+    assert f"redirect to {scripted.upstream.url.partition('//')[2]}." in answer.json["error"]["message"]
+
+
+def test_redirect_of_a_request_with_a_body_is_an_error_also_where_nothing_is_metered(scripted: Scripted) -> None:
+    web = scripted.play(lambda connection: connection.whole(b"", b"location: http://x/", status=b"307 Temporary"))
+    answer = web.post("/v1/messages/count_tokens", {"model": "m", "messages": HI})
+    assert (answer.status, answer.error["code"]) == (502, "upstream_redirect")
+
+
+def test_redirect_of_a_download_is_passed_on(scripted: Scripted) -> None:
+    """A file may be kept at another host, and its request carries nothing that is metered."""
+    target = b"location: https://files.example/1"
+    answer = scripted.play(lambda connection: connection.whole(b"", target, status=b"302 Found")).get(
+        "/v1/files/file-1/content"
+    )
+    assert (answer.status, answer.header("location")) == (302, "https://files.example/1")
 
 
 def test_cookies_are_neither_handed_on_nor_kept(web: Web, mock: Provider, session: str) -> None:
