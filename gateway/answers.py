@@ -32,7 +32,7 @@ from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
 from gateway.fetched import Fetched
 from gateway.progress import Progress
-from gateway.upstream.pieces import chain, check_packing, is_packed, unpacked
+from gateway.upstream.pieces import chain, check_packing, check_transfer_coding, is_packed, unpacked
 
 #: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
 MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
@@ -78,6 +78,7 @@ class Answers:
         is_read = endpoint.metered or endpoint.fetches
         if endpoint.metered and endpoint.format is not None:
             check_packing(answer)
+        check_transfer_coding(answer)
         kind, was_packed = content_type(answer.headers), is_packed(answer)
         pieces = unpacked(answer) if was_packed else answer.chunks()
         if is_read and kind == EVENTS:

@@ -257,6 +257,13 @@ class UpstreamProtocolError(UpstreamFault):
     code = "upstream_protocol_error"
 
 
+class UpstreamUnreadable(UpstreamProtocolError):
+    """The provider's answer is encoded in a way that the gateway cannot decode. The next one would be as well."""
+
+    # Each try is billed.
+    retry = False
+
+
 class UpstreamUntranslated(UpstreamProtocolError):
     """The library that translates calls failed at this one, or at its answer."""
 

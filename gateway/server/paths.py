@@ -24,7 +24,7 @@ _BARE: Final = (
 _IS_BARE: Final = re.compile(_BARE)
 #: the same behind what Azure's clients write before them, who may be given either address as their base URL
 _AZURE: Final = re.compile(rf"(?:openai/(?:v1/)?)?(?:deployments/(?P<deployment>.+?)/)?(?P<path>{_BARE}.*)")
-_UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
+_UNSAFE: Final = re.compile(rb"[\x00-\x1f\x7f\\;]")
 #: unreserved characters (RFC 3986, section 2.3), encoded
 _NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
 #: a slash, a percent sign, and where a query or a fragment begins, encoded
@@ -123,10 +123,12 @@ def _split(raw_path: bytes, method: str) -> Asked:
     # Names of models may hold a slash (GET models/org%2Fname); what is billed may not, nor any other mark of a path.
     hidden = method not in WITHOUT_BODY and _HIDDEN.search(path)
     # A path that two programs may read differently would be forwarded as one thing and metered as another.
-    if _UNSAFE.search(plain) or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
+    # A space may be part of a name, as %20; at the end of a segment some servers drop it.
+    spaced = " " in path or any(segment != segment.strip(b" ") for segment in segments)
+    if _UNSAFE.search(plain) or spaced or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
         raise InvalidRequest(
-            "The path must not contain spaces, backslashes, semicolons, control characters, empty segments, "
-            "or letters, digits and marks of a path that are percent-encoded."
+            "The path must not contain backslashes, semicolons, control characters, empty segments, spaces other than "
+            "%20 within a name, or letters, digits and marks of a path that are percent-encoded."
         )
     if azure is None:
         return Asked(session, path)

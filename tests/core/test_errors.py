@@ -47,6 +47,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.UpstreamOpenCircuit: (503, "upstream_open_circuit", "overloaded_error", "overloaded_error", True, 1),
     errors.UpstreamUnreachable: (502, "upstream_unreachable", "api_error", "api_error", True, None),
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
+    errors.UpstreamUnreadable: (502, "upstream_protocol_error", "api_error", "api_error", False, None),
     errors.UpstreamUntranslated: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamRedirect: (502, "upstream_redirect", "api_error", "api_error", False, None),
     errors.UpstreamNotAccepted: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
@@ -81,7 +82,7 @@ def test_no_two_errors_share_a_code() -> None:
     # What is told apart for our own use is the same, to a caller.
     inner = {
         *(errors.UpstreamRefused, errors.UpstreamHungUp, errors.UpstreamUntranslated),
-        *(errors.UpstreamNotAccepted, errors.UpstreamNotTaken),
+        *(errors.UpstreamNotAccepted, errors.UpstreamNotTaken, errors.UpstreamUnreadable),
     }
     codes = [kind.code for kind in TABLE if kind not in inner]
     assert len(set(codes)) == len(codes)
@@ -92,7 +93,13 @@ def test_an_error_that_no_retry_heals_has_no_status_that_sdks_repeat(kind: type[
     repeated_by_sdks = kind.status in (408, 409, 429) or kind.status >= 500
     # What nobody but an operator can mend has a status that operators are told of; a silent provider has its own, and
     # asking it again may help, but is paid for twice.
-    told = (errors.InternalError, errors.StoreDamaged, errors.UpstreamTimeout, errors.UpstreamRedirect)
+    told = (
+        errors.InternalError,
+        errors.StoreDamaged,
+        errors.UpstreamTimeout,
+        errors.UpstreamRedirect,
+        errors.UpstreamUnreadable,
+    )
     assert kind.retry or not repeated_by_sdks or kind in told
 
 

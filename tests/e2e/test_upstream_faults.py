@@ -621,7 +621,44 @@ def test_an_answer_that_is_packed_so_that_nobody_can_meter_it_is_a_502(
     web = scripted.play(lambda connection: connection.whole(b"\x0b\x02\x80abc\x03", *headers))
     answer = web.chat(session)
     assert (answer.status, answer.error["code"]) == (502, "upstream_protocol_error")
-    assert packing.decode() in answer.error["message"]
+    assert answer.header("x-should-retry") == "false"
+    assert packing.decode().lower() in answer.error["message"]
+
+
+def test_openai_sdk_does_not_repeat_a_call_whose_response_cannot_be_decoded(scripted: Scripted) -> None:
+    scripted.play(lambda connection: connection.whole(b"\x0b\x02\x80abc\x03", b"content-encoding: br"))
+    with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="any") as client:
+        with pytest.raises(openai.InternalServerError):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert len(scripted.upstream.requests) == 1
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip", b"deflate, chunked", b"x-gzip"])
+def test_gzip_as_a_transfer_coding_is_decoded(coding: bytes, status: bytes, scripted: Scripted, session: str) -> None:
+    packed = zlib.compress(completion()) if coding.startswith(b"deflate") else gzip.compress(completion())
+    head = b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    body = framed(packed) + framed(b"") if coding.endswith(b"chunked") else packed
+    head += b"transfer-encoding: " + coding + b"\r\n\r\n"
+    answer = scripted.play(lambda connection: connection.send(head + body)).chat(session)
+    assert answer.status == int(status[:3])
+    assert answer.json["object"] == "chat.completion"
+    assert answer.header("transfer-encoding") is None
+    if answer.status == 200:
+        assert answer.totals == (10, 5, 15)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files/file-1/content"])
+@pytest.mark.parametrize("codings", [(b"br, chunked", b""), (b"gzip, chunked", b"content-encoding: gzip\r\n")])
+def test_a_transfer_coding_that_cannot_be_decoded_is_an_error(
+    codings: tuple[bytes, bytes], path: str, scripted: Scripted
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\n" + codings[1] + b"transfer-encoding: " + codings[0] + b"\r\n\r\n"
+    web = scripted.play(lambda connection: connection.send(head + framed(b"\x1f\x8babc") + framed(b"")))
+    body = {"model": "m", "messages": HI}
+    answer = web.post(path, body) if path.endswith("completions") else web.get(path)
+    assert (answer.status, answer.error["code"]) == (502, "upstream_protocol_error")
+    assert answer.header("x-should-retry") == "false"
 
 
 def test_a_server_that_names_a_charset_as_its_packing_is_read(scripted: Scripted, session: str) -> None:
@@ -677,6 +714,7 @@ def test_gzip_that_is_none(scripted: Scripted, session: str) -> None:
     answer = web.chat(session)
     assert answer.status == 502
     assert answer.error["code"] == "upstream_protocol_error"
+    assert answer.header("x-should-retry") == "false"
 
 
 def test_gzip_that_breaks_off_inside_a_whole_answer(scripted: Scripted, session: str) -> None:

@@ -74,7 +74,9 @@ def test_a_path_under_which_there_is_nothing(path: str) -> None:
         "/v1/a\\b",
         "/v1/a%5cb",
         "/v1/a b",
-        "/v1/a%20b",
+        "/v1/a%20",
+        "/v1/%20a",
+        "/v1/a/%20/b",
         "/v1/a%0ab",
         "/v1/a%00",
         "/v1/a%7f",
@@ -85,6 +87,21 @@ def test_a_path_under_which_there_is_nothing(path: str) -> None:
 def test_a_path_that_leaves_its_folder_or_holds_control_characters(path: str) -> None:
     with pytest.raises(InvalidRequest):
         split_path(path.encode())
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(
+            (method, path)
+            for method in ("GET", "POST")
+            for path in ("files/my%20file", "models/caf%C3%A9", "a%22%3c%20b")
+        ),
+        ("GET", "files/50%25"),
+    ],
+)
+def test_valid_escapes_stay_as_they_are(method: str, path: str) -> None:
+    assert split_path(f"/v1/{path}".encode(), method).path == path
 
 
 @pytest.mark.parametrize("path", ["/v1/a%2f..", "/v1/a%2f%2e%2e", "/v1/a%2f.%2fb", "/v1//x", "/v1/a//b"])
