@@ -63,7 +63,7 @@ class Tls(Section):
 class Breaker(Section):
     """When a provider is left alone."""
 
-    failures: int = Field(5, ge=1, le=1000, description="Failures in a row after which it is left alone.")
+    failures: int = Field(5, ge=1, le=1000, description="Failed calls in a row after which it is left alone.")
     open_s: Positive = Field(15, description="For so many seconds; then one call asks whether it is well again.")
 
 

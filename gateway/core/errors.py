@@ -17,7 +17,7 @@ class GatewayError(Exception):
     code: ClassVar[str] = "internal_error"
     openai_type: ClassVar[str] = "api_error"
     anthropic_type: ClassVar[str] = "api_error"
-    retry: ClassVar[bool] = False
+    retry: bool = False
     #: seconds a client should wait before the next try; sent as `Retry-After`
     retry_after: int | None = None
 

@@ -61,6 +61,10 @@ class RetryPolicy:
             return asked if asked <= longest else None
         return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1)) * (0.5 + chance / 2)
 
+    def is_spent(self, tries: int) -> bool:
+        """Return whether the provider was asked again as often as it may be; False where it is never asked again."""
+        return tries > self.retries > 0
+
 
 def asked_wait(headers: Sequence[tuple[bytes, bytes]], now: float) -> float | None:
     """The seconds that an answer asks its caller to wait; None where it says nothing of it.

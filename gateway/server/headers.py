@@ -95,7 +95,10 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-session-step-warning": "tools that the answer asks for although they are not due, or not allowed",
     "x-gateway-overhead-ms": "milliseconds from when the request had been read to its end until it was sent on",
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on as it came",
-    "x-should-retry": "on an error of the gateway: whether sending the call again can help",
+    "x-should-retry": (
+        "on an error: whether sending the call again can help; `false` also on a provider's refusal after which the "
+        "gateway has sent it again already, unless `retry-after` asks for a wait"
+    ),
 }
 #: how the names begin of those headers that may say something else after a call than before it
 _CHANGING: Final = (

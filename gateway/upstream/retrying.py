@@ -12,17 +12,30 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit
 from gateway.core.forwarding import header
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, asked_wait, is_ill
+from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")
+
+#: the header by which SDKs are told whether to repeat a call
+_SHOULD_RETRY: Final = b"x-should-retry"
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A provider's response with other headers."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    chunks: Callable[[], AsyncIterator[bytes]]
 
 
 class RetryingUpstream:
@@ -80,13 +93,18 @@ class RetryingUpstream:
             except UpstreamFault as fault:
                 is_worth_it = fault.may_pass and not (fault.took_long and request.has_next)
                 wait = self._retry.wait(tries, None, self._chance()) if is_worth_it else None
+                self._failed(is_providers=fault.is_providers, is_last=wait is None)
                 if wait is None:
+                    if self._retry.is_spent(tries):
+                        fault.retry = False
                     raise
                 reason = fault.code
             else:
                 wait = self._wait(reply, tries, has_next=request.has_next)
+                if is_ill(reply.status):
+                    self._failed(is_providers=True, is_last=wait is None)
                 if wait is None:
-                    return sending, reply
+                    return sending, self._not_again(reply) if self._retry.is_spent(tries) else reply
                 reason = str(reply.status)
                 await sending.__aexit__(None, None, None)
             request.note("retries", f"{tries}, the last after {reason}")
@@ -98,22 +116,38 @@ class RetryingUpstream:
         self._breaker = self._breaker.asked()
         try:
             reply = await sending.__aenter__()
-        except UpstreamFault as fault:
-            if fault.is_providers:
-                self._did(well=False)
-            else:
-                # One client's requests must not close the way of all others.
-                self._breaker = self._breaker.left()
+        except UpstreamFault:
             raise
         except BaseException:
             self._breaker = self._breaker.left()
             raise
-        self._did(well=not is_ill(reply.status))
+        if not is_ill(reply.status):
+            self._did(well=True)
         return reply
+
+    def _failed(self, *, is_providers: bool, is_last: bool) -> None:
+        """Count a call that failed, once: at its last try, or at its first where it tests a provider left alone.
+
+        `is_providers`: the failure is one of the provider. One client's requests must not close the way of all others.
+        """
+        if is_providers and (is_last or self._breaker.is_tried):
+            self._did(well=False)
+        else:
+            self._breaker = self._breaker.left()
+
+    def _not_again(self, reply: UpstreamReply) -> UpstreamReply:
+        """Return a refusal marked as not to be repeated, unless it asks for a wait.
+
+        An SDK that repeats a call has the gateway repeat it as well, so that the tries of both multiply.
+        """
+        if reply.status not in REPEATED or asked_wait(reply.headers, self._wall()):
+            return reply
+        kept = [pair for pair in reply.headers if pair[0] != _SHOULD_RETRY]
+        return _Marked(reply.status, [*kept, (_SHOULD_RETRY, b"false")], reply.chunks)
 
     def _wait(self, reply: UpstreamReply, tries: int, *, has_next: bool) -> float | None:
         # A quota that is used up is a 429 as well; some say that no wait helps.
-        if reply.status not in REPEATED or header(reply.headers, b"x-should-retry") == b"false":
+        if reply.status not in REPEATED or header(reply.headers, _SHOULD_RETRY) == b"false":
             return None
         asked = asked_wait(reply.headers, self._wall())
         return self._retry.wait(tries, asked, self._chance(), has_next=has_next)

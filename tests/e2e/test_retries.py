@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
 
 from gateway.mock import MockServer, Provider
@@ -34,6 +35,26 @@ def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charge
     assert mock.billed().calls == 1
     record = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
     assert record["notes"]["retries"] == f"2, the last after {status}"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_openai_sdk_does_not_repeat_what_the_gateway_has_repeated(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, status: int
+) -> None:
+    gateway = gateway_server(mock_server.url, **RETRIES)
+    mock.push(*[busy(status)] * 12)
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any") as client, pytest.raises(openai.APIStatusError):
+        client.chat.completions.create(model="mock-small", messages=[{"role": "user", "content": "hi"}])
+    assert len(mock.calls) == 3
+
+
+def test_two_failing_calls_do_not_close_the_way_of_others(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"providers.upstream.retries": 2, "providers.upstream.breaker": {}})
+    mock.push(*[busy(503)] * 6)
+    assert [gateway.web.chat("s").status for _ in range(3)] == [503, 503, 200]
+    assert len(mock.calls) == 7
 
 
 def test_what_a_provider_says_in_the_end_is_passed_on(
@@ -67,7 +88,7 @@ def test_a_client_that_leaves_while_another_try_waits_is_charged_nothing_and_not
     connection = gateway.web.connect()
     body = json.dumps({"model": "mock-small", "messages": HI}).encode()
     connection.request("POST", "/v1/chat/completions", body, {"x-session-id": "s", "content-type": "application/json"})
-    until(lambda: gateway.web.get("/api/health").json["providers"][0]["failures"], what="it was turned away")
+    until(lambda: mock.calls, what="it was sent")
     connection.close()
     [call] = until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"))
     assert len(mock.calls) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,65 @@ async def test_after_so_many_tries_the_answer_is_the_providers() -> None:
     with pytest.raises(UpstreamRefused):
         await ask(patient(refused, later, failures=9))
     assert len(refused.sent) == 3
+
+
+async def marks(outcomes: list[int | Reply | BaseException | asyncio.Event], retries: int = 2) -> list[bytes]:
+    """The values of `x-should-retry` on what a call ends with."""
+    async with patient(Provider(outcomes), Clock(), retries=retries).send(Outgoing("POST", "u", [], b"{}")) as reply:
+        assert [piece async for piece in reply.chunks()] == [b"body"]
+        return [value for name, value in reply.headers if name == b"x-should-retry"]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 521, 523, 529])
+async def test_refusal_after_the_last_retry_is_marked_as_not_to_be_repeated(status: int) -> None:
+    assert await marks([status] * 3) == [b"false"]
+    assert await marks([Reply(status, [(b"x-should-retry", b"true")])] * 3) == [b"false"]
+    assert await marks([Reply(status, [(b"retry-after", b"0")])] * 3) == [b"false"]
+
+
+async def test_refusal_that_asks_for_a_wait_or_was_not_retried_is_not_marked() -> None:
+    assert await marks([Reply(429, [(b"retry-after", b"7")])] * 3) == []
+    assert await marks([Reply(503, [(b"retry-after-ms", b"900")])] * 3) == []
+    assert await marks([Reply(429, [(b"retry-after", b"3600")])]) == []
+    assert await marks([503], retries=0) == []
+    assert await marks([429, 503, 500]) == []
+    assert await marks([429, 503, 200]) == []
+
+
+async def test_fault_after_the_last_retry_is_not_to_be_repeated() -> None:
+    for retries, may_repeat in ((2, False), (0, True)):
+        with pytest.raises(UpstreamRefused) as raised:
+            await ask(patient(Provider([UpstreamRefused("no") for _ in range(3)]), Clock(), retries=retries))
+        assert raised.value.retry is may_repeat
+
+
+@pytest.mark.parametrize("outcome", [503, UpstreamRefused("no")])
+async def test_breaker_counts_calls_and_not_their_tries(outcome: int | BaseException) -> None:
+    provider, clock = Provider([outcome] * 20), Clock()
+    upstream = patient(provider, clock, retries=2, failures=3)
+    for number in range(1, 4):
+        with contextlib.suppress(UpstreamRefused):
+            await ask(upstream)
+        assert (upstream.failures, len(provider.sent)) == (number, 3 * number)
+    with pytest.raises(UpstreamOpenCircuit):
+        await ask(upstream)
+
+
+async def test_retry_that_succeeds_is_no_failure() -> None:
+    upstream = patient(Provider([503, 200] * 5), Clock(), failures=2)
+    for _ in range(5):
+        assert await ask(upstream) == 200
+    assert upstream.failures == 0
+
+
+async def test_failed_test_of_a_provider_left_alone_counts_at_once() -> None:
+    provider, clock = Provider([503] * 5), Clock()
+    upstream = patient(provider, clock, retries=1, failures=2)
+    assert [await ask(upstream) for _ in range(2)] == [503, 503]
+    clock.now += 10
+    with pytest.raises(UpstreamOpenCircuit):
+        await ask(upstream)
+    assert len(provider.sent) == 5
 
 
 async def test_what_a_provider_asks_for_is_obeyed() -> None:
