@@ -196,7 +196,7 @@ class Answers:
         if progress.taken is not None:
             progress.taken.lease.delivered = lambda: meter.answer().output_estimate
         reply = await self._begun(progress, answer)
-        reply.is_events, reply.next_number = True, meter.next_number
+        reply.is_events, reply.failure_events = True, _failure_events(progress, meter)
         reply.body = self._metered(progress, answer, pieces, meter, reply)
         return reply
 
@@ -257,7 +257,7 @@ class Answers:
         tail = meter.broken_off()
         if not progress.incoming.endpoint.metered:
             return tail
-        return tail + progress.dialect.error_event(fault, progress.incoming.request_id, meter.next_number())
+        return tail + _failure_events(progress, meter)(fault)
 
     async def _no_events(
         self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply
@@ -384,6 +384,22 @@ async def read_error(answer: UpstreamReply) -> bytes:
                 f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
             )
     return bytes(body)
+
+
+def _failure_events(progress: Progress, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
+    """Return what makes the events that end a stream with an error.
+
+    A response that its provider makes in the background goes on without its stream, so it has not failed.
+    """
+    # `progress` must not be part of it: the cycle would keep everything of the call until the garbage collector runs.
+    dialect, request_id, goes_on = progress.dialect, progress.incoming.request_id, progress.is_fetched_later
+
+    def events(fault: GatewayError) -> bytes:
+        if goes_on:
+            return dialect.error_event(fault, request_id, meter.next_number())
+        return meter.failure(dialect, fault, request_id)
+
+    return events
 
 
 def _check_end(progress: Progress, meter: StreamMeter) -> None:

@@ -153,8 +153,8 @@ class Reply:
     `unseen`: what in the request stands for content that only the provider has; `is_unfitted`: it was sent unweighed;
     `is_unmetered`: it is billed after its answer. `totals` are the session's, after this call where `final`, else
     before it. `broken` turns true while a body is being passed on: it must not be ended as if it were complete.
-    `is_events`: the body is a stream of events, which its headers may not say; `next_number`: gives the number that the
-    next event has in the stream; `ending` is there with its last part, where it was settled.
+    `is_events`: the body is a stream of events, which its headers may not say; `failure_events`: makes the
+    events that end the stream with an error; `ending` is there with its last part, where it was settled.
     """
 
     status: int
@@ -176,5 +176,5 @@ class Reply:
     overhead_s: float = 0.0
     broken: bool = False
     is_events: bool = False
-    next_number: Callable[[], int] = int
+    failure_events: Callable[[GatewayError], bytes] | None = None
     ending: Ending | None = None

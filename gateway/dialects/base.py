@@ -115,6 +115,11 @@ class EventReader(Protocol):
         """Events that end the stream here as one whose length limit was reached; empty where there are none."""
         ...
 
+    def failed(self, fault: GatewayError, number: int) -> bytes:
+        """Return the events that a format has after the error of a stream; `number`: of the first, if it has one."""
+        del fault, number
+        return b""
+
 
 class StreamMeter:
     """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
@@ -240,6 +245,11 @@ class StreamMeter:
         """See `EventReader.next_number`. An event that is not whole has none."""
         self._catch_up()
         return self._reader.next_number()
+
+    def failure(self, dialect: Dialect, fault: GatewayError, request_id: str) -> bytes:
+        """Return the events that end the stream here with an error."""
+        number = self.next_number()
+        return dialect.error_event(fault, request_id, number) + self._reader.failed(fault, number + 1)
 
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""

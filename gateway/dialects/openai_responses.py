@@ -295,31 +295,35 @@ class ResponsesReader(AtOnceReader[_Event]):
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
         self._gathered.ended("max_output_tokens")
+        end = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        return self._ended(end, self.next_number(), is_begun=self._begun is not None)
+
+    def failed(self, fault: GatewayError, number: int) -> bytes:
+        """See `EventReader.failed`. Clients that wait for the response's own end find it here, as at OpenAI."""
+        # The API has a fixed set of codes here; the gateway's own code is in the event before.
+        end = {"status": _FAILED_STATUS, "error": {"code": "server_error", "message": fault.message}}
+        return self._ended(end, number, is_begun=True)
+
+    def _ended(self, end: Mapping[str, object], number: int, *, is_begun: bool) -> bytes:
+        """Return the events that end the response in this state; `is_begun`: no event has to begin it first."""
         # None where it is nested so deep that it could only be read from a call stack less deep than here.
         begun = decode_answer(self._begun) if self._begun is not None else None
         known = begun["response"] if begun is not None else {}
         try:
-            return self._ended(known, self._delivered.items())
+            return self._end_events(known, {**end, "output": self._delivered.items()}, number, is_begun=is_begun)
         except RecursionError:
             # Read, but too deep to be written from here, for the same reason.
-            return self._ended(_known(known), [])
+            return self._end_events(_known(known), {**end, "output": []}, number, is_begun=is_begun)
 
-    def _ended(self, known: Mapping[str, object], output: list[dict[str, object]]) -> bytes:
+    def _end_events(
+        self, known: Mapping[str, object], end: Mapping[str, object], number: int, *, is_begun: bool
+    ) -> bytes:
         response = {**SKELETON, "model": self._asked_model, **known}
         events: list[dict[str, object]] = []
-        if self._begun is None:
+        if not is_begun:
             events.append({"type": "response.created", "response": {**response, "status": "in_progress", "output": []}})
-        end = {
-            **response,
-            "status": "incomplete",
-            "incomplete_details": {"reason": "max_output_tokens"},
-            "output": output,
-            "usage": self._usage(),
-        }
-        events.append({"type": "response.incomplete", "response": end})
-        return b"".join(
-            named_event({**event, "sequence_number": number}) for number, event in enumerate(events, self.next_number())
-        )
+        events.append({"type": f"response.{end['status']}", "response": {**response, **end, "usage": self._usage()}})
+        return b"".join(named_event({**event, "sequence_number": place}) for place, event in enumerate(events, number))
 
     def _usage(self) -> dict[str, object]:
         reported, output = self._gathered.usage.reported(), self._gathered.output_estimate

@@ -88,7 +88,7 @@ class _Connection:
         task: that of the call.
         busy: a provider may be at work on the call.
         is_events: the answer is a stream of events.
-        next_number: gives the number that the next event has in the stream.
+        failure_events: makes the events that end the stream with an error; None where nothing is known of its state.
         left: tells the exchange that the client has left.
     """
 
@@ -104,7 +104,7 @@ class _Connection:
     task: asyncio.Task[None] | None = None
     busy: bool = False
     is_events: bool = False
-    next_number: Callable[[], int] = int
+    failure_events: Callable[[GatewayError], bytes] | None = None
     left: Callable[[], None] | None = None
 
     def at_work(self, *, is_so: bool) -> None:
@@ -324,7 +324,7 @@ class Forwarder:
             headers.append(ours.TRAILER)
             start["trailers"] = True
         await send(start)
-        connection.started, connection.next_number = True, reply.next_number
+        connection.started, connection.failure_events = True, reply.failure_events
         connection.is_events = reply.is_events or content_type(reply.headers) == EVENTS
         # A client that takes nothing would keep its place among the calls under way for ever.
         task = asyncio.current_task()
@@ -369,9 +369,9 @@ class Forwarder:
                 await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         elif connection.is_events:
             # Only there: in a file or an image the error would be taken for a part of it.
-            number = connection.next_number()
-            event = incoming.endpoint.dialect.error_event(fault, incoming.request_id, number)
-            await connection.send({"type": "http.response.body", "body": event, "more_body": True})
+            made = connection.failure_events
+            events = made(fault) if made else incoming.endpoint.dialect.error_event(fault, incoming.request_id)
+            await connection.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _cut(self, tasks: set[asyncio.Task[None]], fault: GatewayError) -> None:
         for task in tasks:

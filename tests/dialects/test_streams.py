@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.errors import GatewayError
 from gateway.dialects import endpoint
 from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
 
@@ -59,6 +60,9 @@ class Recorder:
 
     def next_number(self) -> int:
         return self._reader.next_number()
+
+    def failed(self, fault: GatewayError, number: int) -> bytes:
+        return self._reader.failed(fault, number)
 
     def cut_short(self) -> bytes:
         return self._reader.cut_short()

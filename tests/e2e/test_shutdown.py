@@ -166,7 +166,11 @@ def test_after_the_grace_a_responses_stream_ends_with_an_error_that_has_the_next
     gateway.signal(signal.SIGTERM)
     answer = running.end()
     gateway.wait()
-    assert answer.events[-1]["error"]["code"] == "shutting_down"
+    assert answer.events[-2]["error"]["code"] == "shutting_down"
+    assert answer.events[-1]["type"] == "response.failed"
+    response = answer.events[-1]["response"]
+    assert response["id"] == answer.events[0]["response"]["id"]
+    assert response["output"][0]["content"][0]["text"], "what was delivered is part of it"
     assert [event["sequence_number"] for event in answer.events] == list(range(len(answer.events)))
     assert len(answer.events) > 1
 

@@ -209,7 +209,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
     assert found["usage"]["output_tokens"] > 0
 
 
-def test_a_responses_stream_that_breaks_off_ends_with_an_error_that_has_the_next_number(
+def test_a_responses_stream_that_breaks_off_ends_with_an_error_and_response_failed(
     scripted: Scripted, session: str
 ) -> None:
     def event(number: int) -> bytes:
@@ -221,8 +221,33 @@ def test_a_responses_stream_that_breaks_off_ends_with_an_error_that_has_the_next
 
     body = {"model": "m", "input": "hi", "stream": True}
     answer = scripted.play(script).post("/v1/responses", body, {"x-session-id": session})
-    assert [one["sequence_number"] for one in answer.events] == [0, 1, 2]
-    assert answer.events[-1]["type"] == "error"
+    assert [one["sequence_number"] for one in answer.events] == [0, 1, 2, 3]
+    assert [one["type"] for one in answer.events[2:]] == ["error", "response.failed"]
+    response = answer.events[-1]["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert response["error"]["message"] == answer.events[-2]["error"]["message"]
+
+
+def test_openai_sdk_sees_the_error_of_an_interrupted_responses_stream(scripted: Scripted) -> None:
+    created = {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "status": "in_progress"}}
+    event = b"event: response.created\ndata: " + json.dumps(created).encode() + b"\n\n"
+    scripted.play(lambda connection: connection.send(CHUNKED_SSE_HEAD + framed(event)))
+    with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0) as client:
+        stream = client.responses.create(model="m", input="hi", stream=True)
+        assert next(stream).type == "response.created"
+        with pytest.raises(openai.APIError, match="broke off"):
+            next(stream)
+
+
+def test_interrupted_stream_of_a_background_response_is_not_said_to_have_failed(
+    scripted: Scripted, session: str
+) -> None:
+    created = {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "status": "in_progress"}}
+    event = b"data: " + json.dumps(created).encode() + b"\n\n"
+    web = scripted.play(lambda connection: connection.send(CHUNKED_SSE_HEAD + framed(event)))
+    body = {"model": "m", "input": "hi", "stream": True, "background": True}
+    answer = web.post("/v1/responses", body, {"x-session-id": session})
+    assert [one["type"] for one in answer.events] == ["response.created", "error"]
 
 
 def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: str) -> None:
@@ -280,7 +305,8 @@ def test_a_stream_that_http_ends_before_its_answer_ends_with_an_error_and_not_cl
     answer = web.post(path, {"model": "m", "stream": True, **body}, {"x-session-id": session})
     assert begun in answer.body
     last = answer.events[-1]
-    assert "before its answer had ended" in (last["message"] if api == "responses" else last["error"]["message"])
+    told = last["response"] if api == "responses" else last
+    assert "before its answer had ended" in told["error"]["message"]
     assert not answer.clean
     found = the_call(web, session)
     assert found["outcome"] == "upstream_broken"
