@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,13 +136,14 @@ def _unbound(error: OSError | UnicodeError) -> str:
 def _shared_metrics(settings: Settings) -> Iterator[None]:
     """A folder in which several workers keep their figures for each other."""
     from gateway import config
+    from gateway.telemetry.metrics.folders import shared_folder
 
     if settings.server.workers == 1 or not settings.telemetry.metrics:
         config.share_metrics(None)
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="gateway-metrics-") as folder:
-        config.share_metrics(Path(folder))
+    with shared_folder() as folder:
+        config.share_metrics(folder)
         yield
 
 

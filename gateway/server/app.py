@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from gateway.core import errors
 from gateway.core.ports import Store
 from gateway.server import headers
-from gateway.server.auth import foreign_page
+from gateway.server.auth import check_single, foreign_page
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
@@ -139,7 +139,13 @@ class GatewayApp:
                 scope, receive, send
             )
         elif scope["path"].startswith(_OWN_PATHS):
-            await self._router(scope, receive, self._naming(scope, send))
+            named = self._naming(scope, send)
+            try:
+                check_single(scope["headers"])
+            except errors.InvalidRequest as fault:
+                await fault_response(fault)(scope, receive, named)
+            else:
+                await self._router(scope, receive, named)
         else:
             await self._runtime.forwarder(scope, receive, send)
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from gateway.calls import Caller
-from gateway.core.errors import Forbidden, Unauthenticated
+from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, Headers, credential, header
 from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.namespaces import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
@@ -23,6 +23,8 @@ from gateway.core.values import dataclass
 
 #: set by a reverse proxy: the peer is then not the caller
 _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
+#: headers that a request may have once (RFC 9110, section 11.6.2; RFC 9112, section 3.2)
+_SINGLE: Final = (b"host", *sorted(CREDENTIALS))
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -43,6 +45,21 @@ class Access:
     namespace: str | None
     admin: bool
     limits: Limits = NO_LIMITS
+
+
+def check_single(headers: Headers) -> None:
+    """Refuse a request that has a credential or its host twice: another program on the way may read the other one.
+
+    Raises:
+        InvalidRequest: it has.
+    """
+    if len(dict(headers)) == len(headers):
+        return
+    names = [name for name, _ in headers]
+    for name in _SINGLE:
+        if (number := names.count(name)) > 1:
+            shown = name.decode()
+            raise InvalidRequest(f"The request has {number} headers named {shown}. Send one.", param=shown)
 
 
 def require_admin(access: Access) -> None:
@@ -93,9 +110,11 @@ class Authenticator:
         """Who sends a call to be forwarded. `reads`: it is one for which browsers need not say whose page asks.
 
         Raises:
+            InvalidRequest: it has a credential or its host twice.
             Unauthenticated: client keys are configured and none was sent.
             Forbidden: a web page of another origin sends it, and nothing else would stop it.
         """
+        check_single(headers)
         needs_key = self._needs_key
         # Where there is no key of ours, none can have been sent.
         presented = _credentials(headers) if needs_key or self._admin is not None else []

@@ -437,6 +437,29 @@ def test_the_size_limit_is_the_configured_one(hasty: Web, mock: Provider) -> Non
     assert hasty.post(CHAT, PLAIN + b" " * 5_000).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/sessions", "/healthz"])
+@pytest.mark.parametrize(
+    "twice",
+    [
+        (b"authorization: Bearer a", b"Authorization: Bearer b"),
+        (b"x-api-key: a", b"x-api-key: a"),
+        (b"api-key: a", b"Api-Key: b"),
+        (b"host: b",),
+    ],
+)
+def test_a_credential_or_host_that_is_sent_twice_is_refused(
+    path: str, twice: tuple[bytes, ...], web: Web, mock: Provider
+) -> None:
+    lines = [b"POST " + path.encode() + b" HTTP/1.1", b"host: localhost", b"connection: close", *twice]
+    body = b'{"model":"m","messages":[]}'
+    answer = talk(web.url, b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body]))
+    assert answer.status == 400
+    assert answer.error["message"].endswith("Send one.")
+    if path == "/v1/messages":
+        assert answer.json["type"] == "error"
+    assert mock.calls == []
+
+
 # --- paths --------------------------------------------------------------------------------------------------------
 
 
