@@ -1078,6 +1078,16 @@ async def test_a_change_that_its_server_lost_is_no_guess_either_where_its_clock_
         assert (list(state.summaries), number_in(state.steps)) == (["old", "kept"], 1)
 
 
+#: Brings the end of everything that ends nearer, by milliseconds. One script, because a process for each key takes
+#: five seconds.
+PASS_TIME = """
+for _, name in ipairs(redis.call("KEYS", "*")) do
+    local left = redis.call("PTTL", name)
+    if left > 0 then redis.call("PEXPIRE", name, left - tonumber(ARGV[1])) end
+end
+"""
+
+
 async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_long_than_before(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
@@ -1089,9 +1099,7 @@ async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_lon
         await store.keep_results(KEY, {"h": "a text"}, 10**6)
         await store.settle(record("new"))
         for hour in range(2, 31, 2):
-            for name in redis_server.cli("keys", "*").split():
-                if (left := int(redis_server.cli("pttl", name))) > 0:
-                    redis_server.cli("pexpire", name, str(left - 7_200_000))
+            redis_server.cli("eval", PASS_TIME, "0", "7200000")
             await store.settle(record())
             if hour == 24:
                 await store.settle(record("quiet"))
