@@ -24,7 +24,7 @@ from gateway.dialects.fields import read_fields
 from gateway.telemetry.bodies import _Body
 from gateway.upstream.litellm.items import _Input
 
-EXAMPLES: Final = 400
+EXAMPLES: Final = 150
 MARKS: Final = "./@:#-"
 SPACE: Final = b" \t\n\r\f\v"
 
