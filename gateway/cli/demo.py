@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from contextlib import closing
@@ -106,6 +105,8 @@ class _Client:
     """An agent: asks, runs the tools the model calls, asks on with their results."""
 
     def __init__(self, url: str) -> None:
+        import http.client  # it brings the email package along: 20 ms that no other command should pay
+
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         self._messages: list[dict[str, Any]] = [{"role": "system", "content": "You look up orders and answer briefly."}]

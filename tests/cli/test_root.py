@@ -199,7 +199,7 @@ def test_the_console_script_is_the_command_that_is_quiet_from_its_first_import_o
 def test_help_imports_nothing_heavier_than_typer_and_rich(gateway_command: Commands) -> None:
     program = (
         "import sys; from gateway.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-        "print([m for m in ('pydantic', 'yaml', 'httptools', 'uvicorn', 'starlette', 'msgspec', 'litellm') if m in sys.modules])"
+        "print([m for m in ('pydantic', 'yaml', 'httptools', 'uvicorn', 'starlette', 'msgspec', 'litellm', 'http.client') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "--help"],
