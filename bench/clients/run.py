@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,11 @@ def clean() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, provider_url: str) -> Iterator[str]:
-    """`gateway serve` in front of a provider, with client keys and a budget so large that it is never in the way."""
+def gateway(folder: Path, provider_url: str, more: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Run `gateway serve` in front of a provider, with client keys and a budget that is too large to matter.
+
+    `more`: other settings, by their first key.
+    """
     settings = {
         "auth": {
             "keys": [
@@ -182,6 +185,7 @@ def gateway(folder: Path, provider_url: str) -> Iterator[str]:
         "built_in_providers": False,
         "store": {"url": f"sqlite://{folder / 'gateway.db'}"},
         "budget": {"tokens": BUDGET},
+        **(more or {}),
     }
     (folder / "gateway.yaml").write_text(json.dumps(settings))
     log = folder / "gateway.log"
