@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from gateway.bound_thinking import BoundCall, Choice, MakePlan, Planned, joined
+from gateway.bound_thinking import BoundCall, Choice, Planned, joined
 from gateway.core.context_budget import LengthLimit, Wishes, least
-from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
@@ -34,27 +32,16 @@ from gateway.core.spending import (
 from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
+from gateway.dialects.contents import TOO_MUCH, Contents, with_messages
 from gateway.dialects.fields import join, without_session_id
-from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
-from gateway.dialects.thinking_error import ThinkingRefusal
-from gateway.dialects.thinking_fields import manages_thinking, with_drop_block
+from gateway.dialects.thinking_fields import with_drop_block
 from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
 from gateway.results import Results, Showing
-from gateway.stores.learner import Learner
 from gateway.summaries import NoSummaryError, Summaries
 
-logger = logging.getLogger("gateway")
-
-#: tokens; a provider that names a smaller limit means something else by the number
-_LEAST_LIMIT: Final = 256
-#: Share of the request's tokens that it is cut to where a provider refused it for its length and named no limit.
-_SHORTER: Final = 0.8
-#: tokens; every model that is served today has a window at least so large
-_LEAST_KNOWN: Final = 4_096
 _UNKEPT: Final = "decision not kept: the store is away"
 
 #: a response mode, and whether results are shown in it that were sent in another one before
@@ -71,7 +58,6 @@ class Composer:
         results: Results,
         summaries: Summaries,
         result_summaries: ResultSummaries,
-        learner: Learner,
         store: Store,
         facts: Callable[[Route], ModelFacts],
         has_modes: bool,
@@ -80,7 +66,6 @@ class Composer:
         self._results = results
         self._summaries = summaries
         self._result_summaries = result_summaries
-        self._learner = learner
         self._store = store
         self._facts = facts
         self._has_modes = has_modes
@@ -118,26 +103,26 @@ class Composer:
         if contents is None:
             return
         progress.mode = mode
-        bound = progress.thinking = self._bound(progress, contents)
+        bound = progress.thinking = self.bound(progress, contents)
 
         async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
             asked, affordable = await self._ask(progress, contents, len(call.body), choice)
             return Planned(
-                *await self._plan_within(progress, asked, most, may_sum_up=may_sum_up), progress.showing, affordable
+                *await self.plan_within(progress, asked, most, may_sum_up=may_sum_up), progress.showing, affordable
             )
 
         if bound is None:
             planned = await plan(Choice(modes=((0, mode),)))
         else:
             planned = await bound.choose(bound.first_choice(mode, anew=anew), mode, plan)
-        await self._take(progress, planned)
+        await self.take(progress, planned)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
         is_ledgers = progress.taken is None and planned.plan.context.budget == planned.affordable
         if planned.plan.overflow is not None and not is_ledgers:
             raise planned.plan.overflow
-        await self._remember(progress, planned.plan)
+        await self.remember(progress, planned.plan)
 
-    def _bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
+    def bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
         """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
 
         `is_known`: the provider has just said that it does. The session remembers that for the conversation.
@@ -156,7 +141,7 @@ class Composer:
 
     async def _ask(self, progress: Progress, received: Contents, size: int, choice: Choice) -> tuple[Asked, int | None]:
         """Return what is to be planned, and the input tokens that the budgets leave; None where none says anything."""
-        contents = await self._chosen(progress, received, choice)
+        contents = await self.chosen(progress, received, choice)
         route, asked, bound = progress.route, progress.incoming.directives.context, progress.thinking
         facts, output = self._facts(route), progress.output_limit(contents.fields, contents.wire)
         if progress.taken is None:
@@ -173,7 +158,7 @@ class Composer:
         )  # fmt: skip
         return made, affordable
 
-    async def _plan_within(
+    async def plan_within(
         self, progress: Progress, asked: Asked, most: int | None, said: LengthLimit | None = None, *, may_sum_up: bool
     ) -> tuple[Asked, Plan]:
         """Plan for fewer input tokens than the budget where `most` says so; the record names the budget."""
@@ -184,32 +169,13 @@ class Composer:
         unlimited = await self._planner.budget(asked, progress.remembered)
         return asked, replace(plan, context=replace(plan.context, budget=unlimited))
 
-    async def _chosen(self, progress: Progress, received: Contents, choice: Choice) -> Contents:
+    async def chosen(self, progress: Progress, received: Contents, choice: Choice) -> Contents:
         """Return what was received with some of its thinking removed, and its tool results in some modes."""
         bound = progress.thinking
         contents = received if bound is None else bound.without(choice, self._planner.known)
         return await self._shown(progress, contents, choice)
 
-    async def _planned_again(self, progress: Progress, asked: Asked, wishes: Wishes, said: LengthLimit) -> Planned:
-        """Plan a call again that the provider refused for its length."""
-        bound, asked = progress.thinking, replace(asked, wishes=wishes)
-        if bound is None:
-            return Planned(asked, await self.plan(progress, asked, said), progress.showing, None)
-        return await bound.choose(bound.choice, progress.mode or "raw", self._replan(progress, bound, asked, said))
-
-    def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
-        """Return what plans a call again with other thinking removed, and everything else as it was asked."""
-
-        async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
-            contents = await self._chosen(progress, bound.received, choice)
-            received = None if contents is bound.received else bound.received
-            again = replace(asked, contents=contents, weighing=None, received=received)
-            made = await self._plan_within(progress, again, most, said, may_sum_up=may_sum_up)
-            return Planned(*made, progress.showing, None)
-
-        return plan
-
-    async def _take(self, progress: Progress, planned: Planned) -> None:
+    async def take(self, progress: Progress, planned: Planned) -> None:
         """Send what was planned. The record says what response modes and removed thinking left out of it."""
         asked, plan, showing, _ = planned
         progress.asked, progress.plan, progress.showing = asked, plan, showing
@@ -271,7 +237,7 @@ class Composer:
         """
         taken = progress.taken
         if taken is not None and progress.route is not progress.routes[0]:
-            return self._held(progress)
+            return self.held_input(progress)
         if taken is not None or progress.affordable is None or progress.showing is None:
             return progress.affordable
         return max(1, progress.affordable - progress.showing.more)
@@ -352,7 +318,7 @@ class Composer:
             progress.notes["summary"] = f"none: {error}"
         return await self._planner.plan(asked, progress.remembered, said, use=progress.use)
 
-    async def _remember(self, progress: Progress, plan: Plan) -> None:
+    async def remember(self, progress: Progress, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
         epoch, session, bound = plan.epoch, progress.session, progress.thinking
         prefix = bound.to_remember(progress.sent_messages) if bound is not None and plan.overflow is None else None
@@ -437,126 +403,10 @@ class Composer:
         return taken is not None and taken.hold is not None and bounds_answers(progress.book.budgets)
 
     @staticmethod
-    def _held(progress: Progress) -> int | None:
-        """Tokens that are held for the input; None where no budget in tokens or USD is in force."""
+    def held_input(progress: Progress) -> int | None:
+        """Return the tokens that are held for the input, or None if no budget in tokens or USD is in force."""
         hold = progress.taken.hold if progress.taken is not None else None
         return hold.fixed.tokens if hold is not None and bounds_answers(progress.book.budgets) else None
-
-    @staticmethod
-    def may_be_too_long(progress: Progress) -> bool:
-        """Whether its provider may yet refuse it for its length, and it could be fitted again.
-
-        What is far below every window that is known, or may be, goes through without a look at how its answer begins.
-        """
-        plan = progress.plan
-        if plan is None or progress.asked is None:
-            return False
-        return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
-
-    async def fit_again(self, progress: Progress, found: LengthError) -> bool:
-        """Learn from a provider's refusal for length; whether there is now something shorter to send."""
-        asked, plan = progress.asked, progress.plan
-        if asked is None or plan is None:
-            return False
-        held = self._held(progress)
-        wishes = replace(asked.wishes, budget=least(asked.wishes.budget, held))
-        said = self._learn_limit(progress, asked, plan, found)
-        before = progress.showing
-        planned = await self._planned_again(progress, asked, wishes, said)
-        again = planned.plan
-        progress.notes["context"] = "the provider refused it for its length"
-        is_shorter = (
-            again.messages not in (None, plan.messages)
-            or (progress.thinking is not None and planned.sent != progress.sent_messages)
-            or self._has_less_room(progress, asked, plan, again)
-        )
-        # What the provider said of its count may make even the least that can be sent weigh more than is held.
-        is_over = held is not None and again.context.tokens > held
-        if again.overflow is not None or not is_shorter or is_over:
-            progress.showing = before
-            return False
-        await self._take(progress, planned)
-        progress.notes["context"] += ", and it was fitted again"
-        await self._remember(progress, again)
-        return True
-
-    async def repair_thinking(self, progress: Progress, call: Call, refusal: ThinkingRefusal) -> bool:
-        """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
-
-        A client that sets `block_binding` itself, and Claude Code, handle refusals of what they sent. They cannot
-        handle a refusal that is caused by a change of ours.
-        """
-        asked = progress.asked
-        if asked is None:
-            return refusal.kind == "binding" and self._count_without_thinking(progress, call)
-        if asked.contents.messages is None:
-            return False
-        received = asked.received or asked.contents
-        is_changed = progress.sent_messages != received.messages or "tools" in progress.narrowed.fields
-        if not is_changed and manages_thinking(progress.incoming.headers, call):
-            return False
-        bound = progress.thinking or self._bound(progress, received, is_known=True)
-        if bound is None or (refusal.kind == "round" and received.wire != "messages"):
-            return False
-        progress.thinking = bound
-        raws, place = progress.sent_messages, refusal.message
-        is_named = received.wire == "messages" and place is not None and place < len(raws)
-        first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
-        before = raws, bound.keeps_round
-        plan = self._replan(progress, bound, asked, None)
-        planned = await bound.repaired(refusal, first or 0, progress.mode or "raw", plan)
-        if planned.plan.overflow is not None or (planned.sent, bound.keeps_round) == before:
-            return False
-        await self._take(progress, planned)
-        await self._remember(progress, planned.plan)
-        progress.notes["thinking"] = "refused by the provider, removed, and sent again"
-        logger.warning(
-            "call %s: %s refused thinking blocks (%s); they are removed from this conversation",
-            progress.incoming.call_id, progress.route.provider, refusal.kind,
-        )  # fmt: skip
-        return True
-
-    def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
-        """Ask a provider to count a request without its thinking; return whether there is any.
-
-        Only trimmed conversations come here: their thinking is bound to what was sent, and this is what was received.
-        """
-        contents = contents_of(call, "messages", self._planner.known) if b"thinking" in call.body else None
-        conversation = self._planner.bound(contents, "") if contents is not None else None
-        if contents is None or conversation is None or not conversation.thinking:
-            return False
-        bound = progress.thinking = BoundCall(contents, conversation, None, "")
-        bound.choice = Choice(removed=((0, conversation.size),))
-        bound.without(bound.choice, self._planner.known)
-        progress.notes["thinking"] = "refused by the provider; counted without it"
-        return True
-
-    @staticmethod
-    def _has_less_room(progress: Progress, asked: Asked, plan: Plan, again: Plan) -> bool:
-        """Whether sending the same messages again helps, as the output limit that we set will be lower now.
-
-        Input and answer share the window: now that it is known to be smaller, less of it is left for the answer.
-        """
-        limit = progress.taken.limit if progress.taken is not None else None
-        if limit is None or again.messages != plan.messages or output_limit(asked.contents.fields, asked.contents.wire):
-            return False
-        limit, room = min(limit, asked.facts.output or limit), room_in(again.window, again.safe_tokens)
-        before = room_in(plan.window, plan.safe_tokens) or limit
-        return room is not None and room < min(limit, before)
-
-    def _learn_limit(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> LengthLimit:
-        """What to fit it into now. What the provider said of it, and of its count, is learned for all calls."""
-        context = plan.context
-        if found.asked is not None:
-            last = context.reported(found.asked)
-            self._learner.report(context.key, Residual(last.residual, context.estimate))
-            progress.remembered = replace(progress.remembered, last_turn=last)
-        output = 0 if found.of_input else found.output or asked.wishes.output or 0
-        if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
-            said = LengthLimit(found.limit, of_input=found.of_input)
-            self._learner.report_limit(asked.route.provider, asked.limited, said)
-            return said
-        return LengthLimit(int((context.tokens - context.kept) * _SHORTER))
 
 
 def _salt(progress: Progress) -> str:

@@ -62,6 +62,7 @@ from gateway.dialects.elsewhere import earlier_answer
 from gateway.fetched import Fetched
 from gateway.planning import Planner
 from gateway.progress import Progress
+from gateway.recomposing import Recomposer
 from gateway.records import Records
 from gateway.result_summaries import ResultSummaries
 from gateway.results import Results
@@ -156,7 +157,6 @@ class Gateway:
             results=results,
             summaries=summaries,
             result_summaries=ResultSummaries(results, summaries, result_model),
-            learner=learner,
             store=store,
             facts=facts,
             has_modes=limits.modes,
@@ -173,7 +173,14 @@ class Gateway:
             clock=clock,
             wall=wall,
         )
-        self.sender = Sender(providers, upstreams, self.composer, self.steps, clock)
+        self.sender = Sender(
+            providers=providers,
+            upstreams=upstreams,
+            composer=self.composer,
+            recomposer=Recomposer(self.composer, planner, learner),
+            steps=self.steps,
+            clock=clock,
+        )
         secrets = [secret for one in providers.values() for secret in secrets_of(one)]
         comment = totals_comment if policy.stream_totals else None
         self.answers = Answers(self.accounts, self.fetched, clock, comment, secrets)

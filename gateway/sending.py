@@ -24,6 +24,7 @@ from gateway.dialects.thinking_fields import with_binding_beta
 from gateway.first_event import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.lately import Lately, OutputRules
 from gateway.progress import CLIENT_CLOSED, Progress
+from gateway.recomposing import Recomposer
 from gateway.stepping import Steps
 from gateway.upstream.pieces import AlreadyRead, without_packing
 
@@ -36,15 +37,18 @@ class Sender:
 
     def __init__(
         self,
+        *,
         providers: Mapping[str, Provider],
         upstreams: Mapping[str, Upstream],
         composer: Composer,
+        recomposer: Recomposer,
         steps: Steps,
         clock: Callable[[], float],
     ) -> None:
         self._providers = providers
         self._upstreams = upstreams
         self._composer = composer
+        self._recomposer = recomposer
         self._steps = steps
         self._clock = clock
         self._output_rules = OutputRules(clock)
@@ -82,7 +86,7 @@ class Sender:
                 await composer.compose(progress, call, progress.mode or "raw", anew=False)
             elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
-            elif found is not None and not is_fitted and await composer.fit_again(progress, found):
+            elif found is not None and not is_fitted and await self._recomposer.fit_again(progress, found):
                 is_fitted = True
             elif not await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
                 return _passed_on(progress, came, AlreadyRead(answer.status, without_packing(answer.headers), body))
@@ -122,7 +126,7 @@ class Sender:
         if refusal is None or refusal.kind in before:
             return False
         before.add(refusal.kind)
-        return await self._composer.repair_thinking(progress, call, refusal)
+        return await self._recomposer.repair_thinking(progress, call, refusal)
 
     async def _looked_at(
         self, progress: Progress, call: Call, answer: UpstreamReply, *, is_fitted: bool
@@ -131,7 +135,7 @@ class Sender:
 
         That is where another route is left, or the request could be made shorter.
         """
-        is_of_use = progress.has_next or (not is_fitted and self._composer.may_be_too_long(progress))
+        is_of_use = progress.has_next or (not is_fitted and self._recomposer.may_be_too_long(progress))
         if is_of_use and is_event_stream(answer):
             reader = progress.dialect.reader(call, drop_usage=False)
             return await looked_at(answer, reader, is_fetched_later=progress.is_fetched_later)
