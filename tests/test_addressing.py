@@ -139,9 +139,8 @@ def test_a_key_limited_to_models_may_not_name_one_in_a_path_that_is_not_understo
     world: World, path: str, method: str
 ) -> None:
     def incoming(caller: Caller) -> Incoming:
-        return world.incoming(
-            BODY.replace(b'"m"', b'"q-1"'), path, method=method, endpoint=endpoint(method, path), caller=caller
-        )
+        body = BODY.replace(b'"m"', b'"q-1"')
+        return world.incoming(body, path, method=method, endpoint=endpoint(method, path, body=body), caller=caller)
 
     with pytest.raises(UnknownModel, match=r'"alice" may not use a path that may name a model itself; it may use q-'):
         resolved(incoming(Caller("alice", ("q-*",))))
@@ -163,7 +162,7 @@ def test_a_key_limited_to_models_reaches_no_path_that_takes_none_by_naming_one(
     body = b'{"model":"q-1","input_file_id":"f"}'
 
     def incoming(caller: Caller) -> Incoming:
-        return world.incoming(body, path, method=method, endpoint=endpoint(method, "x"), caller=caller)
+        return world.incoming(body, path, method=method, endpoint=endpoint("POST", "x"), caller=caller)
 
     with pytest.raises(UnknownModel, match="may not use a path that names no model"):
         resolved(incoming(Caller("alice", ("q-*",))))

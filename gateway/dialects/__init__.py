@@ -27,16 +27,17 @@ _RESPONSES: Final = OpenAIResponses()
 #: call's usage. Compaction is a call of its own.
 _STORED: Final = re.compile(r"(?:chat/completions|responses)/.")
 _BILLED_BELOW_STORED: Final = re.compile(r"responses/compact$")
-#: A POST to one of these changes what is kept, whatever it says: no model is asked.
-_CHANGED: Final = re.compile(
-    r"(?:files|vector_stores)/.|threads/(?!runs(?:/|$))[^/]+(?:/messages(?:/[^/]+)?|/runs/[^/]+)?$"
-    r"|fine_tuning/(?:alpha/graders/validate|checkpoints/.+/permissions)$|fine-tunes/estimate-price$"
-)
+#: A run of a thread: a POST changes what is noted of it, and its answer may repeat the usage of the run.
+_RUN: Final = re.compile(r"threads/(?!runs(?:/|$))[^/]+/runs/[^/]+$")
 #: A conversation goes on at one provider (Mistral), and is only added to at another (OpenAI), on the same path.
 _CONVERSATION: Final = re.compile(r"conversations/[^/]+(?:/items)?$")
-#: What these keep costs nothing by itself; what is done with it is a call of its own.
+#: Paths whose requests cost nothing at the known providers, as they change what is kept, check or count something.
+#: They are metered by what an answer reports, and not estimated: another provider may bill them.
 _KEPT: Final = re.compile(
-    r"(?:files|uploads(?:/.+)?|conversations|containers(?:/.+/files)?|vector_stores|assistants|threads|moderations)$"
+    r"(?:(?:files|vector_stores|uploads)(?:/.+)?|conversations|containers(?:/.+/files)?|assistants|moderations"
+    r"|threads(?:/(?!runs(?:/|$))[^/]+(?:/messages(?:/[^/]+)?)?)?"
+    r"|fine_tuning/(?:alpha/graders/validate|checkpoints/.+/permissions)|fine-tunes/estimate-price"
+    r"|.+/(?:messages/count_tokens|responses/input_tokens))$"
 )
 #: Work that goes on after its answer, which only says that it was begun: its path holds one of these words. Sessions
 #: and machines that are opened here are among it, since what they are used for goes past the gateway.
@@ -46,8 +47,6 @@ _LATER: Final = re.compile(
 )
 #: what ends such work, or leaves it alone for a time
 _ENDED: Final = re.compile(r"/(?:archive|cancel|hangup|pause|reject|stop|terminate)$")
-#: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
-_COUNTING: Final = re.compile(r"(?:^|/)(?:messages/count_tokens|responses/input_tokens)$")
 #: Paths below those of a model. What asks for an answer there is a call, whatever the rest of the path says: some
 #: servers route by the beginning of a path.
 _BELOW_MODEL: Final = re.compile(r"(?:chat/completions|completions|responses|messages|embeddings)/")
@@ -60,7 +59,7 @@ _FETCHED: Final[Mapping[str, Sequence[tuple[re.Pattern[str], Dialect]]]] = {
     ),
     "POST": ((re.compile(r"responses/([^/]+)/cancel/?$", re.IGNORECASE), _RESPONSES),),
 }
-#: those of the requests that are understood, by the format of these
+#: Counting is free at every provider that offers it: the paths, by the format of the requests.
 _COUNTING_MODELS: Final[Mapping[str, Wire]] = {
     "messages/count_tokens": "messages",
     "responses/input_tokens": "responses",
@@ -107,8 +106,10 @@ class Endpoint:
 
 #: characters of an operation that is called as its path begins: it stands in each record, and callers choose it
 _LONGEST_OPERATION: Final = 64
-#: methods of requests that ask for no answer of a model, as long as they have no body
+#: Methods of requests that are free as long as they have no body. All others are metered as POST.
 WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+#: the one of these with which some APIs take a body; it is metered then
+_MAY_HAVE_BODY: Final = "DELETE"
 #: what is known well enough to be estimated where the provider reports nothing; by POST
 _KNOWN: Final[Mapping[str, Endpoint]] = {
     "chat/completions": Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat"),
@@ -126,43 +127,50 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     """
     # Some servers route without regard to case.
     asked, path = path, path.rstrip("/").lower()
-    known, has_body = _KNOWN.get(path), method not in WITHOUT_BODY
-    # Some servers do not look at the method: what comes with a body to a model's path is a call of the model.
+    known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
+    is_of_model = known is not None or is_below
+    # Some servers do not look at the method: a body makes a call of it.
+    has_body = method not in WITHOUT_BODY or (method == _MAY_HAVE_BODY and not is_of_model and bool(body.strip()))
     if known is not None and has_body:
         return known
-    is_below = _BELOW_MODEL.match(path) is not None
-    if is_below and has_body:
-        method = "POST"
     operation = known.operation if known is not None else path.partition("/")[0][:_LONGEST_OPERATION] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
-    metered = method == "POST" and _is_billed(path, body)
-    is_empty = method in WITHOUT_BODY and (known is not None or is_below)
+    metered = has_body and not _is_free(method, path, body)
+    # A body that is not metered is not forwarded.
+    is_empty = not has_body
     for where, made in _FETCHED.get(method, ()) if not metered else ():
         if (found := where.match(asked)) is not None:
             dialect, answer_id = Earlier(operation, made, is_empty=is_empty), unquote(found[1])
             return Endpoint(dialect, operation, metered=False, estimated=False, about=answer_id, fetches=answer_id)
     about = _ABOUT.match(asked) if not metered else None
+    counts = _COUNTING_MODELS.get(path) if has_body and not metered else None
+    is_kept = _KEPT.match(path) is not None
     return Endpoint(
-        PassThrough(operation, anthropic=anthropic, is_empty=is_empty, counts=_COUNTING_MODELS.get(path)),
+        PassThrough(operation, anthropic=anthropic, is_empty=is_empty, counts=counts),
         operation,
         metered=metered,
-        estimated=metered and not _KEPT.match(path),
+        estimated=metered and not is_kept,
         anthropic=anthropic,
-        deferred=metered and _LATER.search(path) is not None,
+        deferred=metered and not is_kept and _LATER.search(path) is not None,
         about=unquote(about[1]) if about is not None else None,
-        counts=_COUNTING_MODELS.get(path) if has_body else None,
+        counts=counts,
     )
 
 
-def _is_billed(path: str, body: bytes) -> bool:
-    if path in _COUNTING_MODELS or (_LATER.search(path) and _ENDED.search(path) and not _asks(body)):
+def _is_free(method: str, path: str, body: bytes) -> bool:
+    """Return whether a request with a body is one of those that no provider bills: by method, path and fields."""
+    if method != "POST":
         return False
-    if _BELOW_MODEL.match(path):
-        return _BILLED_BELOW_STORED.match(path) is not None or not _STORED.match(path) or _asks(body)
+    if path in _COUNTING_MODELS:
+        return True
+    if _LATER.search(path) and _ENDED.search(path):
+        return not _asks(body)
+    if _STORED.match(path) or _RUN.match(path):
+        return not _BILLED_BELOW_STORED.match(path) and not _asks(body)
     if _CONVERSATION.match(path):
         said = _said(body)
-        return not said or not said <= _ABOUT_CONVERSATION
-    return not (_CHANGED.match(path) or _COUNTING.search(path))
+        return bool(said) and said is not None and said <= _ABOUT_CONVERSATION
+    return False
 
 
 def _asks(body: bytes) -> bool:

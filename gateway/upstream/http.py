@@ -107,7 +107,9 @@ class HttpUpstream:
             if fresh or not isinstance(error, NoAnswer) or not connection.until:
                 raise
             self._origin.forget_idle()
-            if request.method not in _IDEMPOTENT and not isinstance(error, NotAsked):
+            # A body may make a call of any method, which the provider would bill twice.
+            is_repeatable = request.method in _IDEMPOTENT and not request.body
+            if not is_repeatable and not isinstance(error, NotAsked):
                 raise HungUp from error
         finally:
             silence.stop()

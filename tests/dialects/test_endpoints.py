@@ -36,12 +36,12 @@ TABLE = {
     ("POST", "responses/resp_1/cancel"): ("responses", False, False, False),
     ("POST", "responses/compact/x"): ("responses", False, False, False),
     ("POST", "chat/completions/chatcmpl-1"): ("chat", False, False, False),
-    ("POST", "files/file-1"): ("files", False, False, False),
-    ("POST", "vector_stores/vs_1/search"): ("vector_stores", False, False, False),
+    ("POST", "files/file-1"): ("files", True, False, False),
+    ("POST", "vector_stores/vs_1/search"): ("vector_stores", True, False, False),
     ("POST", "messages/batches"): ("messages", True, True, True),
-    ("POST", "threads/t_1"): ("threads", False, False, False),
-    ("POST", "threads/t_1/messages"): ("threads", False, False, False),
-    ("POST", "threads/t_1/messages/m_1"): ("threads", False, False, False),
+    ("POST", "threads/t_1"): ("threads", True, False, False),
+    ("POST", "threads/t_1/messages"): ("threads", True, False, False),
+    ("POST", "threads/t_1/messages/m_1"): ("threads", True, False, False),
     ("POST", "threads/t_1/runs"): ("threads", True, True, False),
     ("POST", "threads/t_1/runs/r_1"): ("threads", False, False, False),
     ("POST", "threads/t_1/runs/r_1/cancel"): ("threads", False, False, False),
@@ -54,11 +54,23 @@ TABLE = {
     ("POST", "fine_tuning/jobs/j_1/start"): ("fine_tuning", True, True, False),
     ("POST", "fine_tuning/jobs/j_1/resume"): ("fine_tuning", True, True, False),
     ("POST", "fine_tuning/alpha/graders/run"): ("fine_tuning", True, True, False),
-    ("POST", "fine_tuning/alpha/graders/validate"): ("fine_tuning", False, False, False),
-    ("POST", "fine_tuning/checkpoints/c:1/permissions"): ("fine_tuning", False, False, False),
-    ("POST", "fine-tunes/estimate-price"): ("fine-tunes", False, False, False),
+    ("POST", "fine_tuning/alpha/graders/validate"): ("fine_tuning", True, False, False),
+    ("POST", "fine_tuning/checkpoints/c:1/permissions"): ("fine_tuning", True, False, False),
+    ("POST", "fine-tunes/estimate-price"): ("fine-tunes", True, False, False),
     ("POST", "chatkit/sessions/s_1/cancel"): ("chatkit", False, False, False),
     ("POST", "agents/completions/count_tokens"): ("agents", True, True, False),
+    ("POST", "elsewhere/messages/count_tokens"): ("elsewhere", True, False, False),
+    ("PUT", "files/file-1"): ("files", True, False, False),
+    ("PATCH", "agents/a_1"): ("agents", True, True, False),
+    ("QUERY", "images/generations"): ("images", True, True, False),
+    ("BREW", "x"): ("x", True, True, False),
+    ("PUT", "messages/count_tokens"): ("messages", True, True, True),
+    ("PATCH", "responses/resp_1"): ("responses", True, True, False),
+    ("PUT", "batches/b_1/cancel"): ("batches", True, True, False),
+    ("PUT", "threads/t_1/runs/r_1"): ("threads", True, True, False),
+    ("HEAD", "x"): ("x", False, False, False),
+    ("OPTIONS", "files"): ("files", False, False, False),
+    ("DELETE", "files/file-1"): ("files", False, False, False),
     ("GET", "chat/completions"): ("chat", False, False, False),
     ("GET", "models"): ("models", False, False, False),
     ("GET", "responses/resp_1"): ("responses", False, False, False),
@@ -161,7 +173,6 @@ def test_what_asks_for_an_answer_is_a_call_by_whatever_method(path: str) -> None
         assert dialect.read(b"").fields == {}
         with pytest.raises(InvalidRequest, match="POST"):
             dialect.read(b'{"model": "m"}')
-    assert endpoint("DELETE", "files/f").dialect.read(b'{"model": "m"}').model == "m"
 
 
 MODEL_PATHS = ("chat/completions", "completions", "responses", "messages", "embeddings")
@@ -238,7 +249,35 @@ def test_marks_of_messages_are_not_sent_to_be_counted(path: str, field: str) -> 
 @pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens"])
 def test_what_only_counts_is_free(path: str) -> None:
     assert not endpoint("POST", path, body=b'{"model":"m","messages":[]}').metered
-    assert not endpoint("POST", f"elsewhere/{path}", body=b'{"model":"m","messages":[]}').metered
+    for method in ("PUT", "PATCH", "QUERY"):
+        assert endpoint(method, path, body=b'{"model":"m","messages":[]}').metered
+
+
+@pytest.mark.parametrize("path", ["files", "files/f", "images/generations", "models", "x", "vector_stores/v"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_a_body_is_refused_with_methods_that_have_none(method: str, path: str) -> None:
+    found = endpoint(method, path, body=b'{"model":"m"}')
+    assert not found.metered
+    assert found.dialect.read(b"").fields == {}
+    with pytest.raises(InvalidRequest, match="POST"):
+        found.dialect.read(b'{"model":"m"}')
+
+
+@pytest.mark.parametrize(
+    ("path", "estimated"), [("images/generations", True), ("x", True), ("files/f", False), ("vector_stores/v", False)]
+)
+def test_delete_is_metered_where_it_has_a_body(path: str, estimated: bool) -> None:
+    body = b'{"model":"m"}'
+    found = endpoint("DELETE", path, body=body)
+    assert (found.metered, found.estimated) == (True, estimated)
+    assert found.dialect.read(body).model == "m"
+    assert not endpoint("DELETE", path, body=b" \r\n").metered
+
+
+@pytest.mark.parametrize("body", [b'{"metadata":{"a":"b"}}', b"{}", b""])
+def test_a_note_on_a_run_is_free_and_anything_else_is_not(body: bytes) -> None:
+    assert not endpoint("POST", "threads/t_1/runs/r_1", body=body).metered
+    assert endpoint("POST", "threads/t_1/runs/r_1", body=b'{"model":"m","messages":[]}').metered
 
 
 @pytest.mark.parametrize("path", MODEL_PATHS)

@@ -317,6 +317,49 @@ def test_no_field_of_a_path_nobody_knows_brings_more_text_than_is_held_for_it(
     assert mock.calls == []
 
 
+#: paths that the known providers do not bill, or do not know
+UNBILLED = (
+    *("files", "files/file-1", "files/file-1/content", "uploads/u/parts", "containers/c/files", "moderations"),
+    *("threads", "threads/t_1", "threads/t_1/messages", "threads/t_1/runs/r_1", "threads/t_1/runs/r_1/cancel"),
+    *("vector_stores", "vector_stores/v_1", "vector_stores/v_1/search", "vector_stores/v_1/file_batches"),
+    *("conversations", "conversations/c_1", "conversations/c_1/items", "assistants/a_1", "models", "models/m", "x"),
+    *("fine_tuning/alpha/graders/validate", "fine-tunes/estimate-price", "batches/b_1/cancel"),
+    *("images/generations", "elsewhere/messages/count_tokens", "responses/resp_1", "chat/completions/chatcmpl-1"),
+)
+METHODS = ("POST", "PUT", "PATCH", "DELETE", "HEAD", "GET", "OPTIONS", "QUERY", "PROPFIND", "SEARCH", "LOCK", "PURGE")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_and_no_path_spends_past_an_exhausted_budget(
+    gateway_server: StartGateway, byte_server: StartUpstream, method: str
+) -> None:
+    usage = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1_000}
+    upstream = byte_server(lambda connection: connection.whole(json.dumps({"usage": usage}).encode()))
+    web = gateway_server(upstream.url, **{"budget.tokens": 1_000}).web
+    body = json.dumps({"model": "m", "messages": HI, "input": "hi", "max_tokens": 10}).encode()
+    assert web.post("/v1/chat/completions", body, {"x-session-id": "s"}).status == 200
+    before = len(upstream.requests)
+    for path in UNBILLED:
+        head = f"{method} /v1/{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-session-id: s\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        answer = talk(web.url, head.encode() + body)
+        sent = [request for request in upstream.requests[before:] if request.body]
+        assert sent == [], path
+        if not (method in ("GET", "HEAD") and path == "models"):
+            assert answer.status == 400, path
+    assert web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == 1_000
+
+
+@pytest.mark.parametrize("path", ["files/file-1", "vector_stores/v_1/search", "threads/t_1/messages"])
+def test_what_a_provider_bills_on_a_path_of_kept_things_is_charged(scripted: Scripted, session: str, path: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(completion()))
+    reply = web.post(f"/v1/{path}", {"model": "m", "messages": HI}, {"x-session-id": session})
+    assert reply.totals == (10, 5, 15)
+    scripted.play(lambda connection: connection.whole(b'{"id": "1"}'))
+    reply = web.post(f"/v1/{path}", {"name": "x" * 400}, {"x-session-id": session})
+    assert (reply.status, reply.totals) == (200, (10, 5, 15)), "nothing was billed"
+
+
 SECOND = base64.b64encode(bytes(48_000)).decode()
 SPOKEN = {"model": "m", "messages": HI, "stream": True, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
 
