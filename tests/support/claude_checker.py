@@ -121,11 +121,10 @@ class ClaudeChecker:
         reads = model.reads(born.model)
         if reads is False:
             return Finding(path, "model", f"{model} does not read thinking of {born.model}", "dropped")
+        if reads is None:
+            return Finding(path, "model", "the pages do not say whether the model reads it", "dropped", sure=False)
         found = self._binding(path, model, born, walk) if model.checks_prefix else None
-        if found is None:
-            unsaid = "the pages do not say whether the model reads it"
-            return Finding(path, "model", unsaid, "dropped", sure=False) if reads is None else None
-        return replace(found, effect=self._effect(model, body, beta), sure=found.sure and reads is True)
+        return None if found is None else replace(found, effect=self._effect(model, body, beta))
 
     def _binding(self, path: str, model: Model, born: _Born, walk: _Walk) -> Finding | None:
         if walk.prefix() != born.prefix:

@@ -33,6 +33,8 @@ PATH = "/v1/messages"
 #: refusals of the gateway that a session may get: budgets, and content that cannot be made to fit
 DOCUMENTED = ("budget_exhausted", "context_length_exceeded")
 MODELS = ("claude-fable-5-2", "claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-mythos-5-1")
+#: models without the check, which others read
+OLDER = ("claude-opus-5", "claude-sonnet-5", "claude-opus-4-8")
 NAMES = ("read", "search", "edit", "run")
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgoAAAANSUhEUg=="}}
 MARK = {"type": "ephemeral"}
@@ -61,6 +63,10 @@ SHAPES: tuple[Mapping[str, object], ...] = (
     {"context.on_overflow": "least"},
     {"store.url": "memory://"},
 )
+#: how clients write JSON
+STYLES: tuple[Json, ...] = ({}, {"separators": (",", ":")}, {"separators": (",", ":"), "ensure_ascii": False})
+#: the shape that forgets everything at a restart
+FORGETFUL = 5
 
 
 class Recorder:
@@ -159,13 +165,15 @@ class Plan:
     """How a generated session goes."""
 
     seed: int
+    most_turns: int = 40
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         chance = self.chance = random.Random(self.seed)
         self.shape = chance.randrange(len(SHAPES))
         self.model = chance.choice(MODELS)
-        self.turns = chance.choice([chance.randint(5, 15), chance.randint(10, 25), chance.randint(20, 40)])
+        turns = chance.choice([chance.randint(5, 15), chance.randint(10, 25), chance.randint(20, 40)])
+        self.turns = min(turns, self.most_turns)
         self.lines = chance.choice([3, 20, 60, 200])
         self.conversations = 2 if chance.random() < 0.2 else 1
         self.agent = chance.choice([None, None, None, None, *STEPS])
@@ -173,7 +181,12 @@ class Plan:
         self.redacts = chance.choice([0.0, 0.0, 0.2])
         self.strips = chance.choice([None, None, None, None, "once", "window"])
         self.switches = chance.choice([0.0, 0.0, 0.0, 0.1])
+        self.models = chance.choice([MODELS, MODELS, (*MODELS, *OLDER)])
         self.restarts = chance.random() < 0.25
+        self.workers = 2 if self.shape != FORGETFUL and chance.random() < 0.15 else 1
+        self.compacts = chance.random() < 0.1
+        self.counts = chance.choice([0.0, 0.0, 0.2])
+        self.style: Json = chance.choice(STYLES)
         self.marks = chance.random() < 0.4
         self.lists_from = chance.choice([None, None, chance.randint(1, self.turns)])
         self.beta = chance.random() < 0.2
@@ -185,6 +198,17 @@ class Plan:
         self.changes_context = chance.random() < 0.3
         self.session_budget = int(size * self.turns * chance.uniform(0.2, 0.9)) if chance.random() < 0.3 else None
         self.mode = chance.choice([None, None, None, None, "table", "summary", "handle_only"])
+
+    @property
+    def allowed_repairs(self) -> int:
+        """Return how often the provider may refuse a request of the session.
+
+        Once for each conversation that the client shortens itself or that a restart without a store makes unknown, and
+        once where thinking of an older model, trimmed without regard to it, is sent to a model with the check.
+        """
+        forgets = self.restarts and self.shape == FORGETFUL
+        is_older = self.switches > 0 and self.models != MODELS
+        return self.conversations * (forgets + self.compacts) + is_older
 
 
 class Client:
@@ -204,9 +228,11 @@ class Client:
         plan, chance = self.plan, self.chance
         self.calls += 1
         if self.calls > 1 and chance.random() < plan.switches:
-            self.model = chance.choice(MODELS)
+            self.model = chance.choice(plan.models)
         if plan.strips == "once" and self.calls == plan.turns // 2:
             self._strip(len(self.messages))
+        if plan.compacts and self.calls == plan.turns // 2 + 1 and len(self.messages) > 6:
+            self._compact()
         if plan.strips == "window":
             self._strip(len(self.messages) - 8)
         if plan.lists_from is not None and self.calls >= plan.lists_from:
@@ -258,6 +284,12 @@ class Client:
                 message["content"] = [one for one in message["content"] if "thinking" not in one["type"]]
         self.messages = [one for one in self.messages if one["content"]]
 
+    def _compact(self) -> None:
+        """Replace all but the newest messages by a summary. Their thinking is bound to what they followed."""
+        start = next((n for n in range(len(self.messages) - 4, 0, -1) if self.messages[n]["role"] == "assistant"), 0)
+        summary = {"role": "user", "content": f"Summary of {start} messages: the first parts are done."}
+        self.messages = [summary, *self.messages[start:]] if start else self.messages
+
     def _mark(self) -> None:
         """Move the cache mark to the end."""
         for message in self.messages:
@@ -287,23 +319,23 @@ class Stage:
     folder: Path
     recorder: Recorder
     url: str
-    gateways: dict[int, GatewayThread] = field(default_factory=dict)
+    gateways: dict[tuple[int, int], GatewayThread] = field(default_factory=dict)
 
-    def gateway(self, shape: int) -> GatewayThread:
-        """Return the gateway of a shape; start it if it does not run."""
-        if shape not in self.gateways:
+    def gateway(self, shape: int, worker: int = 0) -> GatewayThread:
+        """Return a gateway of a shape; start it if it does not run. Workers of a shape share a store."""
+        if (shape, worker) not in self.gateways:
             folder = self.folder / f"shape-{shape}"
             folder.mkdir(exist_ok=True)
-            self.gateways[shape] = GatewayThread(folder, self.url, {"agents": STEPS, **SHAPES[shape]})
-        return self.gateways[shape]
+            self.gateways[shape, worker] = GatewayThread(folder, self.url, {"agents": STEPS, **SHAPES[shape]})
+        return self.gateways[shape, worker]
 
     def restart(self, shape: int) -> None:
-        """Stop the gateway of a shape; the next call of `gateway` starts it again on the same store."""
-        self.gateways.pop(shape).stop()
+        """Stop the first gateway of a shape; the next call of `gateway` starts it again on the same store."""
+        self.gateways.pop((shape, 0)).stop()
 
-    def play(self, seed: int) -> Outcome:
+    def play(self, seed: int, most_turns: int = 40) -> Outcome:
         """Play one session."""
-        plan, recorder = Plan(seed), self.recorder
+        plan, recorder = Plan(seed, most_turns), self.recorder
         recorder.reset()
         recorder.turn = lambda body: _turn(plan, may_be_silent="tool_choice" not in body)
         recorder.redacts = lambda: plan.chance.random() < plan.redacts
@@ -311,11 +343,16 @@ class Stage:
         clients = [Client(plan, number) for number in range(plan.conversations)]
         restart_at = plan.chance.randint(2, plan.turns) if plan.restarts else 0
         for number in range(1, plan.turns + 1):
-            if number == restart_at:
+            if number == restart_at and (plan.shape, 0) in self.gateways:
                 self.restart(plan.shape)
+            web = self.gateway(plan.shape, plan.chance.randrange(plan.workers)).web
             client = plan.chance.choice(clients)
             body = client.request()
-            reply = self.gateway(plan.shape).web.post(PATH, body, _headers(plan))
+            if plan.chance.random() < plan.counts:
+                counted = web.post(f"{PATH}/count_tokens", _countable(body), {"x-session-id": f"session-{seed}"})
+                if counted.status != 200:
+                    outcome.failures.append(f"count before call {number}: {counted.body.decode()[:400]}")
+            reply = web.post(PATH, json.dumps(body, **plan.style).encode(), _headers(plan))
             outcome.calls += 1
             outcome.trimmed += reply.header("x-context-trimmed") not in (None, "none")
             if reply.status != 200:
@@ -331,10 +368,13 @@ class Stage:
                 outcome.failures.append(f"call {number}: accepted, but {recorder.faults[:3]}")
                 break
         outcome.refusals = len(recorder.refused)
-        # Without a store, a restart forgets what was sent.
-        if outcome.refusals > 1:
+        if outcome.refusals > plan.allowed_repairs:
             outcome.failures.append(f"{outcome.refusals} refusals: {recorder.refused}")
         return outcome
+
+
+def _countable(body: Json) -> Json:
+    return {name: value for name, value in body.items() if name not in ("stream", "max_tokens")}
 
 
 def _name(reply: Reply) -> str:
@@ -372,7 +412,7 @@ def _turn(plan: Plan, *, may_be_silent: bool) -> Turn:
         ToolCall(chance.choice(NAMES), json.dumps({"path": f"src/part_{chance.randrange(1000)}.py"}))
         for _ in range(count)
     )
-    text = f"I look at part {chance.randrange(1000)}." if not calls or chance.random() < 0.6 else ""
+    text = f"I look at part {chance.randrange(1000)} of the caf\u00e9." if not calls or chance.random() < 0.6 else ""
     return Turn(text=text, thinking=thinking, tool_calls=calls)
 
 
@@ -390,6 +430,10 @@ def stage(folder: Path) -> Iterator[Stage]:
             gateway.stop()
 
 
+def _shown(plan: Plan) -> Json:
+    return {name: value for name, value in vars(plan).items() if name != "chance" and value not in (None, 0, False)}
+
+
 def main() -> int:
     """Play as many sessions as the command line says; return 1 if one failed."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
@@ -402,14 +446,15 @@ def main() -> int:
             outcome = made.play(seed * 1_000_000 + number)
             endings[outcome.ended] += 1
             calls, trimmed = calls + outcome.calls, trimmed + outcome.trimmed
-            repaired += outcome.refusals == 1
+            if outcome.refusals:
+                repaired += 1
+                print(f"repaired {outcome.refusals}: {_shown(outcome.plan)}: {made.recorder.refused}", flush=True)
             failed += bool(outcome.failures)
             for failure in outcome.failures:
-                plan = {name: value for name, value in vars(outcome.plan).items() if name != "chance"}
-                print(f"{plan}: {failure}", flush=True)
+                print(f"FAILED {_shown(outcome.plan)}: {failure}", flush=True)
     shutil.rmtree(folder)
     print(f"{count} sessions in {time.monotonic() - start:.0f} s, {calls} calls, {trimmed} trimmed, "
-          f"{repaired} sessions with one repair, {failed} failed, {dict(endings)}")  # fmt: skip
+          f"{repaired} sessions repaired, {failed} failed, {dict(endings)}")  # fmt: skip
     return bool(failed)
 
 

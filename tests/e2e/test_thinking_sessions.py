@@ -1,0 +1,28 @@
+"""Generated agent sessions on models that bind thinking to its prefix, each request checked independently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.thinking_sessions import SHAPES, Stage, stage
+
+#: seeds of each group, so that one group with a failure is found quickly
+GROUPS = 4
+SESSIONS = 10
+MOST_TURNS = 14
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with stage(tmp_path_factory.mktemp("sessions")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_generated_sessions_are_valid_and_hardly_ever_repaired(group: int, sessions: Stage) -> None:
+    played = [sessions.play(group * SESSIONS + number, MOST_TURNS) for number in range(SESSIONS)]
+    assert [(one.plan.seed, one.failures) for one in played if one.failures] == []
+    assert len({one.plan.shape for one in played}) >= len(SHAPES) // 2
+    assert sum(one.trimmed for one in played) > SESSIONS
