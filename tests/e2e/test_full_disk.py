@@ -145,7 +145,7 @@ def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_
     assert in_all(gateway) == billed(mock)
     assert (kept(gateway)["s"][0], kept(gateway)["other"]) == (5, (1, 30, 20, 0))
     until(lambda: open_holds(gateway) == 0, what="nothing stays held")
-    assert journals(gateway) == []
+    until(lambda: journals(gateway) == [], what="the journal is removed")
     assert "Traceback" not in gateway.errors.read_text()
 
 
