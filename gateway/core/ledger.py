@@ -169,13 +169,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an account stands, with the limits in force. `resets_s`: seconds until its window ends; None without one."""
+    """How an account stands, with the limits in force. `resets_s`: seconds until its window ends; None without one.
+
+    `is_absent`: a store that may lose keys has no such account. `is_lost`: and it has calls that were charged to it.
+    """
 
     key: AccountKey
     limits: Limits
     used: Amount
     held: Amount
     resets_s: float | None = None
+    is_absent: bool = field(default=False, compare=False)
+    is_lost: bool = field(default=False, compare=False)
 
     def lowered(self, to: Limits) -> Standing:
         """The same for a call that declares these limits."""

@@ -35,6 +35,8 @@ logger = logging.getLogger("gateway")
 #: how many accounts are remembered as they were seen last, and for how many of those that have no limit and hold
 #: nothing it is remembered what was spent on them
 _REMEMBERED: Final = 20_000
+#: seconds after which a session that this worker saw may have expired in the store
+_EXPIRES_S: Final = 3_600.0
 
 
 class Blind:
@@ -46,6 +48,8 @@ class Blind:
     def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
         self._moment = moment
         self._seen: OrderedDict[AccountKey, Standing] = OrderedDict()
+        #: when sessions were seen last that had used something
+        self._spent_at: dict[AccountKey, Moment] = {}
         self._accounts: dict[AccountKey, Account] = {}
         #: by id: holds of calls under way that the store has not taken, and what they hold
         self._holds: dict[str, tuple[Sequence[AccountKey], Amount]] = {}
@@ -62,10 +66,36 @@ class Blind:
         for stands in standings:
             if stands.key.kind == "key":
                 self._name_loss(stands)
+            elif stands.key.kind == "session":
+                self._name_lost_session(stands)
             self._seen[stands.key] = stands
             self._seen.move_to_end(stands.key)
         while len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
+            key, _ = self._seen.popitem(last=False)
+            self._spent_at.pop(key, None)
+
+    def _name_lost_session(self, stands: Standing) -> None:
+        """Log that a session's account and totals are gone, once. A session that was idle for long has expired.
+
+        A deleted or reset session keeps its account, with nothing used.
+        """
+        key, now = stands.key, self._moment()
+        spent_at = self._spent_at.pop(key, None)
+        if stands.used.calls:
+            self._spent_at[key] = now
+        if not stands.is_absent:
+            return
+        seen = self._seen.get(key)
+        is_news = seen is None or not seen.is_lost
+        if (stands.is_lost and is_news) or (spent_at is not None and now.since(spent_at) < _EXPIRES_S):
+            logger.error(
+                'the store has lost what session "%s" of "%s" had used%s, so that its budget has room again; the '
+                "budget of its client key still holds. Find out who deletes keys (a Redis needs maxmemory-policy "
+                "noeviction)",
+                key.id,
+                key.namespace,
+                f": {seen.used.tokens} tokens in {seen.used.calls} calls when this worker looked last" if seen else "",
+            )
 
     def _name_loss(self, stands: Standing) -> None:
         """Say so where an account of a client key has begun anew: only its window ends, nothing else lets it do so."""

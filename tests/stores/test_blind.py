@@ -73,6 +73,38 @@ def test_a_client_keys_account_that_the_store_has_lost_is_named_once(
     assert not said or 'client key "alice" had used: 800 tokens in 8 calls' in said[0]
 
 
+GONE = Standing(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True)
+LOST = Standing(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True, is_lost=True)
+USED = Standing(KEY, Limits(tokens=1_000), Amount(800, 0, 8), Amount())
+
+
+@pytest.mark.parametrize(
+    ("told", "idle_s", "errors"),
+    [
+        ([GONE], 0, 0),
+        ([USED, GONE, GONE], 0, 1),
+        ([USED, Standing(KEY, Limits(tokens=1_000), Amount(), Amount())], 0, 0),
+        ([USED, GONE], 7_200, 0),
+        ([LOST, LOST], 0, 1),
+        ([USED, LOST, LOST, USED, LOST], 0, 2),
+    ],
+    ids=["new", "gone", "reset", "expired", "lost before this worker saw it", "lost twice"],
+)
+def test_a_session_that_the_store_has_lost_is_named_once(
+    told: list[Standing], idle_s: float, errors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    blind = Blind(clock)
+    with caplog.at_level(logging.ERROR, "gateway"):
+        for stands in told:
+            blind.saw([stands])
+            clock.seconds += idle_s
+    said = [*map(logging.LogRecord.getMessage, caplog.records)]
+    assert len(said) == errors
+    assert all('session "s" of "alice"' in text and "client key still holds" in text for text in said)
+    assert told[0] is not USED or not said or "800 tokens in 8 calls" in said[0]
+
+
 def test_a_session_nobody_saw_has_its_configured_budget() -> None:
     blind = Blind()
     assert isinstance(blind.reserve(hold(100)), Granted)

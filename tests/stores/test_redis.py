@@ -1301,3 +1301,44 @@ async def test_calls_of_a_deleted_session_are_passed_over_in_few_exchanges(
     before = looked()
     assert [call.call_id for call in await store.calls(KEY, 20)] == [new.call_id]
     assert looked() - before == 1
+
+
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+async def test_a_session_whose_account_and_totals_are_lost_is_told_from_new_deleted_and_expired_ones(
+    request: pytest.FixtureRequest, record: MakeRecord, kind: str
+) -> None:
+    servers: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    servers.flush()
+    charge = Charge(Usage.of(10, 5), "provider", Decimal("0.0000025"))
+    limit, keys = Claim(KEY.account, Limits(tokens=40)), Keys("gateway:")
+    client = AccountKey("key", KEY.namespace)
+
+    async with opened(servers.url) as store:
+
+        async def settle() -> None:
+            await store.settle(record("s", accounts=(KEY.account, client), spent=Amount(15, 2_500, 1), charge=charge))
+
+        async def missing() -> tuple[bool, bool]:
+            (stands,) = await store.standings([limit])
+            return stands.is_absent, stands.is_lost
+
+        assert await missing() == (True, False), "new"
+        await settle()
+        assert await missing() == (False, False)
+        assert await store.reset(KEY)
+        assert await missing() == (False, False), "reset"
+        await settle()
+        assert await store.delete(KEY)
+        assert await missing() == (False, False), "deleted"
+        await settle()
+        for name in (keys.account(KEY.account), keys.session(tag_of(KEY.namespace, KEY.id))):
+            await store._link.call(("DEL", name))
+        assert await missing() == (True, True), "both are lost"
+        (stands,) = await store.standings([Claim(client)])
+        assert stands.used == Amount(45, 7_500, 3), "what the client key has used is known all the same"
+        assert not isinstance(
+            await store.reserve(
+                OpenHold(Hold("h", (limit, Claim(client, Limits(tokens=50))), Amount(20)), record("s")), LEASE_S
+            ),
+            Granted,
+        )

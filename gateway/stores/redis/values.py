@@ -136,7 +136,7 @@ def account(row: Sequence[int]) -> Account:
     """An account as `view` in the scripts gives it."""
     opened = None if row[6] == _NONE else _moment(row[6])
     decided: dict[Dimension, int | None] = {}
-    for name, limit in zip(DIMENSIONS, row[7:], strict=True):
+    for name, limit in zip(DIMENSIONS, row[7:10], strict=True):
         if limit >= _NONE:  # a smaller one: none was decided
             decided[name] = None if limit == _NONE else limit
     return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided)
@@ -149,7 +149,12 @@ def _moment(micros: int) -> Moment:
 def standings(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[int]]) -> tuple[Standing, ...]:
     """How the accounts stand by the server's clock."""
     moment = _moment(now)
-    return tuple(ledger.standing(account(row), claim, moment) for claim, row in zip(claims, rows, strict=True))
+    return tuple(_standing(row, claim, moment) for claim, row in zip(claims, rows, strict=True))
+
+
+def _standing(row: Sequence[int], claim: Claim, moment: Moment) -> Standing:
+    stands = ledger.standing(account(row), claim, moment)
+    return replace(stands, is_absent=row[10] > 0, is_lost=row[10] > 1) if row[10] else stands
 
 
 def granted(claims: Sequence[Claim], reply: Sequence[Any]) -> Granted:

@@ -40,6 +40,14 @@ local function from_totals(name)
         math.min(MOST, tonumber(sums[3]))
 end
 
+-- Whether the server keeps calls of the session of an account, and no totals. Deletion keeps the account, and expiry
+-- removes the calls as well, so that such a session without an account was lost.
+local function lacks_totals(name)
+    local place = string.sub(name, 1, -2)
+    return string.sub(name, -3) == '}:a' and redis.call('EXISTS', place .. 'i') == 1
+        and redis.call('EXISTS', place .. 's') == 0
+end
+
 -- Fields of a hash; nothing where somebody else has put another kind of value under its name. Whoever goes over keys of
 -- many calls or sessions reads by this, so that one of them keeps no others from being read.
 local function fields(name, ...)
@@ -79,8 +87,10 @@ local function readable(name)
         v[i] = number or ABSENT[i]
     end
     local u1, u2, u3
+    local missing = 0
     if is_absent and redis.call('EXISTS', name) == 0 then
         u1, u2, u3 = from_totals(name)
+        missing = u1 and 0 or (lacks_totals(name) and 2 or 1)
     end
     return {
         u = { u1 or v[1], u2 or v[2], u3 or v[3] },
@@ -88,6 +98,7 @@ local function readable(name)
         o = v[7],
         d = { v[8], v[9], v[10] },
         e = v[11],
+        missing = missing,
         was = v,
     }
 end
@@ -108,9 +119,10 @@ local function make_ready(name)
     ready[name] = load(name)
 end
 
--- An account as `values.account` reads it; -2: no limit was decided.
+-- An account as `values.account` reads it; -2: no limit was decided. The last: 0, or the server has no account of this
+-- name (1), nor totals of its session, although it keeps calls of that (2).
 local function view(a)
-    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2 }
+    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2, a.missing or 0 }
 end
 
 local function is_ending(name)
@@ -155,6 +167,7 @@ local function save(name, a, kind, window)
         end
     end
     redis.call('HSET', name, unpack(news))
+    a.missing = 0
     expire(name, kind, window)
 end
 
