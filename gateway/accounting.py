@@ -69,8 +69,6 @@ _MARKS_1H: Final = tuple(
     for two in ((b"",), (b"2", b"\\u0032"))
     for mark in product((b"1", b"\\u0031"), two, (b"h", b"\\u0068"))
 )
-#: bytes of a stream between two looks at what is left of its hold: some hundred tokens, where each event carries one
-_LOOK_BYTES: Final = 16 * 1024
 #: tokens that a stream brings beyond its hold, by which it is known to come in one piece: a look brings fewer
 _ONE_PIECE: Final = 2 * STREAM_STEP
 
@@ -325,10 +323,16 @@ class Accounts:
         if progress.taken is None:
             return False
         lease = progress.taken.lease
-        if (lease.step or lease.most is not None) and progress.response_bytes - lease.looked_at >= _LOOK_BYTES:
-            lease.looked_at = progress.response_bytes
+        if lease.is_bounded and progress.response_bytes - lease.looked_at >= lease.look_bytes:
             await self._budgets.look(lease)
+            lease.looked(progress.response_bytes, lease.delivered())
         return lease.is_over
+
+    @staticmethod
+    def bytes_at_once(progress: Progress) -> int | None:
+        """Return how many bytes of a stream may be passed on before `is_over` is asked again; None for all."""
+        taken = progress.taken
+        return taken.lease.look_bytes if taken is not None and taken.lease.is_bounded else None
 
     # --- after it ----------------------------------------------------------------------------------------------
 

@@ -204,6 +204,8 @@ class Answers:
         self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
     ) -> AsyncIterator[bytes]:
         passed, is_first, is_found = b"", True, not progress.is_fetched_later
+        sliced = _Sliced(pieces, lambda: self._accounts.bytes_at_once(progress))
+        pieces = sliced.pieces()
         try:
             async for piece in pieces:
                 if is_first and _JSON.match(piece):
@@ -221,7 +223,8 @@ class Answers:
                     is_found = is_found or await self._fetched.begun(progress)
                     yield passed
                     passed = b""
-                if await self._accounts.is_over(progress):
+                # Where one event brought far more, what came with it says what the provider bills.
+                if await self._accounts.is_over(progress) and not (sliced.has_rest and progress.is_far_over):
                     yield await self._end_of_budget(progress, meter, reply)
                     return
             _check_end(progress, meter)
@@ -368,6 +371,32 @@ class Answers:
             is_unmetered=progress.billed and progress.is_billed_later and not progress.is_fetched_later,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
         )
+
+
+class _Sliced:
+    """A stream in pieces so short that one which comes all at once can be ended within.
+
+    Args:
+        pieces: as they arrive.
+        size: gives the most bytes of the next one; None for all.
+    """
+
+    def __init__(self, pieces: AsyncIterator[bytes], size: Callable[[], int | None]) -> None:
+        self._pieces = pieces
+        self._size = size
+        #: more of what has arrived is still to come
+        self.has_rest = False
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield them."""
+        async for piece in self._pieces:
+            start, size = 0, self._size()
+            while size is not None and len(piece) - start > size:
+                self.has_rest = True
+                yield piece[start : start + size]
+                start, size = start + size, self._size()
+            self.has_rest = False
+            yield piece[start:] if start else piece
 
 
 async def read_error(answer: UpstreamReply) -> bytes:

@@ -241,6 +241,12 @@ class Progress:
         providers = {route.provider for route in routes}
         return [route for route in named if route.provider in providers]
 
+    @property
+    def is_far_over(self) -> bool:
+        """Return whether more tokens came beyond what is held than a stream brings between two looks."""
+        lease = self.taken.lease if self.taken is not None else None
+        return lease is not None and lease.delivered() > lease.end + lease.look_bytes
+
     def client_left(self) -> None:
         """Nobody waits for the answer. Where a stream has said why it ends, its client has heard all that matters."""
         has_ended = self.is_event_stream and self.reader is not None and self.reader().finish_reason is not None

@@ -41,6 +41,12 @@ _AT_ONCE: Final = 64
 _SOON_USED: Final = 1_024
 
 
+#: Bytes of a stream between two looks at what is left of its hold, at least and at most. The most are some hundred
+#: tokens where each event carries one, and a few thousand where events are long.
+LOOK_BYTES: Final = 2 * 1024
+_MOST_LOOK_BYTES: Final = 16 * 1024
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """One open hold.
@@ -56,6 +62,7 @@ class Lease:
         opened: the hold as it was or is to be taken, once it is known.
         taken: is told once that is done.
         is_over: all that is held has come, and no more can be held: the answer has to end.
+        look_bytes: bytes of the answer until it is to be looked at again.
     """
 
     id: str
@@ -69,6 +76,7 @@ class Lease:
     opened: OpenHold | None = None
     taken: Callable[[Granted], None] = field(default=lambda _: None)
     is_over: bool = False
+    look_bytes: int = LOOK_BYTES
     #: bytes of the answer that had come when it was looked at last
     looked_at: int = 0
     #: monotonic seconds, and tokens of the answer that the store knows of
@@ -83,6 +91,27 @@ class Lease:
     def is_known(self) -> bool:
         """Whether the call is charged should this worker die."""
         return self.pending is None or self.journalled is not None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether the answer has to end where more has come than its hold allows."""
+        return self.step > 0 or self.most is not None
+
+    @property
+    def end(self) -> int:
+        """Return the tokens with which the answer has to end if no more can be held."""
+        return self.tokens if self.most is None else self.most
+
+    def looked(self, come: int, delivered: int) -> None:
+        """Set when to look next, by how dense the answer was so far: before half of what is left has come.
+
+        Args:
+            come: bytes of the answer.
+            delivered: its tokens.
+        """
+        left = self.end - delivered
+        self.looked_at = come
+        self.look_bytes = min(_MOST_LOOK_BYTES, max(LOOK_BYTES, left * come // max(1, 2 * delivered)))
 
     def end_at(self, delivered: int) -> None:
         """End the answer if that is all that is held."""

@@ -570,3 +570,23 @@ async def test_streams_taken_for_lost_go_no_further_beyond_their_budget_than_a_s
     assert all(lease.is_over for lease in going)
     (stands,) = await store.standings([CLAIM])
     assert 10_000 <= stands.used.tokens <= 10_000 + 3 * 2_048
+
+
+def test_a_dense_answer_is_looked_at_again_before_what_is_left_has_come() -> None:
+    lease = Lease("h", 60, 4_000, most=6_500)
+    assert (lease.is_bounded, lease.end, lease.look_bytes) == (True, 6_500, 2_048)
+    for come, delivered, next_look in (
+        (2_048, 10, 16_384),  # an event a token
+        (20_000, 4_500, 4_444),  # five bytes a token
+        (30_000, 6_400, 2_048),
+        (40_000, 9_000, 2_048),
+        (0, 0, 2_048),
+    ):
+        lease.looked(come, delivered)
+        assert (lease.looked_at, lease.look_bytes) == (come, next_look)
+
+
+def test_an_answer_whose_hold_does_not_end_it_is_never_looked_at() -> None:
+    assert not Lease("h", 60, 4_000).is_bounded
+    assert Lease("h", 60, 4_000, step=2_048).is_bounded
+    assert Lease("h", 60, 4_000, step=2_048).end == 4_000
