@@ -158,8 +158,10 @@ class BoundCall:
         """Plan again without any thinking, as it is the reason why the request cannot be made to fit, if it is."""
         choice = self._from(first, 0, mode)
         again = await plan(choice)
-        if again.plan.overflow is not None:
-            return planned
+        change = self._change(planned)
+        if again.plan.overflow is not None and (change is None or not self._stale(change, first)):
+            return self._accept(planned, first)
+        # Where a session's budget is too small, the ledger may still let the call through, so it must be valid.
         self.reason = "trim"
         return self._accept(again, choice)
 

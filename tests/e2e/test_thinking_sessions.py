@@ -26,3 +26,9 @@ def test_generated_sessions_are_valid_and_hardly_ever_repaired(group: int, sessi
     assert [(one.plan.seed, one.failures) for one in played if one.failures] == []
     assert len({one.plan.shape for one in played}) >= len(SHAPES) // 2
     assert sum(one.trimmed for one in played) > SESSIONS
+
+
+def test_a_call_that_nearly_exhausts_its_budget_is_sent_without_invalid_thinking(sessions: Stage) -> None:
+    """The last call of this session is over what its budget leaves for input, and its tool results shrink again."""
+    played = sessions.play(7000989)
+    assert (played.failures, played.plan.session_budget) == ([], 4997)
