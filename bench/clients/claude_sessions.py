@@ -39,7 +39,7 @@ from gateway.mock import CLAUDE_RULES, MockServer, ModelRules, Provider, Recorde
 
 MODELS = ("claude-opus-5-5", "claude-fable-5-2")
 LAST_TEXT = "All parts are done."
-PROMPT = "Repair the program, part by part."
+PROMPT, COMPACT = "Repair the program, part by part.", "/compact"
 #: lines of each file that the model reads: 3,000 tokens
 LINES = 200
 #: Input tokens. A session of 36 turns grows to 110,000; the tools and the system prompt are 3,000 of them with two
@@ -62,19 +62,19 @@ class Scenario:
         settings: of the gateway.
         headers: that Claude Code adds to each call.
         arguments: of Claude Code.
-        parts: how often Claude Code is started; each start after the first one resumes the session.
-        later: settings of a second gateway with an empty store, for the parts after the first one.
+        prompts: Claude Code is started with each of them; each start after the first one resumes the session.
+        later: settings of a second gateway with an empty store, for the prompts after the first one.
         subagent: turns of a subagent that the model starts in the middle.
         rules: of the provider.
         refusals: how many calls the provider may refuse.
-        changed: fields that the gateway changes.
+        changed: fields and headers that differ from those of Claude Code's first call.
         is_trimmed: the session is larger than its budget.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = TWO_TOOLS
-    parts: int = 1
+    prompts: Sequence[str] = (PROMPT,)
     later: Mapping[str, Any] | None = None
     subagent: int = 0
     rules: tuple[ModelRules, ...] = CLAUDE_RULES
@@ -88,7 +88,12 @@ SCENARIOS = {
     "no trimming": Scenario(is_trimmed=False),
     "context budget": Scenario(LOW),
     "context budget, all tools": Scenario({"context": {"budget": BUDGET_WITH_ALL_TOOLS}}, arguments=ALL_TOOLS),
-    "context budget, resumed twice": Scenario(LOW, parts=3),
+    "context budget, resumed twice": Scenario(LOW, prompts=(PROMPT,) * 3),
+    # Claude Code changes its own history, and removes its thinking once that is refused. It also changes a beta and
+    # the first block of the system prompt. Both are the same without a gateway.
+    "context budget, compacted": Scenario(
+        LOW, prompts=(PROMPT, COMPACT, PROMPT), refusals=1, changed=frozenset({"anthropic-beta", "system"})
+    ),
     "context budget, subagent": Scenario(LOW, arguments=("--tools=Read,Bash,Agent",), subagent=6),
     "session budget, modes": Scenario(
         headers={"x-session-budget-tokens": str(SESSION_BUDGET)}, changed=frozenset({"max_tokens"})
@@ -101,8 +106,8 @@ SCENARIOS = {
         changed=frozenset({"thinking", "anthropic-beta"}),
     ),
     # What Claude Code sends is bound to what the first gateway sent. Claude Code removes its thinking itself.
-    "store lost, budget removed": Scenario(LOW, parts=2, later={}, refusals=1),
-    "store lost, same budget": Scenario(LOW, parts=2, later=LOW),
+    "store lost, budget removed": Scenario(LOW, prompts=(PROMPT,) * 2, later={}, refusals=1),
+    "store lost, same budget": Scenario(LOW, prompts=(PROMPT,) * 2, later=LOW),
 }
 
 
@@ -209,11 +214,14 @@ def played(name: str, model: str, binary: str, turns: int) -> Row:
         direct = _sent_directly(Claude(binary, _new(folder / "session"), model, scenario))
         # The system prompt names the folder, so it is used again.
         shutil.rmtree(folder / "session")
-        claude, size = Claude(binary, _new(folder / "session"), model, scenario), turns // scenario.parts
-        for part in range(scenario.parts):
-            provider.push(*script(size, claude.project, first=part * size, subagent=scenario.subagent))
-            said = claude.say(urls[min(part, len(urls) - 1)], PROMPT, is_resumed=part > 0)
-            if (said["exit_code"], said.get("result")) != (0, LAST_TEXT):
+        claude, size = Claude(binary, _new(folder / "session"), model, scenario), turns // len(scenario.prompts)
+        for part, prompt in enumerate(scenario.prompts):
+            if prompt == COMPACT:
+                provider.push(Turn("<summary>I looked at the first parts.</summary>", thinking=("I sum up.",)))
+            else:
+                provider.push(*script(size, claude.project, first=part * size, subagent=scenario.subagent))
+            said = claude.say(urls[min(part, len(urls) - 1)], prompt, is_resumed=part > 0)
+            if (said["exit_code"], said.get("result")) != (0, "" if prompt == COMPACT else LAST_TEXT):
                 row.wrong.append(f"exit code {said['exit_code']}, last text {str(said.get('result'))[:300]!r}")
             while provider.next_turn() is not None:
                 """A call that was refused, or a run that ended early, leaves turns."""
@@ -282,7 +290,8 @@ def _compare(row: Row, scenario: Scenario, calls: Sequence[RecordedCall], direct
     """
     own = OWN_HEADERS | OWN_FIELDS | scenario.changed | set(scenario.headers)
     for number, call in enumerate(calls):
-        if call.status == 200 and call.header("x-claude-code-agent-id") is None:
+        is_main = call.path == direct.path and call.header("x-claude-code-agent-id") is None
+        if call.status == 200 and is_main:
             found, expected = _parts(call, own), _parts(direct, own)
             names = sorted(name for name in expected | found if expected.get(name) != found.get(name))
             if names:
