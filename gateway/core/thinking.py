@@ -333,12 +333,15 @@ def _same(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 
 def _is_words(message: object) -> bool:
-    """Return whether a message holds words of the user, and no tool results alone."""
+    """Return whether a message is the user's and holds no tool result.
+
+    Words beside a tool result belong to its tool round, so that its thinking is kept.
+    """
     if not isinstance(message, dict) or message.get("role") != "user":
         return False
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    return not all(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+    return not any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
 
 
 def _is_models(message: object) -> bool:
