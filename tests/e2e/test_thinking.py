@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
+import httpx  # noqa: F401  # before a gateway in this process imports it in a thread: two must not do so at a time
 import openai
 import pytest
 
