@@ -91,7 +91,10 @@ def demo(
         print_table(_COLUMNS, [_row(row) for row in rows], right=_RIGHT)
         trimmed = [row for row in rows if row["headers"]["x-context-trimmed"] != "none"]
         saved = sum(_saved(row) for row in trimmed)
-        typer.echo(f"\nTrimmed to {context:,} tokens: {len(trimmed)} of {len(rows)} calls, {saved:,} tokens not sent.")
+        typer.echo(
+            f"\nShortened to fit {context:,} tokens, or what was left of the budget: "
+            f"{len(trimmed)} of {len(rows)} calls, {saved:,} tokens not sent."
+        )
         if client.refused is not None:
             typer.echo(f"Call {len(rows) + 1} was refused: {client.refused['message']}")
         typer.echo(f"The session's total in the last answer: {total:,} tokens.")

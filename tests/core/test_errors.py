@@ -49,6 +49,9 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamUnreadable: (502, "upstream_protocol_error", "api_error", "api_error", False, None),
     errors.UpstreamUntranslated: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
+    errors.CompactionUnknown: (
+        400, "invalid_encrypted_content", "invalid_request_error", "invalid_request_error", False, None,
+    ),
     errors.UpstreamRedirect: (502, "upstream_redirect", "api_error", "api_error", False, None),
     errors.UpstreamNotAccepted: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
     errors.UpstreamNotTaken: (504, "upstream_timeout", "api_error", "timeout_error", True, None),

@@ -55,7 +55,7 @@ def ask(gateway: GatewayThread, messages: list[dict[str, Any]], model: str = SON
 
 
 def record_of(gateway: GatewayThread, reply: Reply) -> Any:
-    return gateway.web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json
+    return gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json
 
 
 def unread(gateway: GatewayThread, reply: Reply) -> list[tuple[int, str, str]]:

@@ -896,7 +896,7 @@ def test_sampling_that_a_model_refuses_is_left_out_and_the_record_says_so(bench:
     asked: dict[str, Any] = {"model": "claude/claude-opus-5-5", "messages": HI, "temperature": 0.2}
     raw = bench.chat.chat.completions.with_raw_response.create(**asked)
     assert "temperature" not in json.loads(bench.mock.calls[-1].body)
-    record = bench.gateway.web.get(f"/api/calls/{raw.headers['x-request-id']}").json
+    record = bench.gateway.web.get(f"/api/calls/{raw.headers['x-gateway-request-id']}").json
     assert record["notes"] == {"untranslated": "temperature"}
     with pytest.raises(openai.BadRequestError, match="End with a user message"):
         bench.chat.chat.completions.create(**{**asked, "messages": [*HI, {"role": "assistant", "content": "Sure"}]})

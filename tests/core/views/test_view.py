@@ -20,7 +20,7 @@ from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.message import Hashed, encode, keys_of, plains_of
+from gateway.core.message import Hashed, decode, encode, keys_of, plains_of
 from gateway.core.views import View, new_faults, view_of
 from gateway.core.views.view import loaders
 
@@ -342,6 +342,14 @@ def test_what_was_made_before_is_the_same_when_it_is_made_again(
             assert book.read == 0
 
 
+def without_phase(raw: bytes) -> bytes:
+    """Return a new message (it has no id) without its phase; any other element as it is."""
+    item = decode(raw)
+    if not isinstance(item, dict) or "phase" not in item or "id" in item:
+        return raw
+    return encode({name: value for name, value in item.items() if name != "phase"})
+
+
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99), choice=choices)
@@ -359,7 +367,8 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
     assert signed(sent) <= signed(elements), "what is signed or sealed stays as it was"
     assert notes(sent) == notes(elements), "what the operator said stays"
     assert compactions(sent)[-1:] == compactions(elements)[-1:], "what stands for all before it stays"
-    assert sum(WEIGH(view_of(wire, sent).messages)) <= done.tokens, "what was chosen is what is sent"
+    # A new message may get a phase on the way back. Providers bill no tokens for that name.
+    assert sum(WEIGH(view_of(wire, [*map(without_phase, sent)]).messages)) <= done.tokens, "what was chosen is sent"
     fates = view.fates(done.fates)
     assert len(fates) == len(elements)
     assert sum(fate.tokens_before for fate in fates) == sum(fate.tokens_before for fate in done.fates)
