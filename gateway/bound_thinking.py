@@ -21,12 +21,13 @@ from gateway.dialects.thinking_error import ThinkingRefusal
 from gateway.planning import Asked
 from gateway.results import Kept, Open, Showing
 
-#: Plans of one call: a change may move further to the front once thinking is removed. After so many, all thinking goes.
+#: Maximum number of plans of one call: removing thinking can move the first change to an earlier position. After these,
+#: all thinking is removed.
 _MOST_PLANS: Final = 4
 #: Removing the oldest thinking is enough if it leaves this share of the budget free. With less, the next call trims.
-_FREE: Final = 0.15
+_FREE_SHARE: Final = 0.15
 #: share of the thinking blocks that is removed first, the oldest of them: later ones stay valid then
-_OLDEST: Final = 0.75
+_OLDEST_SHARE: Final = 0.75
 
 
 class Choice(NamedTuple):
@@ -122,10 +123,10 @@ class BoundCall:
 
     async def choose(self, first: Choice, mode: ResponseMode, plan: MakePlan) -> Planned:
         """Make plans until one sends no thinking block that the provider would refuse; return that plan."""
-        is_free = not self._stale(0, first)
-        planned = await plan(first, may_sum_up=is_free)
+        has_no_thinking = not self._stale(0, first)
+        planned = await plan(first, may_sum_up=has_no_thinking)
         change = self._change(planned)
-        if planned.plan.overflow is not None and not is_free:
+        if planned.plan.overflow is not None and not has_no_thinking:
             return await self._without_any(planned, first, mode, plan)
         if change is None or not self._stale(change, first):
             return self._accept(planned, first)
@@ -138,7 +139,7 @@ class BoundCall:
         return await self._without_stale(first, change, mode, plan)
 
     async def _without_stale(self, choice: Choice, change: int, mode: ResponseMode, plan: MakePlan) -> Planned:
-        """Plan without thinking from the first change on, which may move to the front by that."""
+        """Plan without the thinking after the first change. That can move the first change to an earlier position."""
         most: int | None = None
         for _ in range(_MOST_PLANS):
             choice = self._from(choice, change, mode)
@@ -155,7 +156,7 @@ class BoundCall:
         return self._accept(await plan(choice, most=most), choice)
 
     async def _without_any(self, planned: Planned, first: Choice, mode: ResponseMode, plan: MakePlan) -> Planned:
-        """Plan again without any thinking, as it is the reason why the request cannot be made to fit, if it is."""
+        """Plan again without thinking, as the first plan does not fit. Keep the first plan if that does not help."""
         choice = self._from(first, 0, mode)
         again = await plan(choice)
         change = self._change(planned)
@@ -210,7 +211,7 @@ class BoundCall:
         """Return the choice without the oldest thinking, which leaves later blocks valid; None if there are few."""
         conversation = self.conversation
         places = [place for place in sorted(conversation.thinking) if conversation.is_kept(place, choice.removed)]
-        count = int(len(places) * _OLDEST)
+        count = int(len(places) * _OLDEST_SHARE)
         return choice._replace(removed=merged((*choice.removed, (0, places[count])))) if count else None
 
     def _is_enough(self, planned: Planned, choice: Choice) -> bool:
@@ -223,7 +224,9 @@ class BoundCall:
     def _has_room(planned: Planned) -> bool:
         """Return whether some turns fit until the next trim."""
         budget = planned.plan.context.budget
-        return planned.plan.epoch is not None or budget is None or planned.plan.safe_tokens <= (1 - _FREE) * budget
+        return (
+            planned.plan.epoch is not None or budget is None or planned.plan.safe_tokens <= (1 - _FREE_SHARE) * budget
+        )
 
     def to_remember(self, sent: tuple[bytes, ...]) -> SentPrefix | None:
         """Return what the session is to remember before this is sent; None if nothing new was decided."""
@@ -248,10 +251,13 @@ class BoundCall:
         return ThinkingRecord(received, left, self.reason or ("earlier" if left < received else ""))
 
 
-def joined(
+def combine_modes(
     conversation: BoundConversation, view: View, choice: Choice, shown: Mapping[ResponseMode, Showing | None]
 ) -> Showing | None:
-    """Return tool results in the mode of their position, or None if none of them changes. `shown`: all in each mode."""
+    """Return the messages with each tool result in the response mode of its position; None if nothing changes.
+
+    `shown`: all messages, once for each mode.
+    """
     positions = conversation.positions_without(choice.removed)
     modes = [mode_at(choice.modes, positions[places[0]]) for places in view.places]
     pairs = list(zip(view.messages, (shown.get(mode) for mode in modes), strict=True))

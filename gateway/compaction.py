@@ -60,9 +60,9 @@ KEPT_SHARE: Final = 0.25
 MAX_EXPANDED: Final = 64 * 1024 * 1024
 #: characters that are expanded in the event loop; more are in a thread
 _INLINE: Final = 256 * 1024
-#: tokens of a conversation that is kept whole
+#: Conversations of up to this many tokens are not trimmed.
 KEPT_LEAST: Final = 2_000
-#: factor on the tokens that must stay, which are counted as chat messages
+#: Factor on the tokens that must stay: they are counted as chat messages.
 _MUST_STAY: Final = 1.1
 _JSON: Final = [(b"content-type", b"application/json")]
 _STREAM: Final = [(b"content-type", EVENTS)]
@@ -131,13 +131,13 @@ class Compactions:
 
     async def _texts(self, progress: Progress, handles: Sequence[str]) -> Mapping[str, str]:
         if self._is_away():
-            raise StoreUnavailable("The store is unavailable, which keeps compacted conversations. Try again shortly.")
+            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         session, namespace = progress.session, progress.incoming.caller.namespace
         known = dict(await self._store.results(session, handles)) if session is not None else {}
         for handle in handles:
             if handle in known:
                 continue
-            # A fork or a subagent goes on from it under the name of another session, which may live longer.
+            # A fork or a sub-agent continues from it in another session, which may live longer.
             text = await self._store.result(namespace, handle)
             if text is None:
                 raise CompactionUnknown(
@@ -161,11 +161,12 @@ class Compactions:
         return self._providers[progress.route.provider].compaction is False or progress.route in self._unsupported
 
     async def make(self, progress: Progress, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
-        """Compact the conversation of a request. `usage`: of a provider that was asked first.
+        """Compact the conversation of a request. `usage`: what a provider reported that was asked first.
 
         Raises:
             SessionRequired: there is no session to keep the compaction in.
-            InvalidRequest: there is nothing to compact, part of it is kept by its provider, or there is no room for it.
+            InvalidRequest: there is nothing to compact, a part of the conversation is stored at its provider, or the
+                session has no room for it.
             StoreUnavailable: it cannot be kept.
         """
         session = progress.session
@@ -217,7 +218,7 @@ class Compactions:
         asked = replace(asked, wishes=Wishes("auto", limit), weighing=weighing)
         plan = await self._composer.plan(progress, asked)
         if plan.overflow is not None:
-            # What must stay is more than that: the next try leaves room for it.
+            # The items that must stay exceed the target, so try again with a target that fits them.
             roomy = replace(asked, wishes=Wishes("auto", beside + int(plan.overflow.needed * _MUST_STAY)))
             plan = await self._composer.plan(progress, roomy)
         kept = came if plan.messages is None else plan.messages
@@ -230,10 +231,10 @@ class Compactions:
     # --- after a provider --------------------------------------------------------------------------------------
 
     async def checked(self, progress: Progress, call: Call, answer: UpstreamReply) -> UpstreamReply:
-        """Return a provider's response, or a compaction by the gateway where it turns out that it makes none.
+        """Return a provider's response, or the gateway's compaction if the response has none.
 
-        Of a provider whose support is not known, the whole response is read before it is passed on: a host that ignores
-        the trigger would answer it with a message, which clients take for a failure.
+        If support is unknown, the whole response is read first: some hosts ignore the trigger and return a message,
+        which clients treat as a failure.
         """
         if progress.compaction is None:
             return answer
@@ -261,7 +262,7 @@ class Compactions:
     async def _instead(self, progress: Progress, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
         await progress.hang_up()
         progress.work(is_so=False)
-        # It was counted for the provider, which is not to be learned from.
+        # Drop the plan: this response must not calibrate the token count.
         progress.is_too_long, progress.plan = False, None
         return await self.make(progress, call, usage)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bound_thinking import BoundCall, Choice, Planned, joined
+from gateway.bound_thinking import BoundCall, Choice, Planned, combine_modes
 from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
@@ -267,7 +267,7 @@ class Composer:
         view = self._planner.view(contents)
         found = {mode: await self._show(progress, view, mode) for mode in modes}
         bound = progress.thinking
-        showing = found.popitem()[1] if bound is None else joined(bound.conversation, view, choice, found)
+        showing = found.popitem()[1] if bound is None else combine_modes(bound.conversation, view, choice, found)
         progress.showing = showing
         if showing is None:
             return contents

@@ -27,7 +27,7 @@ from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
 
-#: Tokens. A provider that names a smaller limit means something else by the number.
+#: Smallest number that is accepted as a limit, in tokens. A smaller number in an error means something else.
 _LEAST_LIMIT: Final = 256
 #: Share of the request's tokens that it is trimmed to if the provider named no limit.
 _SHORTER: Final = 0.8
@@ -51,7 +51,7 @@ class Recomposer:
         return await bound.choose(bound.choice, progress.mode or "raw", self._replan(progress, bound, asked, said))
 
     def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
-        """Return what plans a call again with other thinking removed, and everything else as it was asked."""
+        """Return a function that plans the call again with other thinking removed, and everything else unchanged."""
 
         async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
             contents = await self._composer.chosen(progress, bound.received, choice)
@@ -66,7 +66,8 @@ class Recomposer:
     def may_be_too_long(progress: Progress) -> bool:
         """Return whether the provider may refuse the request for its length, and it could be trimmed again.
 
-        The beginning of a response is not examined for requests far below the window, or every window that may be.
+        The first bytes of a response are not examined if the request is far below the window, or below 4,096 tokens
+        where the window is unknown.
         """
         plan = progress.plan
         if plan is None or progress.asked is None:
@@ -90,7 +91,7 @@ class Recomposer:
             or (progress.thinking is not None and planned.sent != progress.sent_messages)
             or self._has_less_room(progress, asked, plan, again)
         )
-        # By the provider's count even the least that can be sent may be more than is held.
+        # By the provider's count, the smallest request that can be sent may exceed the tokens that are held.
         is_over = held is not None and again.context.tokens > held
         if again.overflow is not None or not is_shorter or is_over:
             progress.showing = before
@@ -103,8 +104,8 @@ class Recomposer:
     async def repair_thinking(self, progress: Progress, call: Call, refusal: ThinkingRefusal) -> bool:
         """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
 
-        A client that sets `block_binding` itself, and Claude Code, handle refusals of what they sent. They cannot
-        handle a refusal that is caused by a change of ours.
+        Claude Code and clients that set `block_binding` handle refusals of requests that the gateway did not change.
+        They cannot handle a refusal caused by a change of the gateway.
         """
         asked = progress.asked
         if asked is None:
@@ -137,9 +138,10 @@ class Recomposer:
         return True
 
     def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
-        """Ask a provider to count a request without its thinking; return whether there is any.
+        """Ask a provider to count a request without its thinking; return False if it has none.
 
-        Only trimmed conversations come here: their thinking is bound to what was sent, and this is what was received.
+        This happens only after a trim: the thinking belongs to the trimmed messages, but the client has the original
+        ones counted.
         """
         contents = contents_of(call, "messages", self._planner.known) if b"thinking" in call.body else None
         conversation = self._planner.bound(contents, "") if contents is not None else None

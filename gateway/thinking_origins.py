@@ -1,7 +1,7 @@
 """Remember who made the thinking blocks of a conversation, and stay with that provider while they are bound to it.
 
-A provider drops thinking blocks that it cannot read, and says nothing. So the record of such a call says it, and after
-a fallback the conversation stays with the provider whose account made its newest blocks, as long as that one answers.
+A provider drops thinking blocks that it cannot read, without an error, so the record of the call reports it. After a
+fallback the conversation stays with the provider whose account made its newest blocks, as long as that one responds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.progress import Progress
 
-_UNKEPT: Final = "not kept who made it: the store is away"
+_UNKEPT: Final = "origin not stored: the store is unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class _Conversation:
 
 
 class ThinkingOrigins:
-    """Shared by all calls. `rules`: which models read whose thinking blocks."""
+    """Keeps the origin of thinking blocks with the session. `rules`: which models read whose thinking blocks."""
 
     def __init__(self, store: Store, rules: ThinkingRules) -> None:
         self._store = store
         self._rules = rules
 
     def prefer(self, progress: Progress, call: Call) -> None:
-        """Put the provider first that made the newest thinking blocks, if no other account can read them."""
+        """Move the provider that made the newest thinking blocks to the front, if no other account can read them."""
         if not progress.remembered.state.thinking or len(progress.routes) == 1:
             return
         found = self._conversation(progress, call)
@@ -46,8 +46,8 @@ class ThinkingOrigins:
         rule = self._rules.of(newest.model)
         if rule is None or rule.account == "any":
             return
-        at_home = [route for route in progress.routes if route[:2] == newest[:2]]
-        progress.routes = (*at_home, *(route for route in progress.routes if route not in at_home))
+        makers = [route for route in progress.routes if route[:2] == newest[:2]]
+        progress.routes = (*makers, *(route for route in progress.routes if route not in makers))
         progress.route = progress.routes[0]
 
     async def answered(self, progress: Progress, call: Call) -> None:
@@ -57,12 +57,12 @@ class ThinkingOrigins:
             return
         route, home, origins = progress.route, progress.home, found.origins
         if found.blocks and not origins:
-            # Nothing was remembered, so they were most likely made where the conversation goes by its model's name.
+            # No origin is stored. Assume that the configured first route made these blocks.
             origins = (Origin(home.provider, home.model, 0),)
         progress.unread_thinking = unread(origins, found.blocks, route.provider, route.model, self._rules)
         after = followed(origins, found.blocks, route.provider, route.model)
-        may_think = found.blocks or "thinking" in call.fields or route is not home
-        if after == found.origins or not may_think or progress.book.is_blind:
+        may_have_thinking = found.blocks or "thinking" in call.fields or route is not home
+        if after == found.origins or not may_have_thinking or progress.book.is_blind:
             return
         try:
             await self._store.update(session, lambda state: state.with_thinking(found.key, after))
@@ -70,7 +70,7 @@ class ThinkingOrigins:
             progress.notes["thinking"] = _UNKEPT
 
     def _conversation(self, progress: Progress, call: Call) -> _Conversation | None:
-        """Return the conversation of a call, or None where its thinking is of no account."""
+        """Return the conversation of a call, or None if no rule for thinking blocks applies to it."""
         endpoint = progress.incoming.endpoint
         if endpoint.wire != "messages" or not endpoint.metered or "messages" not in call.fields:
             return None

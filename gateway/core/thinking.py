@@ -1,16 +1,16 @@
 """Keep thinking blocks valid on models that bind them to their prefix: what to remove after a change, and remember.
 
-Claude models from 5.5 and 5.1 on sign a thinking block together with everything before it: system prompt, tools and
-messages. After a change at some message, a thinking block behind that message which was created before the change is
-refused. Blocks before the change stay valid, and so do blocks created after it. A block that was removed once must stay
+Claude models from 5.5 and 5.1 on sign a thinking block together with everything in front of it: system prompt, tools
+and messages. If message *p* changes, the provider refuses every thinking block after *p* that already existed. Blocks
+in front of *p* stay valid. Blocks created after the change are valid too. A block that was removed once must stay
 removed, because later blocks were created without it.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
 
 `BoundConversation` reads the messages of one request. `SentPrefix` is what a session remembers of an earlier request of
 the same conversation: what was sent instead of it, and which thinking was removed.
 
-All positions are places in the list of messages as received, without messages that hold nothing but thinking: a client
-may leave these out later.
+A position is an index into the messages as received, not counting messages that contain only thinking: a client may
+omit those later.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _SAYS_NOTHING: Final = ("role", "provider_specific_fields")
 
 
 class Bare(NamedTuple):
-    """A message without its thinking: its bytes, None if nothing is left, and how many blocks were taken out.
+    """A message without its thinking: its bytes, None if nothing is left, and the number of blocks removed.
 
-    `identity`: a hash of what is left, the same however its text is put and whichever cache marks it has.
+    `identity`: a hash of the rest. It ignores cache marks, and whether the text is a string or a list of parts.
     """
 
     raw: bytes | None
@@ -66,8 +66,8 @@ def bare_message(wire: Wire, raw: bytes) -> Bare:
     if not isinstance(message, dict) or is_odd:
         return Bare(raw, digest(raw), 0)
     if wire == "responses":
-        is_thinking = message.get("type") == "reasoning"
-        return Bare(None, b"", 1) if is_thinking else Bare(raw, sketch(raw).identity, 0)
+        is_reasoning = message.get("type") == "reasoning"
+        return Bare(None, b"", 1) if is_reasoning else Bare(raw, sketch(raw).identity, 0)
     if message.get("role") != "assistant":
         return Bare(raw, sketch(raw).identity, 0)
     bare, blocks = _of_chat(raw, message) if wire == "chat" else _of_messages(raw, message)
@@ -156,7 +156,8 @@ def _mode(name: object) -> ResponseMode:
 class BoundConversation:
     """The messages of one request to a model that binds thinking to its prefix.
 
-    `salt`: separates models; `book`: remembers what was read of each message.
+    `salt`: added to the hash of what was received, so that routes do not share what is remembered; `book`: keeps what
+    was read of each message.
     """
 
     def __init__(self, wire: Wire, received: Hashed, *, salt: str = "", book: Book | None = None) -> None:
@@ -228,16 +229,17 @@ class BoundConversation:
         return [index for index, (place, bare) in pairs if bare.raw is not None or not _is_in(place, removed)]
 
     def first_change(self, known: SentPrefix | None, sent: Sequence[bytes], tools: str) -> int | None:
-        """Return the first position at which `sent` differs from what the thinking there was created after.
+        """Return the first position where `sent` differs from the messages that later thinking was created after.
 
-        None if nothing does. `sent`: all messages to be sent now; `tools`: see `SentPrefix`.
+        Thinking after it is refused. None if nothing differs. `sent`: all messages to be sent now; `tools`: see
+        `SentPrefix`.
         """
         if tools != (known.tools if known is not None else ""):
             return 0
         identities, undone = self._sent_identities(sent), self.size
         for size, count, name in (*reversed(known.checkpoints if known is not None else ()), Checkpoint(0, 0, "")):
             if count and (count > len(identities) or self._hash(identities[:count]) != name):
-                # Replies from that change on were created after something else.
+                # This checkpoint is not sent any more: all later thinking was created after other messages.
                 undone = size
                 continue
             # Between that change and the next one, everything was sent as received.
@@ -247,7 +249,7 @@ class BoundConversation:
         return 0
 
     def stale(self, start: int, removed: Collection[Span]) -> int:
-        """Return how many thinking blocks from position `start` on are not among those removed."""
+        """Return the number of thinking blocks at or after `start` that would still be sent."""
         return sum(blocks for place, blocks in self.thinking.items() if place >= start and not _is_in(place, removed))
 
     def is_kept(self, position: int, removed: Collection[Span]) -> bool:

@@ -28,7 +28,7 @@ class ThinkingRule:
     Attributes:
         models: patterns of their names.
         reads: patterns of models whose thinking blocks they read.
-        account: own: their own blocks are read in the account that made them, and in no other.
+        account: `own` if only the account that created a block can read it.
     """
 
     models: tuple[str, ...]

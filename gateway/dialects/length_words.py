@@ -1,7 +1,7 @@
 """Read a refusal for length whose wording is not known: by its key terms and its numbers.
 
-A sentence is believed only if all its words are those of such refusals. Names, which hold a digit or an underscore,
-may stand among them. A text that is quoted from the request has other words, and quotes around several of them.
+A sentence is used only if every word is in a fixed list of words from length errors. Identifiers (with a digit or an
+underscore) are ignored. Text that is quoted from the request has other words, and quotes around several of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read a provider's refusal of an output limit: the largest one it takes, or the name of the field that it takes.
 
-Hosts word it in many ways, so numbers and key terms are read, not whole sentences. A message is believed only if the
-field is named near its beginning, after words of the provider. The text of a user can stand only after other words, or
-in quotes.
+Hosts word it in many ways, so numbers and key terms are read, not whole sentences. A message is used only if the field
+is named near its start and all words before it are known error words. This prevents text that is quoted from the
+request from being read as an error.
 """
 
 from __future__ import annotations

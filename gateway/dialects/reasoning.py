@@ -1,4 +1,4 @@
-"""Read what a request says of thinking: whether it turns it on, and what of earlier thinking its messages hold."""
+"""Find out whether a request turns thinking on, and whether its messages contain thinking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 from gateway.dialects.fields import UNREADABLE, decode
 
 #: Fields that turn thinking on or off, with their APIs. Anthropic, DeepSeek and Kimi: `thinking`. Alibaba:
-#: `enable_thinking`. Servers of open models: `chat_template_kwargs`. OpenAI and OpenRouter: the other two.
+#: `enable_thinking`. Servers of open models: `chat_template_kwargs`. OpenRouter: `reasoning`. OpenAI:
+#: `reasoning_effort`.
 THINKING_FIELDS: Final = ("thinking", "enable_thinking", "chat_template_kwargs", "reasoning", "reasoning_effort")
 #: what a switch is called within `chat_template_kwargs`
 _SWITCHES: Final = ("enable_thinking", "thinking")

@@ -1,4 +1,4 @@
-"""Read a provider's refusal of thinking blocks: Claude's 400 for blocks that are bound to another prefix, or missing.
+"""Read a provider's refusal of thinking blocks: Claude's 400 for blocks bound to another prefix, or for missing blocks.
 
 The texts are Anthropic's; hosts and translations pass them on.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 from gateway.core.values import dataclass
 
-#: `binding`: a block is not valid after what is sent before it; `round`: an open tool round lacks its thinking.
+#: `binding`: a block does not match the messages in front of it. `round`: a tool call that waits for its result lacks
+#: its thinking.
 Kind = Literal["binding", "round"]
 
 _STATUSES: Final = frozenset({400, 422})
