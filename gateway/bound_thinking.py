@@ -14,7 +14,7 @@ from gateway.core.counting.beginnings import Beginnings
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
 from gateway.core.record import ThinkingReason, ThinkingRecord
-from gateway.core.thinking import BoundConversation, SentPrefix, Span, merged
+from gateway.core.thinking import MAX_SPANS, BoundConversation, SentPrefix, Span, merged
 from gateway.core.views import View
 from gateway.dialects.contents import Contents, with_messages
 from gateway.dialects.thinking_error import ThinkingRefusal
@@ -232,7 +232,7 @@ class BoundCall:
         """Return what the session is to remember before this is sent; None if nothing new was decided."""
         known, (removed, modes) = self.known, self.choice
         if known is None:
-            if sent == self.received.messages and not self.tools:
+            if sent == self.received.messages and not (self.tools or self.keeps_round):
                 return None
         elif (removed, modes, self.tools, self.keeps_round) == (
             known.removed, known.modes, known.tools, known.keeps_round,
@@ -284,4 +284,6 @@ def _with_mode(
 ) -> tuple[tuple[int, ResponseMode], ...]:
     """Return the modes with another one from `start` on."""
     before = tuple(one for one in modes if one[0] < start)
-    return before if before and before[-1][1] == mode else (*before, (start, mode))
+    # No more are remembered: results would change again on the next call.
+    is_same = bool(before) and before[-1][1] == mode
+    return before if is_same or len(before) >= MAX_SPANS else (*before, (start, mode))

@@ -129,7 +129,7 @@ class Composer:
         """
         route, prefixes = progress.route, progress.remembered.state.sent_prefixes
         is_listed = is_known or (contents.wire in VIEWED and self._planner.is_bound(route, contents.wire))
-        conversation = self._planner.bound(contents, _salt(progress)) if is_listed or prefixes else None
+        conversation = self._planner.bound(contents) if is_listed or prefixes else None
         known = conversation.find(prefixes.values()) if conversation is not None else None
         if conversation is None or not (is_listed or known):
             return None

@@ -295,12 +295,12 @@ class Planner:
         """Return whether a model binds thinking to its prefix."""
         return self._estimator.families.of(route.model, route.provider, wire).binding == "prefix"
 
-    def bound(self, contents: Contents, salt: str) -> BoundConversation | None:
+    def bound(self, contents: Contents) -> BoundConversation | None:
         """Return the conversation for a model that binds thinking to its prefix, or None if it has no messages."""
         if contents.wire not in VIEWED or contents.messages is None:
             return None
         received = Hashed(contents.messages, unmarked=_unmarked(contents))
-        return BoundConversation(contents.wire, received, salt=salt, book=self._views)
+        return BoundConversation(contents.wire, received, book=self._views)
 
     async def contents(self, call: Call, wire: Wire) -> Contents | None:
         """See `contents_of`."""

@@ -20,7 +20,7 @@ from gateway.dialects.contents import contents_of
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import output_limit
 from gateway.dialects.thinking_error import ThinkingRefusal
-from gateway.dialects.thinking_fields import manages_thinking
+from gateway.dialects.thinking_fields import DROPPING, manages_thinking, thinking_type
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress
 from gateway.stores.learner import Learner
@@ -117,7 +117,7 @@ class Recomposer:
         if not is_changed and manages_thinking(progress.incoming.headers, call):
             return False
         bound = progress.thinking or self._composer.bound(progress, received, is_known=True)
-        if bound is None or (refusal.kind == "round" and received.wire != "messages"):
+        if bound is None or (refusal.kind == "round" and not self._may_ask_to_drop(progress, call)):
             return False
         progress.thinking = bound
         raws, place = progress.sent_messages, refusal.message
@@ -129,13 +129,24 @@ class Recomposer:
         if planned.plan.overflow is not None or (planned.sent, bound.keeps_round) == before:
             return False
         await self._composer.take(progress, planned)
-        await self._composer.remember(progress, planned.plan)
         progress.notes["thinking"] = "refused by the provider, removed, and sent again"
         logger.warning(
-            "call %s: %s refused thinking blocks (%s); they are removed from this conversation",
+            "call %s: %s refused thinking blocks (%s); it is sent again without them",
             progress.incoming.call_id, progress.route.provider, refusal.kind,
         )  # fmt: skip
         return True
+
+    def _may_ask_to_drop(self, progress: Progress, call: Call) -> bool:
+        """Return whether the provider can be asked to drop blocks: other types of thinking refuse that field."""
+        if progress.incoming.endpoint.wire != "messages":
+            return False
+        kind = thinking_type(call)
+        return kind in DROPPING or (kind is None and self._planner.is_bound(progress.route, "messages"))
+
+    async def accepted(self, progress: Progress) -> None:
+        """Keep a repair for the conversation, now that the provider has accepted the call with it."""
+        if progress.plan is not None:
+            await self._composer.remember(progress, progress.plan)
 
     def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
         """Ask a provider to count a request without its thinking; return False if it has none.
@@ -144,7 +155,7 @@ class Recomposer:
         ones counted.
         """
         contents = contents_of(call, "messages", self._planner.known) if b"thinking" in call.body else None
-        conversation = self._planner.bound(contents, "") if contents is not None else None
+        conversation = self._planner.bound(contents) if contents is not None else None
         if contents is None or conversation is None or not conversation.thinking:
             return False
         bound = progress.thinking = BoundCall(contents, conversation, None, "")

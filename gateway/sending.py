@@ -63,7 +63,7 @@ class Sender:
         """
         composer, steps, route = self._composer, self._steps, progress.route
         asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
-        is_fitted, repaired = False, set[str]()
+        is_fitted, repaired, first = False, set[str](), None
         rules = [self._output_rules.of(route, is_stream=call.stream)]
         while True:
             progress.is_too_long, progress.output_rule = False, rules[-1]
@@ -73,10 +73,13 @@ class Sender:
             answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
             if is_success(answer.status):
                 self._learn(progress, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
+                if repaired:
+                    await self._recomposer.accepted(progress)
                 return answer
             if answer.status not in TELLING:
                 return _passed_on(progress, came, answer)
             body = await read_error(answer)
+            refusal = AlreadyRead(answer.status, without_packing(answer.headers), body)
             found = length_error(answer.status, body)
             progress.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
@@ -88,8 +91,11 @@ class Sender:
                 rules.append(rule)
             elif found is not None and not is_fitted and await self._recomposer.fit_again(progress, found):
                 is_fitted = True
-            elif not await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
-                return _passed_on(progress, came, AlreadyRead(answer.status, without_packing(answer.headers), body))
+            elif await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
+                first = first or refusal
+            else:
+                # A repair that was not accepted is not the client's business: it gets what was wrong before.
+                return _passed_on(progress, came, first or refusal)
             await progress.hang_up()
 
     def _learn(self, progress: Progress, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:

@@ -145,7 +145,7 @@ class SentPrefix:
                 str(value["tools"]),
                 value.get("keeps_round") is True,
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
 
@@ -156,14 +156,12 @@ def _mode(name: object) -> ResponseMode:
 class BoundConversation:
     """The messages of one request to a model that binds thinking to its prefix.
 
-    `salt`: added to the hash of what was received, so that routes do not share what is remembered; `book`: keeps what
-    was read of each message.
+    `book`: keeps what was read of each message.
     """
 
-    def __init__(self, wire: Wire, received: Hashed, *, salt: str = "", book: Book | None = None) -> None:
+    def __init__(self, wire: Wire, received: Hashed, *, book: Book | None = None) -> None:
         self._wire = wire
         self._received = received
-        self._salt = salt.encode("utf-8", "surrogatepass")
         self._book = book
         self._bare = self._read(received)
 
@@ -203,13 +201,9 @@ class BoundConversation:
         """Return the remembered prefix that covers most of this conversation, or None."""
         read_ = [one for value in prefixes if (one := SentPrefix.from_json(value)) is not None]
         for one in sorted(read_, key=lambda one: -one.size):
-            if 0 < one.size <= self.size and self._name(one.size) == one.received:
+            if 0 < one.size <= self.size and self._hash(self._identities[: one.size]) == one.received:
                 return one
         return None
-
-    def _name(self, size: int) -> str:
-        key = digest(self._salt)
-        return blake2b(b"".join(self._identities[:size]), digest_size=_HASH_BYTES, key=key).hexdigest()
 
     def without(self, removed: Collection[Span]) -> tuple[bytes, ...]:
         """Return the messages, without the thinking in these spans."""
@@ -303,7 +297,7 @@ class BoundConversation:
         now = Checkpoint(self.size, len(identities), self._hash(identities))
         before = [one for one in known.checkpoints if self._holds(one, identities)] if known is not None else []
         return SentPrefix(
-            self._name(self.size),
+            self._hash(self._identities),
             self.size,
             _bounded(merged(removed)),
             (*before[-MAX_CHECKPOINTS + 1 :], now),

@@ -15,6 +15,8 @@ from gateway.dialects.fields import decode
 #: The header that carries betas, and the beta without which `block_binding` is refused.
 BETA_HEADER: Final = b"anthropic-beta"
 BINDING_BETA: Final = b"thinking-binding-controls-2026-08-01"
+#: Types of thinking that accept `block_binding`.
+DROPPING: Final = ("adaptive", "enabled")
 _CLAUDE_CODE: Final = b"x-claude-code-session-id"
 
 
@@ -29,13 +31,18 @@ def with_drop_block(call: Call) -> Mapping[str, Any]:
     return {**thinking, "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
 
 
+def thinking_type(call: Call) -> object:
+    """Return the type of thinking that a request asks for; None if it says nothing."""
+    return _thinking(call).get("type")
+
+
 def with_binding_beta(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return these headers with the beta that `block_binding` needs."""
-    found = header(headers, BETA_HEADER)
-    if BINDING_BETA in found:
+    found = [value for name, value in headers if name.lower() == BETA_HEADER]
+    if any(BINDING_BETA in value for value in found):
         return headers
     others = [(name, value) for name, value in headers if name.lower() != BETA_HEADER]
-    return [*others, (BETA_HEADER, b",".join(filter(None, (found, BINDING_BETA))))]
+    return [*others, (BETA_HEADER, b",".join([*filter(None, found), BINDING_BETA]))]
 
 
 def _thinking(call: Call) -> Mapping[str, Any]:

@@ -116,6 +116,8 @@ _USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
 _BETAS: Final = b"anthropic-beta"
 #: what `directives` looks at
 _HEEDED: Final = frozenset({*DIRECTIVES, _BETAS})
+#: what is done to a request also where trimming is only decided
+_ALWAYS_DONE: Final = frozenset({*MODES, "thinking"})
 #: names of tools in a warning
 _STRAYS: Final = 8
 _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -314,11 +316,13 @@ def _of_totals(totals: Totals) -> Headers:
 
 
 def _of_context(context: ContextRecord) -> Headers:
-    trimmed = ",".join([f"{rule}={number}" for rule, number in context.trimmed.items()]).encode() or b"none"
+    # With `trim: shadow` the rules of trimming are only decided. Modes and removed thinking are sent as they are.
+    done = {rule: number for rule, number in context.trimmed.items() if not context.shadow or rule in _ALWAYS_DONE}
+    trimmed, sent = _rules(context.trimmed), _rules(done)
     headers: Headers = [
         (b"x-context-tokens", b"%d" % context.tokens),
         (b"x-context-tokens-original", b"%d" % context.original_tokens),
-        (b"x-context-trimmed", b"none" if context.shadow else trimmed),
+        (b"x-context-trimmed", sent),
         (b"x-context-conversation-tokens", b"%d" % context.conversation_tokens),
         (b"x-context-tool-tokens", b"%d" % context.tool_tokens),
     ]
@@ -328,6 +332,10 @@ def _of_context(context: ContextRecord) -> Headers:
     if context.shadow:
         headers.append((b"x-context-shadow", trimmed))
     return headers
+
+
+def _rules(numbers: Mapping[str, int]) -> bytes:
+    return ",".join([f"{rule}={number}" for rule, number in numbers.items()]).encode() or b"none"
 
 
 def _of_allowance(allowance: Allowance) -> Headers:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
+from gateway.dialects.thinking_fields import BINDING_BETA, with_binding_beta
 
 ADVICE = ' Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
 BOUND = "messages.3.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
@@ -54,3 +55,9 @@ def test_a_refusal_of_thinking_blocks_is_read(message: str, wanted: ThinkingRefu
 def test_only_a_refused_request_is_read() -> None:
     assert thinking_refusal(500, body(BOUND)) is None
     assert thinking_refusal(200, body(BOUND)) is None
+
+
+def test_all_lines_of_the_beta_header_are_kept_beside_the_one_that_is_added() -> None:
+    betas = [(b"anthropic-beta", b"one,two"), (b"x", b"y"), (b"Anthropic-Beta", b"three")]
+    assert with_binding_beta(betas) == [(b"x", b"y"), (b"anthropic-beta", b"one,two,three," + BINDING_BETA)]
+    assert with_binding_beta([(b"anthropic-beta", BINDING_BETA)]) == [(b"anthropic-beta", BINDING_BETA)]

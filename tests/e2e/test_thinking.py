@@ -12,8 +12,8 @@ import httpx  # noqa: F401  # before a gateway in this process imports it in a t
 import openai
 import pytest
 
-from gateway.mock import CLAUDE_RULES, MockServer, Provider
-from tests.conftest import StartGateway
+from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider
+from tests.conftest import StartGateway, StartUpstream
 from tests.support.agents import STEPS, SYSTEM, TOOLS, play, result, script
 from tests.support.thinking import BETA
 
@@ -287,3 +287,76 @@ def test_a_chat_session_that_is_translated_for_claude_keeps_its_thinking_valid(
     assert refusals(claude) == 0
     assert any("thinking=" in one for one in trimmed)
     assert thinking(sent(claude)[-1]["messages"])
+
+
+def test_a_fallback_and_the_way_back_send_no_thinking_that_was_created_after_other_messages(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    """Both providers stand for one account; the first one is unwell for some calls."""
+    spare = Provider(claude=CLAUDE_RULES)
+    spare.prefix_memory = claude.prefix_memory
+    row = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
+    with MockServer(spare) as spare_server:
+        gateway = gateway_server(
+            mock_server.url,
+            providers={
+                "upstream": {**row, "base_url": mock_server.url}, "second": {**row, "base_url": spare_server.url},
+            },
+            models=[
+                {"match": "claude-fable-5-2", "provider": "upstream", "fallback": ["spare"]},
+                {"match": "spare", "provider": "second", "name": "claude-fable-5-2"},
+            ],
+            **{"context.budget": BUDGET},
+        )  # fmt: skip
+        headers = {"x-session-id": "moving"}
+        session = play(gateway.base_url, claude, 18, headers=headers)
+        for _ in range(2):
+            claude.behaviour = Behaviour(status=529)
+            session = play(gateway.base_url, spare, 3, headers=headers, messages=session.messages)
+            assert session.errors == []
+            claude.behaviour = Behaviour()
+            session = play(gateway.base_url, claude, 4, headers=headers, messages=session.messages)
+            assert session.errors == []
+        assert (refusals(claude), refusals(spare)) == (0, 0)
+        assert len(sent(spare)) == 6
+
+
+@pytest.mark.parametrize("kind", ["between_tools", "disabled"])
+def test_a_provider_is_not_asked_to_drop_blocks_in_a_request_that_cannot_ask_for_it(
+    kind: str, gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    """The refusal reaches the client as it was, and nothing of it is kept for the conversation."""
+    text = (
+        "messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `text`. When `thinking` is "
+        "enabled, a final `assistant` message must start with a thinking block."
+    )
+    error = json.dumps({"type": "error", "error": {"type": "invalid_request_error", "message": text}}).encode()
+    upstream = byte_server(lambda connection: connection.whole(error, status=b"400 Bad Request"))
+    gateway = gateway_server(upstream.url)
+    messages: Any = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}]},
+        {"role": "user", "content": "go on"},
+    ]
+    with (
+        client_of(gateway.base_url) as client,
+        pytest.raises(anthropic.BadRequestError, match="must start with") as found,
+    ):
+        client.messages.create(
+            model="claude-sonnet-5-5", max_tokens=10, messages=messages, extra_body={"thinking": {"type": kind}}
+        )
+    assert found.value.status_code == 400
+    assert len(upstream.requests) == 1
+
+
+def test_a_mode_that_changes_with_every_call_costs_no_thinking_however_often(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    session = play(gateway.base_url, claude, 1, headers={"x-session-id": "modes"}, lines=15)
+    for number in range(80):
+        headers = {"x-session-id": "modes", "x-response-mode": ("table", "summary")[number % 2]}
+        session = play(gateway.base_url, claude, 1, headers=headers, messages=session.messages, lines=15, seed=number)
+        assert session.errors == []
+        assert "thinking" not in session.headers[0]["x-context-trimmed"]
+    assert refusals(claude) == 0
