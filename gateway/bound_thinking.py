@@ -166,9 +166,18 @@ class BoundCall:
         self.reason = "trim"
         return self._accept(again, choice)
 
-    async def repaired(self, refusal: ThinkingRefusal, first: int, mode: ResponseMode, plan: MakePlan) -> Planned:
-        """Plan again after the provider refused thinking blocks. `first`: the position of the first one."""
-        if refusal.kind == "round":
+    async def repaired(
+        self, refusal: ThinkingRefusal, first: int, mode: ResponseMode, plan: MakePlan, *, may_drop: bool
+    ) -> Planned:
+        """Plan again after the provider refused thinking blocks.
+
+        `first`: the position of the first one; `may_drop`: the provider can be asked to drop blocks itself.
+        """
+        if may_drop and self._has_later_thinking(first):
+            # The provider drops no more than what is invalid, and newer blocks are valid.
+            self.keeps_round = True
+            choice = self.choice
+        elif refusal.kind == "round":
             self.keeps_round = True
             stop = self.conversation.open_turn
             removed = merged((start, min(end, stop)) for start, end in self.choice.removed if start < stop)
@@ -178,6 +187,11 @@ class BoundCall:
         planned = await self.choose(choice, mode, plan)
         self.reason = "refused"
         return planned
+
+    def _has_later_thinking(self, first: int) -> bool:
+        """Return whether thinking was created since the last change, after a refused block from before it."""
+        changed = self.known.checkpoints[-1].size if self.known is not None and self.known.checkpoints else 0
+        return first < changed and self._stale(changed, self.choice) > 0
 
     def _accept(self, planned: Planned, choice: Choice) -> Planned:
         self.choice = choice

@@ -117,7 +117,8 @@ class Recomposer:
         if not is_changed and manages_thinking(progress.incoming.headers, call):
             return False
         bound = progress.thinking or self._composer.bound(progress, received, is_known=True)
-        if bound is None or (refusal.kind == "round" and not self._may_ask_to_drop(progress, call)):
+        may_drop = self._may_ask_to_drop(progress, call)
+        if bound is None or (refusal.kind == "round" and not may_drop):
             return False
         progress.thinking = bound
         raws, place = progress.sent_messages, refusal.message
@@ -125,7 +126,7 @@ class Recomposer:
         first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
         before = raws, bound.keeps_round
         plan = self._replan(progress, bound, asked, None)
-        planned = await bound.repaired(refusal, first or 0, progress.mode or "raw", plan)
+        planned = await bound.repaired(refusal, first or 0, progress.mode or "raw", plan, may_drop=may_drop)
         if planned.plan.overflow is not None or (planned.sent, bound.keeps_round) == before:
             return False
         await self._composer.take(progress, planned)

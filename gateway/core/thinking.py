@@ -113,7 +113,8 @@ class SentPrefix:
         checkpoints: what was sent at each change, the oldest first.
         modes: from which position on tool results are shown in which response mode.
         tools: hash of the tools that were sent instead of the client's; empty if they were the client's.
-        keeps_round: the provider refuses an open tool round without its thinking, so it is told to drop blocks itself.
+        keeps_round: the provider is told to drop invalid blocks itself: it refuses an open tool round without its
+            thinking, or removing blocks here would have removed valid ones too.
     """
 
     received: str

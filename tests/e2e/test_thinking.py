@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -360,3 +362,28 @@ def test_a_mode_that_changes_with_every_call_costs_no_thinking_however_often(
         assert session.errors == []
         assert "thinking" not in session.headers[0]["x-context-trimmed"]
     assert refusals(claude) == 0
+
+
+def test_the_provider_drops_refused_blocks_itself_where_newer_ones_are_valid(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    """What the session remembers of removed thinking is damaged; what was sent since the last trim is not."""
+    gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
+    headers = {"x-session-id": "damaged"}
+    session = play(gateway.base_url, claude, 19, headers=headers)
+    before = thinking(sent(claude)[-1]["messages"])
+    assert before
+    gateway.stop()
+    with contextlib.closing(sqlite3.connect(gateway.store)) as db, db:
+        ((value,),) = db.execute("SELECT value FROM states WHERE id = 'damaged'").fetchall()
+        state = json.loads(value)
+        for prefix in state["sent_prefixes"].values():
+            # The last reply before the trim is still sent, and would be sent with its thinking.
+            prefix["removed"] = [[start, stop - 2] for start, stop in prefix["removed"]]
+        db.execute("UPDATE states SET value = ? WHERE id = 'damaged'", (json.dumps(state).encode(),))
+    again = gateway_server(mock_server.url, folder=gateway.folder, **{"context.budget": BUDGET})
+    more = play(again.base_url, claude, 2, headers=headers, messages=session.messages)
+    assert (more.errors, refusals(claude)) == ([], 1)
+    body = sent(claude)[-1]
+    assert body["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
+    assert set(before) < set(thinking(body["messages"]))
