@@ -103,7 +103,7 @@ class Composer:
         if contents is None:
             return
         progress.mode = mode
-        bound = progress.thinking = self.bound(progress, contents)
+        bound = progress.thinking = await self.bound(progress, contents)
 
         async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
             asked, affordable = await self._ask(progress, contents, len(call.body), choice)
@@ -122,14 +122,14 @@ class Composer:
             raise planned.plan.overflow
         await self.remember(progress, planned.plan)
 
-    def bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
+    async def bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
         """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
 
         `is_known`: the provider has just said that it does. The session remembers that for the conversation.
         """
         route, prefixes = progress.route, progress.remembered.state.sent_prefixes
         is_listed = is_known or (contents.wire in VIEWED and self._planner.is_bound(route, contents.wire))
-        conversation = self._planner.bound(contents) if is_listed or prefixes else None
+        conversation = await self._planner.bound(contents) if is_listed or prefixes else None
         known = conversation.find(prefixes.values()) if conversation is not None else None
         if conversation is None or not (is_listed or known):
             return None

@@ -295,12 +295,22 @@ class Planner:
         """Return whether a model binds thinking to its prefix."""
         return self._estimator.families.of(route.model, route.provider, wire).binding == "prefix"
 
-    def bound(self, contents: Contents) -> BoundConversation | None:
-        """Return the conversation for a model that binds thinking to its prefix, or None if it has no messages."""
+    async def bound(self, contents: Contents) -> BoundConversation | None:
+        """Return the conversation for a model that binds thinking to its prefix, or None if it has no messages.
+
+        In the loop where little of it is new: each message is read once.
+        """
         if contents.wire not in VIEWED or contents.messages is None:
             return None
         received = Hashed(contents.messages, unmarked=_unmarked(contents))
-        return BoundConversation(contents.wire, received, book=self._views)
+
+        def read() -> BoundConversation:
+            return BoundConversation(contents.wire, received, book=self._views)
+
+        known = len(contents.start.text) if contents.start is not None else 0
+        if len(contents.array or b"") - known <= _INLINE_BYTES:
+            return read()
+        return await _run_in(self._threads.weighing, read)
 
     async def contents(self, call: Call, wire: Wire) -> Contents | None:
         """See `contents_of`."""

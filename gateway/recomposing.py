@@ -109,14 +109,14 @@ class Recomposer:
         """
         asked = progress.asked
         if asked is None:
-            return refusal.kind == "binding" and self._count_without_thinking(progress, call)
+            return refusal.kind == "binding" and await self._count_without_thinking(progress, call)
         if asked.contents.messages is None:
             return False
         received = asked.received or asked.contents
         is_changed = progress.sent_messages != received.messages or "tools" in progress.narrowed.fields
         if not is_changed and manages_thinking(progress.incoming.headers, call):
             return False
-        bound = progress.thinking or self._composer.bound(progress, received, is_known=True)
+        bound = progress.thinking or await self._composer.bound(progress, received, is_known=True)
         may_drop = self._may_ask_to_drop(progress, call)
         if bound is None or (refusal.kind == "round" and not may_drop):
             return False
@@ -149,14 +149,14 @@ class Recomposer:
         if progress.plan is not None:
             await self._composer.remember(progress, progress.plan)
 
-    def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
+    async def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
         """Ask a provider to count a request without its thinking; return False if it has none.
 
         This happens only after a trim: the thinking belongs to the trimmed messages, but the client has the original
         ones counted.
         """
         contents = contents_of(call, "messages", self._planner.known) if b"thinking" in call.body else None
-        conversation = self._planner.bound(contents) if contents is not None else None
+        conversation = await self._planner.bound(contents) if contents is not None else None
         if contents is None or conversation is None or not conversation.thinking:
             return False
         bound = progress.thinking = BoundCall(contents, conversation, None, "")

@@ -303,6 +303,18 @@ async def test_another_format_heeds_marks_that_the_first_had_no_eyes_for(world: 
     assert world.contents(body_of(messages), "chat").priorities == {1: 3.0}
 
 
+@pytest.mark.parametrize(("characters", "handed"), [(1_000, 0), (100_000, 1)])
+async def test_a_long_conversation_with_bound_thinking_is_read_beside_the_loop(
+    world: World, characters: int, handed: int
+) -> None:
+    block = {"type": "thinking", "thinking": "t" * characters, "signature": "s"}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [block]}]
+    contents = world.contents(json.dumps({"model": "m", "messages": messages}).encode(), "messages")
+    conversation = await world.planner.bound(contents)
+    assert conversation is not None
+    assert (conversation.thinking, world.weighing.handed) == ({1: 1}, handed)
+
+
 async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world: World) -> None:
     messages: list[Any] = [LONG] * 20
     async with turns_counted() as turns:
