@@ -70,7 +70,7 @@ class BoundCall:
         tools: see `SentPrefix`.
         choice: how the conversation is sent.
         reason: why thinking was removed on this call; empty if none was.
-        keeps_round: see `SentPrefix`.
+        provider_drops: see `SentPrefix`.
     """
 
     received: Contents
@@ -79,7 +79,7 @@ class BoundCall:
     tools: str
     choice: Choice = field(default_factory=Choice)
     reason: ThinkingReason = ""
-    keeps_round: bool = False
+    provider_drops: bool = False
     _bare: tuple[tuple[Span, ...], Contents] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,12 +109,15 @@ class BoundCall:
         """What was received, without the thinking that is not sent."""
         return self._bare[1] if self.choice.removed else self.received
 
-    def first_choice(self, mode: ResponseMode, *, anew: bool) -> Choice:
-        """Return the choice that changes nothing of what was sent before. `anew`: show all results in this mode."""
+    def first_choice(self, mode: ResponseMode, *, all_results: bool) -> Choice:
+        """Return the choice that changes nothing of what was sent before.
+
+        `all_results`: show all results in this mode, also those that were sent in another one.
+        """
         removed = self.known.removed if self.known is not None else ()
         modes = self.known.modes if self.known is not None else ((0, "raw"),)
         has_history = self.known is not None or self.conversation.thinking
-        if anew or not modes or not has_history:
+        if all_results or not modes or not has_history:
             return Choice(removed, ((0, mode),))
         if modes[-1][1] == mode:
             return Choice(removed, modes)
@@ -175,10 +178,10 @@ class BoundCall:
         """
         if may_drop and self._has_later_thinking(first):
             # The provider drops no more than what is invalid, and newer blocks are valid.
-            self.keeps_round = True
+            self.provider_drops = True
             choice = self.choice
         elif refusal.kind == "round":
-            self.keeps_round = True
+            self.provider_drops = True
             stop = self.conversation.open_turn
             removed = merged((start, min(end, stop)) for start, end in self.choice.removed if start < stop)
             choice = Choice(removed, self.choice.modes)
@@ -205,7 +208,7 @@ class BoundCall:
 
     def _all_but_round(self, removed: tuple[Span, ...], start: int) -> tuple[Span, ...]:
         """Return these spans and, where the provider drops the thinking of an open tool round itself, that round."""
-        if not self.keeps_round:
+        if not self.provider_drops:
             return removed
         return (*removed, (max(start, self.conversation.open_turn), self.conversation.size))
 
@@ -213,11 +216,11 @@ class BoundCall:
         if self.tools != (self.known.tools if self.known is not None else ""):
             return "tools"
         is_trimmed = planned.plan.epoch is not None
-        return "trim" if is_trimmed or choice == self.first_choice(choice.modes[-1][1], anew=False) else "mode"
+        return "trim" if is_trimmed or choice == self.first_choice(choice.modes[-1][1], all_results=False) else "mode"
 
     def _from(self, choice: Choice, start: int, mode: ResponseMode) -> Choice:
         """Return the choice without thinking from `start` on; results from there on may change as well."""
-        stop = self.conversation.open_turn if self.keeps_round else self.conversation.size
+        stop = self.conversation.open_turn if self.provider_drops else self.conversation.size
         removed = merged((*choice.removed, (start, stop)))
         return Choice(removed, _with_mode(choice.modes, start, mode))
 
@@ -246,14 +249,14 @@ class BoundCall:
         """Return what the session is to remember before this is sent; None if nothing new was decided."""
         known, (removed, modes) = self.known, self.choice
         if known is None:
-            if sent == self.received.messages and not (self.tools or self.keeps_round):
+            if sent == self.received.messages and not (self.tools or self.provider_drops):
                 return None
-        elif (removed, modes, self.tools, self.keeps_round) == (
-            known.removed, known.modes, known.tools, known.keeps_round,
+        elif (removed, modes, self.tools, self.provider_drops) == (
+            known.removed, known.modes, known.tools, known.provider_drops,
         ) and self.conversation.is_continued(known, sent):  # fmt: skip
             return None
         return self.conversation.remember(
-            known, sent, removed=removed, modes=modes, tools=self.tools, keeps_round=self.keeps_round
+            known, sent, removed=removed, modes=modes, tools=self.tools, provider_drops=self.provider_drops
         )
 
     def record(self, sent: tuple[bytes, ...]) -> ThinkingRecord | None:

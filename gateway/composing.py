@@ -90,10 +90,10 @@ class Composer:
             tries.append(("handle_only", True))
         return tuple(tries)
 
-    async def compose(self, progress: Progress, call: Call, mode: ResponseMode, *, anew: bool) -> None:
+    async def compose(self, progress: Progress, call: Call, mode: ResponseMode, *, all_results: bool) -> None:
         """Weigh the request and decide what of it is sent.
 
-        `anew`: show all tool results in this mode, also those that the model has reasoned about in another one.
+        `all_results`: show all tool results in this mode, also those that the model has reasoned about in another one.
 
         Raises:
             InvalidRequest: it has too many messages for the budget that it asks for.
@@ -114,7 +114,7 @@ class Composer:
         if bound is None:
             planned = await plan(Choice(modes=((0, mode),)))
         else:
-            planned = await bound.choose(bound.first_choice(mode, anew=anew), mode, plan)
+            planned = await bound.choose(bound.first_choice(mode, all_results=all_results), mode, plan)
         await self.take(progress, planned)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
         is_ledgers = progress.taken is None and planned.plan.context.budget == planned.affordable
@@ -136,7 +136,7 @@ class Composer:
         tools = progress.narrowed.fields.get("tools")
         name = digest(msgspec.json.encode(tools)).hex() if tools is not None else ""
         bound = BoundCall(contents, conversation, known, name)
-        bound.keeps_round = known is not None and known.keeps_round
+        bound.provider_drops = known is not None and known.provider_drops
         return bound
 
     async def _ask(self, progress: Progress, received: Contents, size: int, choice: Choice) -> tuple[Asked, int | None]:
@@ -233,7 +233,7 @@ class Composer:
 
         Before the hold: `Progress.affordable`, less the tokens by which summaries of results, which are made after
         the hold, may be longer than what is shown until then (`Showing.more`). After it, on the first route: all of
-        that. After it, on a fallback: what is held, as nothing is held anew.
+        that. After it, on a fallback: what is held, as nothing is held again.
         """
         taken = progress.taken
         if taken is not None and progress.route is not progress.routes[0]:
@@ -285,7 +285,7 @@ class Composer:
         )
 
     async def sum_up(self, progress: Progress, call: Call) -> bool:
-        """Have results summed up, now that the call is to be sent; whether it must be composed anew with that."""
+        """Have results summed up, now that the call is to be sent; return whether it must be composed again."""
         if progress.showing is None or not progress.showing.open:
             return False
         contents, bound = await self._contents(progress, call), progress.thinking
@@ -298,7 +298,7 @@ class Composer:
     async def keep(self, progress: Progress) -> bool:
         """Have in the store what handles stand for, now that the call is to be sent.
 
-        False where it cannot be: then the call must be composed anew, which leaves out nothing that is not kept.
+        False where it cannot be: then the call must be composed again, which leaves out nothing that is not kept.
         """
         showing, session = progress.showing, progress.session
         return showing is None or session is None or await self._results.keep(showing, session)
@@ -338,7 +338,7 @@ class Composer:
         try:
             await self._store.update(session, change)
         except StoreUnavailable:
-            # The next turn decides anew: it costs the provider's cache, and is no reason to refuse this one.
+            # The next turn decides again: it costs the provider's cache, and is no reason to refuse this one.
             progress.notes["context"] = _UNKEPT
 
     def body(self, progress: Progress, call: Call, provider: Provider, *, ask_usage: bool) -> bytes:
@@ -355,7 +355,7 @@ class Composer:
             changes |= self._limited(progress, call, wire, provider)
             if messages is not None:
                 changes[ITEMS[wire]] = join(messages)
-        if progress.thinking is not None and progress.thinking.keeps_round:
+        if progress.thinking is not None and progress.thinking.provider_drops:
             changes["thinking"] = with_drop_block(call)
         if ask_usage:
             changes |= progress.dialect.usage_wish(call)

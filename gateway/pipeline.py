@@ -421,8 +421,8 @@ class Exchange:
         """
         progress, composer, accounts = self._p, self._gateway.composer, self._gateway.accounts
         tries = composer.modes(progress) if progress.taken is None else ((progress.mode or "raw", False),)
-        for number, (mode, anew) in enumerate(tries, 1):
-            await composer.compose(progress, call, mode, anew=anew)
+        for number, (mode, all_results) in enumerate(tries, 1):
+            await composer.compose(progress, call, mode, all_results=all_results)
             try:
                 if progress.taken is None:
                     await accounts.hold(progress, call)
@@ -435,8 +435,8 @@ class Exchange:
             # No result is shown shorter.
             return
         if await composer.sum_up(progress, call):
-            await composer.compose(progress, call, mode, anew=anew)
+            await composer.compose(progress, call, mode, all_results=all_results)
         if not await composer.keep(progress):
             # Another call took the room, or the store went away: then nothing is left out.
-            await composer.compose(progress, call, "table", anew=True)
+            await composer.compose(progress, call, "table", all_results=True)
             accounts.check_held(progress)

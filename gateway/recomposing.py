@@ -124,10 +124,10 @@ class Recomposer:
         raws, place = progress.sent_messages, refusal.message
         is_named = received.wire == "messages" and place is not None and place < len(raws)
         first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
-        before = raws, bound.keeps_round
+        before = raws, bound.provider_drops
         plan = self._replan(progress, bound, asked, None)
         planned = await bound.repaired(refusal, first or 0, progress.mode or "raw", plan, may_drop=may_drop)
-        if planned.plan.overflow is not None or (planned.sent, bound.keeps_round) == before:
+        if planned.plan.overflow is not None or (planned.sent, bound.provider_drops) == before:
             return False
         await self._composer.take(progress, planned)
         progress.notes["thinking"] = "refused by the provider, removed, and sent again"

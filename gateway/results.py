@@ -82,7 +82,7 @@ class Kept(NamedTuple):
 class Showing(NamedTuple):
     """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
 
-    `forms`: of each message, `raw` for one that is sent as it came; `texts`: see `Kept`; `open`: results that may be
+    `forms`: of each message, `raw` for one that is sent unchanged; `texts`: see `Kept`; `open`: results that may be
     summed up first, in order.
     """
 

@@ -86,7 +86,7 @@ class Sender:
                 ask_usage = False
             elif steps.narrow_again(progress, body):
                 # What is sent now weighs less.
-                await composer.compose(progress, call, progress.mode or "raw", anew=False)
+                await composer.compose(progress, call, progress.mode or "raw", all_results=False)
             elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
             elif found is not None and not is_fitted and await self._recomposer.fit_again(progress, found):
@@ -155,7 +155,7 @@ class Sender:
         headers = request_headers(
             incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
         )
-        if thinking is not None and thinking.keeps_round:
+        if thinking is not None and thinking.provider_drops:
             headers = with_binding_beta(headers)
         outgoing = Outgoing(
             incoming.method,

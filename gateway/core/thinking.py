@@ -113,7 +113,7 @@ class SentPrefix:
         checkpoints: what was sent at each change, the oldest first.
         modes: from which position on tool results are shown in which response mode.
         tools: hash of the tools that were sent instead of the client's; empty if they were the client's.
-        keeps_round: the provider is told to drop invalid blocks itself: it refuses an open tool round without its
+        provider_drops: the provider is told to drop invalid blocks itself: it refuses an open tool round without its
             thinking, or removing blocks here would have removed valid ones too.
     """
 
@@ -123,13 +123,13 @@ class SentPrefix:
     checkpoints: tuple[Checkpoint, ...] = ()
     modes: tuple[tuple[int, ResponseMode], ...] = ()
     tools: str = ""
-    keeps_round: bool = False
+    provider_drops: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a value that JSON can hold."""
         value = {"v": VERSION, "received": self.received, "size": self.size, "removed": self.removed,
                  "checkpoints": self.checkpoints, "modes": self.modes, "tools": self.tools}  # fmt: skip
-        return {**value, "keeps_round": True} if self.keeps_round else value
+        return {**value, "provider_drops": True} if self.provider_drops else value
 
     @classmethod
     def from_json(cls, value: Any) -> SentPrefix | None:
@@ -144,7 +144,7 @@ class SentPrefix:
                 tuple(Checkpoint(int(size), int(sent), str(name)) for size, sent, name in value["checkpoints"]),
                 tuple((int(start), _mode(mode)) for start, mode in value["modes"]),
                 str(value["tools"]),
-                value.get("keeps_round") is True,
+                value.get("provider_drops") is True,
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
@@ -291,7 +291,7 @@ class BoundConversation:
         removed: Sequence[Span],
         modes: Sequence[tuple[int, ResponseMode]],
         tools: str,
-        keeps_round: bool,
+        provider_drops: bool,
     ) -> SentPrefix:
         """Return what to remember of this request, now that `sent` goes out instead of what was received."""
         identities = self._sent_identities(sent)
@@ -304,7 +304,7 @@ class BoundConversation:
             (*before[-MAX_CHECKPOINTS + 1 :], now),
             tuple(modes)[:MAX_SPANS],
             tools,
-            keeps_round,
+            provider_drops,
         )
 
     def _holds(self, checkpoint: Checkpoint, identities: Sequence[bytes]) -> bool:

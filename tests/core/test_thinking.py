@@ -125,14 +125,18 @@ def test_thinking_left_out_is_no_change() -> None:
 def test_other_tools_are_a_change_of_everything() -> None:
     conversation = bound(FOUR)
     assert conversation.first_change(None, raws(FOUR), "tools") == 0
-    known = conversation.remember(None, raws(FOUR), removed=(), modes=((0, "raw"),), tools="tools", keeps_round=False)
+    known = conversation.remember(
+        None, raws(FOUR), removed=(), modes=((0, "raw"),), tools="tools", provider_drops=False
+    )
     assert bound(FOUR).first_change(known, raws(FOUR), "tools") is None
     assert bound(FOUR).first_change(known, raws(FOUR), "") == 0
 
 
 def test_after_a_change_what_was_sent_then_is_compared_and_not_what_was_received() -> None:
     sent = [user("short"), *FOUR[1:]]
-    known = bound(FOUR).remember(None, raws(sent), removed=((0, 7),), modes=((0, "raw"),), tools="", keeps_round=False)
+    known = bound(FOUR).remember(
+        None, raws(sent), removed=((0, 7),), modes=((0, "raw"),), tools="", provider_drops=False
+    )
     more = [*FOUR, thought(4), user("e")]
     conversation = bound(more)
     assert conversation.find([known.to_json()]) == known
@@ -145,12 +149,12 @@ def test_after_a_change_what_was_sent_then_is_compared_and_not_what_was_received
 
 def test_a_later_change_is_compared_with_the_last_one_that_still_holds() -> None:
     first = bound(FOUR).remember(
-        None, raws([user("short"), *FOUR[1:]]), removed=((0, 7),), modes=((0, "raw"),), tools="", keeps_round=False
+        None, raws([user("short"), *FOUR[1:]]), removed=((0, 7),), modes=((0, "raw"),), tools="", provider_drops=False
     )
     more = [*FOUR, thought(4), user("e"), thought(5), user("f")]
     sent = [user("short"), *FOUR[1:], thought(4), user("cut"), thought(5), user("f")]
     second = bound(more).remember(
-        first, raws(sent), removed=((0, 7), (8, 11)), modes=((0, "raw"),), tools="", keeps_round=False
+        first, raws(sent), removed=((0, 7), (8, 11)), modes=((0, "raw"),), tools="", provider_drops=False
     )
     assert [one.size for one in second.checkpoints] == [7, 11]
     longer = [*more, thought(6), user("g")]
@@ -163,7 +167,7 @@ def test_a_later_change_is_compared_with_the_last_one_that_still_holds() -> None
 
 
 def test_a_prefix_is_found_by_what_was_received_with_or_without_its_thinking() -> None:
-    known = bound(FOUR).remember(None, raws(FOUR[2:]), removed=(), modes=(), tools="", keeps_round=False)
+    known = bound(FOUR).remember(None, raws(FOUR[2:]), removed=(), modes=(), tools="", provider_drops=False)
     stored = json.loads(json.dumps(known.to_json()))
     bare = [json.loads(raw) for raw in bound(FOUR).without([(0, 7)])]
     assert bound([*bare, thought(4)]).find([stored]) == known
@@ -196,7 +200,7 @@ def test_spans_are_merged() -> None:
 
 def test_many_spans_are_bounded_by_removing_more_of_the_oldest_thinking() -> None:
     spans = [(4 * number, 4 * number + 2) for number in range(100)]
-    known = bound(FOUR).remember(None, raws(FOUR), removed=spans, modes=(), tools="", keeps_round=False)
+    known = bound(FOUR).remember(None, raws(FOUR), removed=spans, modes=(), tools="", provider_drops=False)
     assert len(known.removed) == MAX_SPANS
     assert known.removed[0][0] == 0
     assert known.removed[-1] == spans[-1]
@@ -284,7 +288,7 @@ def test_after_any_changes_the_thinking_that_is_left_is_valid(turns: list[tuple[
                 break
             removed = merged((*removed, (change, conversation.size)))
         assert provider.problems(sent) == []
-        after = conversation.remember(known, sent, removed=removed, modes=(), tools="", keeps_round=False)
+        after = conversation.remember(known, sent, removed=removed, modes=(), tools="", provider_drops=False)
         if sent != raws(messages):
             state = state.with_sent_prefix(after.to_json(), instead_of=known.received if known else None)
         messages = [*messages, provider.answer(sent, number), user(str(number))]

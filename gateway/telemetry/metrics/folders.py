@@ -40,7 +40,7 @@ def shared_folder(base: Path | None = None, now: Callable[[], float] = time.time
 def remove_abandoned(base: Path, now: float) -> None:
     """Remove the folders of this user that no process holds; `now`: seconds since the epoch."""
     for folder in base.glob(f"{_PREFIX}*"):
-        # Another process may remove it at the same time, and a folder that cannot be removed harms nobody.
+        # Another process may remove it at the same time, and a folder that cannot be removed does no harm.
         with contextlib.suppress(OSError):
             if _is_own(folder, now) and not _is_held(folder):
                 shutil.rmtree(folder)
