@@ -74,8 +74,8 @@ EXPOSED: Final[Mapping[str, str]] = {
         "`none`, or the number of messages (of items, in a Responses request) by what was done with them: "
         "`dedupe=3,condense=12,drop=4`. `table`, `summary`, `handle_only`: tool results in that response mode. "
         "`thinking`: thinking blocks that were removed, as the model would refuse them. `unsupported`: what was sent "
-        "was neither weighed nor cut, whatever its context budget, as on paths other than those of chat, responses, "
-        "messages and completions"
+        "was neither counted nor trimmed, whatever its context budget, as on paths other than those of chat, "
+        "responses, messages and completions"
     ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
     "x-context-conversation-tokens": (
