@@ -15,6 +15,7 @@ from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
 from gateway.core.record import ThinkingReason, ThinkingRecord
 from gateway.core.thinking import MAX_SPANS, BoundConversation, SentPrefix, Span, merged
+from gateway.core.tool_changes import ToolChange
 from gateway.core.views import View
 from gateway.dialects.contents import Contents, with_messages
 from gateway.dialects.thinking_error import ThinkingRefusal
@@ -64,13 +65,15 @@ class BoundCall:
     """One call to a model that binds thinking to its prefix.
 
     Attributes:
-        received: what the client sent.
+        received: what the client sent, with the gateway's changes of the tools.
         conversation: the same as positions.
         known: what was sent of the conversation before; None if it was sent as received.
         tools: see `SentPrefix`.
         choice: how the conversation is sent.
         reason: why thinking was removed on this call; empty if none was.
         provider_drops: see `SentPrefix`.
+        original: what the client sent.
+        tool_change: the change of the tools at the end of the conversation; None if there is none.
     """
 
     received: Contents
@@ -80,10 +83,18 @@ class BoundCall:
     choice: Choice = field(default_factory=Choice)
     reason: ThinkingReason = ""
     provider_drops: bool = False
+    original: Contents = field(init=False)
+    tool_change: ToolChange | None = None
     _bare: tuple[tuple[Span, ...], Contents] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.original = self.received
         self._bare = (), self.received
+
+    @property
+    def adds_tool_changes(self) -> bool:
+        """Whether system messages of the gateway that change the tools are among the messages."""
+        return self.received is not self.original
 
     def without(self, choice: Choice, known: Beginnings) -> Contents:
         """Return what was received, without the thinking that this choice removes. `known`: see `contents_of`."""

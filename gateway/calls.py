@@ -115,6 +115,7 @@ class Stepped:
         offer: the tools that the call offers, where they are held to a step.
         keep: those that may be called.
         must: one of these has to be called.
+        is_free: nothing is restricted, because the response calls no tools.
         refused: the model that refused a `tool_choice` with these tools.
         unforced: the model that refused a forced tool call.
         stray: tools that the answer calls though they were not due, or not allowed.
@@ -126,6 +127,7 @@ class Stepped:
     offer: Offer | None = None
     keep: tuple[str, ...] = ()
     must: bool = False
+    is_free: bool = False
     refused: Route | None = None
     unforced: Route | None = None
     stray: tuple[str, ...] = ()

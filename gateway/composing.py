@@ -29,19 +29,22 @@ from gateway.core.spending import (
     remaining_fraction,
     room_in,
 )
+from gateway.core.tool_changes import changes_of, inserted, may_stand_at, with_wanted
 from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.contents import TOO_MUCH, Contents, with_messages
+from gateway.dialects.contents import TOO_MUCH, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
 from gateway.dialects.thinking_fields import with_drop_block
+from gateway.dialects.tool_changes import withdrawn_by_compaction
 from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
 from gateway.results import Results, Showing
 from gateway.summaries import NoSummaryError, Summaries
 
+_NO_PLACE: Final = "the same tools as before: they can change only after a message of the user"
 _UNKEPT: Final = "decision not kept: the store is away"
 
 #: a response mode, and whether results are shown in it that were sent in another one before
@@ -103,7 +106,8 @@ class Composer:
         if contents is None:
             return
         progress.mode = mode
-        bound = progress.thinking = await self.bound(progress, contents)
+        bound = progress.thinking = await self._bound_with_tools(progress, contents)
+        contents = bound.received if bound is not None else contents
 
         async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
             asked, affordable = await self._ask(progress, contents, len(call.body), choice)
@@ -121,6 +125,28 @@ class Composer:
         if planned.plan.overflow is not None and not is_ledgers:
             raise planned.plan.overflow
         await self.remember(progress, planned.plan)
+
+    async def _bound_with_tools(self, progress: Progress, original: Contents) -> BoundCall | None:
+        """Return what `bound` does, of a conversation with the system messages that withdraw tools for the step."""
+        withdrawal, remembered = progress.narrowed.withdrawal, progress.remembered.state.tool_changes
+        conversation = None
+        if withdrawal is not None and (withdrawal.withdrawn or remembered):
+            conversation = await self._planner.bound(original)
+        if withdrawal is None or conversation is None:
+            return await self.bound(progress, original)
+        changes = changes_of(conversation, remembered)
+        if withdrawal.withdrawn is not None and not may_stand_at(conversation, conversation.size):
+            progress.notes["tool_changes"] = _NO_PLACE
+        elif withdrawal.withdrawn is not None:
+            at_start = withdrawn_by_compaction(conversation.messages) & withdrawal.tools
+            changes = with_wanted(changes, withdrawal.withdrawn, conversation, at_start)
+        before = inserted(conversation, changes, withdrawal.tools)
+        received = with_inserted(original, before, self._planner.known) if before else original
+        bound = await self.bound(progress, received)
+        if bound is not None:
+            bound.original = original
+            bound.tool_change = changes[-1] if changes and changes[-1].size == conversation.size else None
+        return bound
 
     async def bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
         """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
@@ -151,9 +177,10 @@ class Composer:
         # A provider compacts what it is sent, so nothing is left out of that.
         trim = asked.trim if progress.compaction is None else "off"
         wishes = Wishes(trim, least(asked.budget, affordable, step), output, asked.betas)
+        original = bound.original if bound is not None else received
         made = Asked(
             contents, route, facts, wishes, size, _salt(progress), self._weighing(progress, contents),
-            received=None if contents is received else received,
+            received=None if contents is original else original,
             keeps_decisions=bound is not None and bound.known is not None,
         )  # fmt: skip
         return made, affordable
@@ -321,8 +348,12 @@ class Composer:
     async def remember(self, progress: Progress, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
         epoch, session, bound = plan.epoch, progress.session, progress.thinking
-        prefix = bound.to_remember(progress.sent_messages) if bound is not None and plan.overflow is None else None
-        if session is None or (epoch is None and prefix is None):
+        is_sent = bound is not None and plan.overflow is None
+        prefix = bound.to_remember(progress.sent_messages) if bound is not None and is_sent else None
+        tools = bound.tool_change if bound is not None and is_sent else None
+        if tools in progress.remembered.state.tool_changes:
+            tools = None
+        if session is None or (epoch is None and prefix is None and tools is None):
             return
         if progress.book.is_blind:
             progress.notes["context"] = _UNKEPT
@@ -333,6 +364,8 @@ class Composer:
         def change(state: SessionState) -> SessionState:
             if prefix is not None:
                 state = state.with_sent_prefix(prefix.to_json(), instead_of=before)
+            if tools is not None:
+                state = state.with_tool_change(tools)
             return state if epoch is None else state.with_epoch(epoch, instead_of=plan.resumed, summaries=texts)
 
         try:

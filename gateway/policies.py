@@ -159,6 +159,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         compaction=_compaction(row),
         billed_refusals=row.billed_refusals,
         strict_fields=row.strict_fields,
+        is_translated=row.adapter == "litellm",
         guarded=guarded,
     )
 

@@ -77,6 +77,7 @@ class Progress:
         weighing: what the contents weighed for the steps, to be used once instead of weighing them again.
         step: the step that was active when the call came; its record names it.
         narrowed: how the provider is told which tools may be called.
+        refused_changes: the model that refused a system message that withdraws tools.
         mode: how its tool results are shown.
         showing: its tool results as they are shown; None where all are as they came.
         thinking: of a call to a model that binds thinking to its prefix: what is sent of it; None for other models.
@@ -132,6 +133,7 @@ class Progress:
     weighing: Weighing | None = None
     step: Step | None = None
     narrowed: Narrowing = NOT_NARROWED
+    refused_changes: Route | None = None
     mode: ResponseMode | None = None
     showing: Showing | None = None
     thinking: BoundCall | None = None
@@ -201,6 +203,11 @@ class Progress:
         if self.plan is not None and self.plan.messages is not None:
             return self.plan.messages
         return (self.asked.contents.messages if self.asked is not None else None) or ()
+
+    @property
+    def adds_tool_changes(self) -> bool:
+        """Whether system messages of the gateway that change the tools are sent."""
+        return self.thinking is not None and self.thinking.adds_tool_changes
 
     @property
     def has_next(self) -> bool:

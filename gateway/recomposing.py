@@ -55,7 +55,7 @@ class Recomposer:
 
         async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
             contents = await self._composer.chosen(progress, bound.received, choice)
-            received = None if contents is bound.received else bound.received
+            received = None if contents is bound.original else bound.original
             again = replace(asked, contents=contents, weighing=None, received=received)
             made = await self._composer.plan_within(progress, again, most, said, may_sum_up=may_sum_up)
             return Planned(*made, progress.showing, None)

@@ -20,7 +20,8 @@ from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
 from gateway.dialects.limit_error import LimitRefusal, OutputRule, limit_refusal
 from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
-from gateway.dialects.thinking_fields import with_binding_beta
+from gateway.dialects.thinking_fields import BINDING_BETA, with_beta
+from gateway.dialects.tool_changes import TOOL_CHANGES_BETA
 from gateway.first_event import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.lately import Lately, OutputRules
 from gateway.progress import CLIENT_CLOSED, Progress
@@ -156,7 +157,9 @@ class Sender:
             incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
         )
         if thinking is not None and thinking.provider_drops:
-            headers = with_binding_beta(headers)
+            headers = with_beta(headers, BINDING_BETA)
+        if progress.adds_tool_changes:
+            headers = with_beta(headers, TOOL_CHANGES_BETA)
         outgoing = Outgoing(
             incoming.method,
             provider.url(incoming.path, incoming.query),

@@ -13,10 +13,9 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
-import msgspec
-
 from gateway.calls import Stepped
 from gateway.core.asked import AGENT
+from gateway.core.counting.families import Family
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
@@ -30,9 +29,10 @@ from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, Step
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.narrowing import Takes, narrowed, takes_forced
+from gateway.dialects.narrowing import NOT_NARROWED, Narrowing, Takes, narrowed, offering_all, takes_forced
 from gateway.dialects.reasoning import has_thinking, referenced_tools
 from gateway.dialects.texts import as_name
+from gateway.dialects.tool_changes import changes_tools, refuses_changes
 from gateway.dialects.tools import Offer, offer_of
 from gateway.lately import Lately
 from gateway.newest import NewestMessages
@@ -103,6 +103,8 @@ class Steps:
         self._no_choice = Lately(clock)
         #: models that refused a forced tool call
         self._no_force = Lately(clock)
+        #: models that refused a system message that withdraws tools
+        self._no_changes = Lately(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Steps:
             return
         if offer.mode == "none" or asks_for_compaction(call.fields, incoming.endpoint.wire):
             # Nothing to restrict, but a list that must be the same with each call is the same here.
-            stepped.offer, stepped.keep = offer, offer.names
+            stepped.offer, stepped.keep, stepped.is_free = offer, offer.names, True
         else:
             _hold_to(stepped, step, step.due(state.index), offer, session)
 
@@ -195,24 +197,63 @@ class Steps:
     def narrow(self, progress: Progress) -> None:
         """Decide how the current provider is told which tools may be called."""
         stepped, call = progress.stepped, progress.call
-        if stepped is None or stepped.offer is None or call is None:
+        if call is None:
             return
-        offer, messages = stepped.offer, call.fields.get(ITEMS[stepped.offer.wire], b"")
-        takes = self._takes(stepped, offer, progress.route, messages)
+        if stepped is None or stepped.offer is None:
+            if progress.remembered.state.tool_changes:
+                progress.narrowed = self._offering_all(progress, call)
+            return
+        offer, messages = stepped.offer, bytes(call.fields.get(ITEMS[stepped.offer.wire], b""))
+        takes = self._takes(progress, stepped, offer, messages)
         progress.narrowed = narrowed(offer, stepped.keep, must=stepped.must, takes=takes)
         _note_limits(progress, stepped, takes)
 
-    def _takes(self, stepped: Stepped, offer: Offer, route: Route, messages: bytes | msgspec.Raw) -> Takes:
+    def _takes(self, progress: Progress, stepped: Stepped, offer: Offer, messages: bytes) -> Takes:
         """Return what the model of a route accepts, by its family, the request, and what it refused lately."""
+        route, step = progress.route, stepped.step
         family = self._planner.family(route, offer.wire)
-        referenced = referenced_tools(bytes(messages)) if offer.wire == "messages" else frozenset()
-        is_bound = family.binding == "prefix" and (offer.thinks is not False or has_thinking(bytes(messages)))
+        referenced = referenced_tools(messages) if offer.wire == "messages" else frozenset()
+        is_bound = _is_bound(family, offer, messages)
+        allowed = None
+        if step is not None and is_bound and self._may_withdraw(progress, family, offer, messages):
+            names = tuple(tool.name for tool in offer.tools)
+            allowed = frozenset(names if stepped.is_free else step.callable(names, step.due(stepped.state.index)))
         return Takes(
             self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused, self._no_choice),
             takes_forced(family, offer) and not _is_in(route, stepped.unforced, self._no_force),
             _ever_callable(stepped.agent, offer) | referenced if is_bound else None,
             referenced,
+            allowed,
         )
+
+    def _may_withdraw(self, progress: Progress, family: Family, offer: Offer, messages: bytes) -> bool:
+        """Return whether a system message inside the conversation can withdraw tools.
+
+        A client that changes tools in this way itself knows which ones are offered, so the gateway adds nothing.
+        """
+        route = progress.route
+        return (
+            family.tool_changes == "accepted"
+            and offer.wire == "messages"
+            and not self._providers[route.provider].is_translated
+            and not _is_in(route, progress.refused_changes, self._no_changes)
+            and not changes_tools(messages)
+        )
+
+    def _offering_all(self, progress: Progress, call: Call) -> Narrowing:
+        """Return how a request that no step restricts offers the tools again that were withdrawn before."""
+        wire = progress.incoming.endpoint.wire
+        with contextlib.suppress(InvalidRequest):
+            offer = offer_of(call.fields, wire) if wire is not None else None
+            if offer is not None:
+                family, messages = (
+                    self._planner.family(progress.route, offer.wire),
+                    bytes(call.fields[ITEMS[offer.wire]]),
+                )
+                is_bound = _is_bound(family, offer, messages)
+                if is_bound and self._may_withdraw(progress, family, offer, messages):
+                    return offering_all(offer, is_free=asks_for_compaction(call.fields, wire))
+        return NOT_NARROWED
 
     def narrow_again(self, progress: Progress, refusal: bytes) -> bool:
         """Whether a provider's refusal is about what it was told of its tools, so that it is told in another way.
@@ -222,6 +263,10 @@ class Steps:
         """
         stepped, sent, route = progress.stepped, progress.narrowed, progress.route
         text = refusal.lower()
+        if progress.adds_tool_changes and refuses_changes(refusal, progress.sent_messages):
+            progress.refused_changes = route
+            self.narrow(progress)
+            return True
         if stepped is None or not any(word in text for word in _ABOUT_CHOICE):
             return False
         is_choice = sent.is_choice_among and stepped.refused != route
@@ -238,6 +283,9 @@ class Steps:
     def taken(self, progress: Progress) -> None:
         """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
         stepped, route = progress.stepped, progress.route
+        if progress.refused_changes == route:
+            self._no_changes.add(route)
+            progress.notes["tool_changes"] = "the provider refused system messages that withdraw tools"
         if stepped is None:
             return
         if stepped.refused == route:
@@ -312,6 +360,11 @@ class Going:
         used = self.used = agent.used(at, self.tools, self.stepped.facts)
         self.record = replace(plain, notes={**plain.notes, **_stray_note(used.stray)}) if used.stray else plain
         return places if used.state == at else moved(places, agent.name, used.state), self.record
+
+
+def _is_bound(family: Family, offer: Offer, messages: bytes) -> bool:
+    """Return whether the thinking of a request is bound to its list of tools."""
+    return family.binding == "prefix" and (offer.thinks is not False or has_thinking(messages))
 
 
 def _is_in(route: Route, refused: Route | None, lately: Lately) -> bool:

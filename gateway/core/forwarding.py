@@ -99,6 +99,7 @@ class Provider:
     `compaction`: it compacts conversations (Responses API); None: not known, so that it is asked first.
     `strict_fields`: it refuses a request with a field that it does not know.
     `billed_refusals`: categories of a refusal before any output that it bills; None: it bills all.
+    `is_translated`: its requests are translated into another format.
     `guarded`: no key that looks like another provider's is sent to it, even where `key_prefixes` is empty.
     """
 
@@ -116,6 +117,7 @@ class Provider:
     dialects: tuple[str, ...] | None = None
     billed_refusals: tuple[str, ...] | None = None
     strict_fields: bool = False
+    is_translated: bool = False
 
     def url(self, path: str, query: str) -> str:
         """The absolute address of a path relative to `/v1/`, both already encoded.

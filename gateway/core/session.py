@@ -16,6 +16,7 @@ from typing import Any, Final
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.steps.machine import StepState
 from gateway.core.thinking_origin import Origin
+from gateway.core.tool_changes import ToolChange, remember_change
 from gateway.core.values import dataclass
 
 #: Conversations of one session that are remembered: the agent's own, and those of its helpers that share its id. Each
@@ -44,7 +45,8 @@ class SessionState:
     `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
     this one, whose budgets it spends too. `steps`: where its agents are in theirs. `sent_prefixes`: what was sent of
     conversations whose thinking is bound to it (`SentPrefix.to_json`), by the hash of what was received; newest last.
-    `thinking`: who made the thinking blocks of its conversations, by a key of each.
+    `thinking`: who made the thinking blocks of its conversations, by a key of each. `tool_changes`: system messages of
+    the gateway that withdraw tools in the middle of its conversations.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class SessionState:
     steps: Places = field(default_factory=dict)
     sent_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     thinking: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
+    tool_changes: tuple[ToolChange, ...] = ()
 
     def with_steps(self, steps: Places) -> SessionState:
         """This state with its agents at these places."""
@@ -96,6 +99,10 @@ class SessionState:
         kept = {name: old for name, old in self.sent_prefixes.items() if name not in (instead_of, received)}
         kept[received] = prefix
         return replace(self, sent_prefixes=dict(list(kept.items())[-MAX_EPOCHS:]))
+
+    def with_tool_change(self, change: ToolChange) -> SessionState:
+        """Return this state with one more change of the tools that are offered."""
+        return replace(self, tool_changes=remember_change(self.tool_changes, change))
 
     def with_summary(self, name: str, text: str) -> SessionState:
         """This state with one more summary; the first that was made of the same messages is the one."""

@@ -15,6 +15,7 @@ omit those later.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -188,6 +189,23 @@ class BoundConversation:
     def size(self) -> int:
         """How many positions there are."""
         return len(self._identities)
+
+    @property
+    def messages(self) -> Sequence[bytes]:
+        """The messages as received."""
+        return self._received.raws
+
+    def index_of(self, position: int) -> int:
+        """Return the index of the first message at a position; the number of messages if it is after the last one."""
+        return bisect_left(self.positions, position)
+
+    def hashes_at(self, sizes: Collection[int]) -> Mapping[int, str]:
+        """Return the hash of the first positions as received, without thinking, for each of these sizes."""
+        hashed, done, found = blake2b(digest_size=_HASH_BYTES), 0, dict[int, str]()
+        for size in sorted(size for size in sizes if 0 <= size <= self.size):
+            hashed.update(b"".join(self._identities[done:size]))
+            found[size], done = hashed.hexdigest(), size
+        return found
 
     @cached_property
     def thinking(self) -> Mapping[int, int]:

@@ -225,10 +225,28 @@ def without_marks(call: Call, wire: Wire) -> Call:
 
 
 def with_messages(contents: Contents, messages: Sequence[bytes], known: Beginnings | None = None) -> Contents:
-    """The contents with other messages in the place of theirs, as many of them."""
+    """Return contents with these messages instead of their own."""
     array = bytes(join(messages))
     start, rest = _behind_known(contents.wire, array, known or _NOTHING_KNOWN)
     return replace(contents, array=array, start=start, rest=rest, fresh=_split(rest))
+
+
+def with_inserted(
+    contents: Contents, before: Mapping[int, Sequence[bytes]], known: Beginnings | None = None
+) -> Contents:
+    """Return contents with more messages. `before`: these, by the index of the message that they precede."""
+    messages, moved, sent = contents.messages or (), dict[int, int](), list[bytes]()
+    for index, raw in enumerate(messages):
+        sent += before.get(index, ())
+        moved[index] = len(sent)
+        sent.append(raw)
+    sent += before.get(len(messages), ())
+    priorities = contents.priorities
+    return replace(
+        with_messages(contents, sent, known),
+        pinned=frozenset(moved[index] for index in contents.pinned),
+        priorities={moved[index]: one for index, one in priorities.items()} if priorities is not None else None,
+    )
 
 
 def _behind_known(wire: Wire, array: bytes, known: Beginnings) -> tuple[Beginning | None, bytes]:

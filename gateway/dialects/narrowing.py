@@ -4,7 +4,8 @@ Two ways to narrow. A choice among some tools (`allowed_tools`, as OpenAI has it
 with it the provider's prompt cache, which begins with the tools. Where a provider knows no such choice the list is
 made shorter. A call that must use one certain tool names it and needs neither.
 
-Where a model's thinking is bound to its list of tools, the list is the same with each call, whatever the step.
+Where a model's thinking is bound to its list of tools, the list is the same with each call, whatever the step. If the
+model accepts it, a system message withdraws the other tools (see `gateway.core.tool_changes`).
 """
 
 from __future__ import annotations
@@ -31,13 +32,26 @@ _LATER: Final = "defer_loading"
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Which tools a system message inside the conversation withdraws.
+
+    Attributes:
+        tools: names of the tools that such a message may name.
+        withdrawn: those of them that are not offered now; None if nothing changes.
+    """
+
+    tools: frozenset[str]
+    withdrawn: frozenset[str] | None = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Narrowing:
     """How a request is narrowed: the fields to set, encoded.
 
     `weighed`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
     since no model reads it; `is_choice_among`: they hold nothing but such a choice, which a provider may not know;
     `is_forced`: they force a tool call that the client did not; `beyond`: tools that stay offered though they may not
-    be called.
+    be called; `withdrawal`: what is withdrawn by a system message; None if the model accepts no such message.
     """
 
     fields: Mapping[str, msgspec.Raw]
@@ -45,6 +59,7 @@ class Narrowing:
     is_choice_among: bool = False
     is_forced: bool = False
     beyond: tuple[str, ...] = ()
+    withdrawal: Withdrawal | None = None
 
     @classmethod
     def of(cls, changes: Mapping[str, object]) -> Narrowing:
@@ -71,12 +86,14 @@ class Takes(NamedTuple):
         forced: a forced tool call.
         listed: the names that its list of tools must have with each call, whatever the step; None: any.
         referenced: names that a list may not lack, because messages refer to them.
+        allowed: names that the step allows, if a system message can withdraw the other tools; None if it cannot.
     """
 
     choice: bool = False
     forced: bool = True
     listed: frozenset[str] | None = None
     referenced: frozenset[str] = frozenset()
+    allowed: frozenset[str] | None = None
 
 
 def takes_forced(family: Family, offer: Offer) -> bool:
@@ -107,10 +124,14 @@ def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, takes: Takes) -> 
     kept = tuple(tool for tool in offer.tools if tool.name in names)
     is_forced = must and takes.forced and bool(kept) and (_is_one(kept) or not offer.is_legacy)
     changes = _changes(offer, kept, takes, is_forced=is_forced)
-    beyond = _beyond(offer, kept, takes, is_forced=is_forced)
+    withdrawal = _withdrawal(offer, kept, takes)
+    withdrawn = (withdrawal.withdrawn if withdrawal is not None else None) or frozenset()
+    beyond = tuple(one for one in _beyond(offer, kept, takes, is_forced=is_forced) if one not in withdrawn)
     if not changes:
-        return replace(NOT_NARROWED, beyond=beyond) if beyond else NOT_NARROWED
-    narrowing = replace(Narrowing.of(changes), is_forced=is_forced and offer.mode != "required", beyond=beyond)
+        return replace(NOT_NARROWED, beyond=beyond, withdrawal=withdrawal) if beyond or withdrawal else NOT_NARROWED
+    narrowing = replace(
+        Narrowing.of(changes), is_forced=is_forced and offer.mode != "required", beyond=beyond, withdrawal=withdrawal
+    )
     is_as_before = offer.choice is None and narrowing.weighed == _AS_UNSAID
     return replace(narrowing, weighed={}) if is_as_before else narrowing
 
@@ -158,6 +179,41 @@ def _beyond(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: bool
     names = {tool.name for tool in kept}
     listed = names | takes.referenced if takes.listed is None else takes.listed
     return tuple(name for name in offer.names if name in listed and name not in names)
+
+
+def offering_all(offer: Offer, *, is_free: bool) -> Narrowing:
+    """Return how a request that no step restricts offers its tools again: all that were withdrawn before.
+
+    `is_free`: its response calls no tools, so nothing has to change.
+    """
+    withdrawn = None if is_free or offer.mode == "none" else frozenset[str]()
+    return replace(NOT_NARROWED, withdrawal=Withdrawal(_named_by_messages(offer, None), withdrawn))
+
+
+def _withdrawal(offer: Offer, kept: Sequence[Tool], takes: Takes) -> Withdrawal | None:
+    if takes.allowed is None:
+        return None
+    tools = _named_by_messages(offer, takes.listed)
+    # If no tool may be called, `tool_choice` says so, and the conversation stays as it is.
+    return Withdrawal(tools, tools - takes.allowed if kept else None)
+
+
+def _named_by_messages(offer: Offer, listed: frozenset[str] | None) -> frozenset[str]:
+    """Return the tools that a system message can withdraw: each has a name, and is offered from the start."""
+    later = {
+        (field, index)
+        for field, raw in offer.lists.items()
+        if _LATER.encode() in raw
+        for index, entry in enumerate(map(bytes, _RAW_LIST.decode(raw)))
+        if _is_loaded_later(entry)
+    }
+    return frozenset(
+        tool.name
+        for tool in offer.tools
+        if tool.entry.get("name") == tool.name
+        and not (tool.is_set or tool.place in later)
+        and (listed is None or tool.name in listed)
+    )
 
 
 def _choice_field(offer: Offer) -> str:

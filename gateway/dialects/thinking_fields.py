@@ -36,13 +36,13 @@ def thinking_type(call: Call) -> object:
     return _thinking(call).get("type")
 
 
-def with_binding_beta(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return these headers with the beta that `block_binding` needs."""
+def with_beta(headers: list[tuple[bytes, bytes]], beta: bytes) -> list[tuple[bytes, bytes]]:
+    """Return these headers with one more beta."""
     found = [value for name, value in headers if name.lower() == BETA_HEADER]
-    if any(BINDING_BETA in value for value in found):
+    if any(beta in value for value in found):
         return headers
     others = [(name, value) for name, value in headers if name.lower() != BETA_HEADER]
-    return [*others, (BETA_HEADER, b",".join([*filter(None, found), BINDING_BETA]))]
+    return [*others, (BETA_HEADER, b",".join([*filter(None, found), beta]))]
 
 
 def _thinking(call: Call) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from gateway.mock.claude_requests import (
 from gateway.mock.claude_rules import rules_of
 from gateway.mock.prefixes import Prefix, is_thinking
 from gateway.mock.prompts import last_text
+from gateway.mock.tool_changes import refuse_tool_changes
 from gateway.mock.wire import JsonObject, decode, encode
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def enforce(
         has_beta=has_beta(exchange.request),
     )
     checked = check(messages, Prefix(controls.system, controls.tools), terms, provider.prefix_memory)
+    refuse_tool_changes(controls.tools or [], rules, messages, exchange.request)
     return ClaudeCall(controls, terms, checked)
 
 

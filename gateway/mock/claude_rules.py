@@ -52,6 +52,8 @@ class ModelRules:
     """The accepted values of `temperature`, `top_p` and `top_k`; None: all."""
     sampling_together: bool = True
     """`temperature` and `top_p` may be set in one request."""
+    tool_changes: bool = True
+    """A system message inside the conversation may withdraw tools or offer them again."""
     keeps_open_round: bool = False
     """A tool result must follow an assistant message that starts with its thinking block.
 
@@ -132,7 +134,7 @@ CLAUDE_RULES: Final = (
         off_needs_low_effort=True,
         sampling=_DEFAULTS_ONLY,
     ),
-    ModelRules(models=("sonnet-5",), reads=("haiku-5-5", *_OLDER), sampling=_DEFAULTS_ONLY),
+    ModelRules(models=("sonnet-5",), reads=("haiku-5-5", *_OLDER), sampling=_DEFAULTS_ONLY, tool_changes=False),
     ModelRules(
         models=("opus-4-8", "opus-4-7"),
         reads=("older", "haiku-5-5"),
@@ -147,6 +149,7 @@ CLAUDE_RULES: Final = (
         thinks=False,
         forced_choice="not_thinking",
         prefill=True,
+        tool_changes=False,
     ),
 )
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
-from gateway.dialects.thinking_fields import BINDING_BETA, with_binding_beta
+from gateway.dialects.thinking_fields import BINDING_BETA, with_beta
 
 ADVICE = ' Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
 BOUND = "messages.3.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
@@ -59,5 +59,5 @@ def test_only_a_refused_request_is_read() -> None:
 
 def test_all_lines_of_the_beta_header_are_kept_beside_the_one_that_is_added() -> None:
     betas = [(b"anthropic-beta", b"one,two"), (b"x", b"y"), (b"Anthropic-Beta", b"three")]
-    assert with_binding_beta(betas) == [(b"x", b"y"), (b"anthropic-beta", b"one,two,three," + BINDING_BETA)]
-    assert with_binding_beta([(b"anthropic-beta", BINDING_BETA)]) == [(b"anthropic-beta", BINDING_BETA)]
+    assert with_beta(betas, BINDING_BETA) == [(b"x", b"y"), (b"anthropic-beta", b"one,two,three," + BINDING_BETA)]
+    assert with_beta([(b"anthropic-beta", BINDING_BETA)], BINDING_BETA) == [(b"anthropic-beta", BINDING_BETA)]

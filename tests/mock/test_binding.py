@@ -57,7 +57,8 @@ class Agent:
         return found
 
     def send(self, body: Body | None = None, *, path: str = PATH, beta: bool = False, **fields: object) -> Reply:
-        headers = {"x-mock": self.mock, **({"anthropic-beta": f"other-2025-01-01, {BETA}"} if beta else {})}
+        betas = f"other-2025-01-01, {BETA}" if beta else "mid-conversation-tool-changes-2026-07-01"
+        headers = {"x-mock": self.mock, "anthropic-beta": betas}
         return self._web.send("POST", path, {**(body or self.body), **fields}, headers)
 
     def step(self, *added: Body, **fields: object) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,13 @@ class Session:
     headers: list[Mapping[str, str]] = field(default_factory=list)
 
 
-def script(turns: int, *, every: int = 0, seed: int = 1, thinking_lines: int = 6) -> Iterator[Turn]:
-    """Yield the model's turns: each thinks and calls a tool; `every` so many of them it answers the user instead."""
+def script(
+    turns: int, *, every: int = 0, seed: int = 1, thinking_lines: int = 6, names: Sequence[str] = ()
+) -> Iterator[Turn]:
+    """Yield the model's turns: each thinks and calls a tool; `every` so many of them it answers the user instead.
+
+    `names`: the tools that it calls, again from the first one after the last; any if empty.
+    """
     chance = random.Random(seed)
     for number in range(1, turns + 1):
         thought = "\n".join(
@@ -59,7 +64,8 @@ def script(turns: int, *, every: int = 0, seed: int = 1, thinking_lines: int = 6
         if every and number % every == 0:
             yield Turn(text=f"Part {number} is done.", thinking=(thought,), tool_calls=())
         else:
-            call = ToolCall(chance.choice(TOOLS)["name"], json.dumps({"path": f"src/part_{number}.py"}))
+            name = names[(number - 1) % len(names)] if names else chance.choice(TOOLS)["name"]
+            call = ToolCall(name, json.dumps({"path": f"src/part_{number}.py"}))
             yield Turn(text=f"I look at part {number}.", thinking=(thought,), tool_calls=(call,))
 
 
@@ -93,9 +99,10 @@ def play(
     messages: list[dict[str, Any]] | None = None,
     strips_thinking: bool = False,
     caches: bool = False,
+    names: Sequence[str] = (),
 ) -> Session:
     """Play a session against a running gateway; it goes on after an error as an agent would: with the same messages."""
-    provider.push(*script(turns, every=every, seed=seed))
+    provider.push(*script(turns, every=every, seed=seed, names=names))
     client = anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key="none", max_retries=0)
     session = Session(messages=messages or [{"role": "user", "content": "Repair the program, part by part."}])
     for number in range(1, turns + 1):

@@ -29,6 +29,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "thinks": ("asked", "unasked"),
     "sampling": ("free", "fixed"),
     "prefill": ("accepted", "refused"),
+    "tool_changes": ("accepted", "refused"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
 _SECTIONS: Final = ("families", "images", "thinking")
@@ -71,6 +72,8 @@ class Family:
     sampling: Literal["free", "fixed"] = "free"
     #: whether the last message may be the beginning of the response
     prefill: Literal["accepted", "refused"] = "accepted"
+    #: whether a system message in the middle of the conversation may withdraw tools or offer them again
+    tool_changes: Literal["accepted", "refused"] = "refused"
     #: how far the provider's figure may lie above the estimate while nothing is learned, as a share of the estimate
     spread: float = 0.02
 

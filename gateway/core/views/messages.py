@@ -23,6 +23,7 @@ from gateway.core.views.read_messages import (
     after_signed,
     arguments_of,
     called,
+    changed_tool,
     is_call,
     kind_of,
     listed,
@@ -277,7 +278,8 @@ def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
 def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
     """What must stay beside system messages: all that is next to one that must not move, and what the last one ends.
 
-    A change of the tools holds from its place on, so that it must not move; a text may as well stand a message later.
+    A text, or a tool that is withdrawn or offered by name, may as well stand a message later. The definition of a tool
+    may not: calls of the tool come after it.
     """
     for place, kind in enumerate(kinds):
         if kind in SYSTEM and (kind != "system" or place not in well_placed):
@@ -287,12 +289,17 @@ def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]
 
 
 def _merged(texts: Sequence[Sent]) -> Sent:
-    """System messages that have come to stand side by side, which a provider may not take."""
+    """System messages that have come to stand side by side, which a provider may not take.
+
+    Of several changes of one tool, the last one counts.
+    """
     if len(texts) == 1:
         return texts[0]
     messages = [fields_of(one.raw) for one in texts]
     blocks = [block for message in messages for block in _blocks(message["content"])]
-    return Sent.of(None, object_of({**messages[-1], "content": list_of(blocks)}))
+    names = [changed_tool(decode(block)) for block in blocks]
+    kept = [block for number, block in enumerate(blocks) if names[number] not in (set(names[number + 1 :]) - {None})]
+    return Sent.of(None, object_of({**messages[-1], "content": list_of(kept)}))
 
 
 def _blocks(content: bytes) -> Iterable[bytes]:

@@ -17,8 +17,9 @@ from gateway.core.views.view import ChatMessage, opaque, said
 #: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
 _ROLES = ("user", "assistant")
 #: The kinds of an element. Of the user: `words`, with results or without, or `results` alone. Of the assistant: `said`,
-#: or `thought` where it begins with thinking. Of the operator: a `system` text; `changes` where it holds more than
-#: texts, such as other tools; `sealed` where it cannot be written anew. The kind is empty where it is none of these.
+#: or `thought` where it begins with thinking. Of the operator: `system` if it holds texts, and tools that are withdrawn
+#: or offered by name; `changes` if it holds more, such as definitions of tools; `sealed` if it cannot be written again.
+#: The kind is empty where it is none of these.
 USERS = ("words", "results")
 SPOKEN = ("said", "thought")
 SYSTEM = ("system", "changes", "sealed")
@@ -167,7 +168,18 @@ def kind_of(message: Any) -> str:
 def _kind_of_system(content: Any, types: Sequence[Any]) -> str:
     if not isinstance(content, str | list):
         return "sealed"
-    return "system" if all(one == "text" for one in types) else "changes"
+    may_move = all(one == "text" or changed_tool(block) for one, block in zip(types, content, strict=False))
+    return "system" if may_move else "changes"
+
+
+def changed_tool(block: Any) -> str | None:
+    """Return the name of the tool that a block withdraws or offers by name; None for any other block."""
+    if not isinstance(block, dict) or block.get("type") not in ("tool_removal", "tool_addition"):
+        return None
+    tool = block.get("tool")
+    if not isinstance(tool, dict) or tool.get("type") != _REFERENCE or set(tool) != {"type", "name"}:
+        return None
+    return tool["name"] if isinstance(tool["name"], str) else None
 
 
 def _is_listed(message: Any) -> bool:

@@ -520,6 +520,23 @@ def test_a_system_text_joins_instructions_that_cannot_be_moved() -> None:
     assert restored(found, {2: None})[2:] == [both, SAID, TASK]
 
 
+def changing(**tools: str) -> Json:
+    blocks = [
+        {"type": f"tool_{kind}", "tool": {"type": "tool_reference", "name": name}} for name, kind in tools.items()
+    ]
+    return {"role": "system", "content": blocks}
+
+
+def test_tools_withdrawn_by_name_stay_withdrawn_when_what_is_beside_them_is_left_out() -> None:
+    first, second = changing(read="removal", run="removal"), changing(read="addition", edit="removal")
+    elements = [TASK, using(0), told(0), first, using(1), told(1), second, using(2), told(2), SAID, TASK]
+    assert held(*elements) == set()
+    found = view(*elements)
+    sent = restored(found, dict.fromkeys([1, 2, 4, 5]))
+    assert changing(run="removal", read="addition", edit="removal") in sent
+    assert new_faults("messages", found.elements, [encode(one) for one in sent]) == []
+
+
 def test_system_texts_in_unknown_places_are_not_moved() -> None:
     server = {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "f", "input": {}}]}
     elements = [TASK, server, NOTE, SAID, TASK]

@@ -1,0 +1,129 @@
+"""Withdraw tools in the middle of a conversation, and offer them again, by system messages at fixed places.
+
+Claude models that bind thinking to its prefix bind it to the list of tools as well, so a step cannot shorten that list.
+These models accept system messages that change which tools are offered from their place on. The client does not know
+these messages. The gateway repeats each of them at the same place in every later request of the conversation.
+(https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from gateway.core.message import encode, read
+from gateway.core.thinking import BoundConversation
+
+#: Changes that a session remembers, over all of its conversations. The oldest ones are forgotten first: their tools
+#: are then offered again, and thinking after them is removed.
+MAX_CHANGES: Final = 256
+#: Characters of all tool names in the changes of a session.
+MAX_NAMES: Final = 64 * 1024
+_WITHDRAW: Final = "tool_removal"
+_OFFER: Final = "tool_addition"
+
+
+class ToolChange(NamedTuple):
+    """A system message that the gateway adds after the first `size` positions of a conversation.
+
+    Attributes:
+        size: see `gateway.core.thinking` for positions.
+        received: hash of these positions as the client sent them, without thinking.
+        withdrawn: names of tools that are not offered from here on.
+        offered: names of withdrawn tools that are offered again from here on.
+    """
+
+    size: int
+    received: str
+    withdrawn: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
+
+    def message(self, tools: Collection[str]) -> bytes | None:
+        """Return the system message, or None if it would be empty.
+
+        `tools`: the names that the request lists. The provider refuses a change that names another tool.
+        """
+        named = ((_WITHDRAW, self.withdrawn), (_OFFER, self.offered))
+        blocks = [_block(kind, name) for kind, names in named for name in names if name in tools]
+        return encode({"role": "system", "content": blocks}) if blocks else None
+
+
+def _block(kind: str, name: str) -> dict[str, Any]:
+    return {"type": kind, "tool": {"type": "tool_reference", "name": name}}
+
+
+def withdrawn_after(changes: Iterable[ToolChange], at_start: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return the names of the tools that are withdrawn after these changes."""
+    names = at_start
+    for change in changes:
+        names = (names - {*change.offered}) | {*change.withdrawn}
+    return names
+
+
+def changes_of(conversation: BoundConversation, remembered: Iterable[ToolChange]) -> tuple[ToolChange, ...]:
+    """Return the remembered changes that belong to a conversation and can stand where they stood, in order."""
+    sizes = {change.size for change in remembered}
+    hashes = conversation.hashes_at(sizes)
+    return tuple(
+        change
+        for change in sorted(remembered, key=lambda one: one.size)
+        if hashes.get(change.size) == change.received and may_stand_at(conversation, change.size)
+    )
+
+
+def with_wanted(
+    changes: Sequence[ToolChange], wanted: frozenset[str], conversation: BoundConversation, at_start: frozenset[str]
+) -> tuple[ToolChange, ...]:
+    """Return the changes of a conversation, with one at its end that leaves these tools withdrawn.
+
+    `at_start`: tools that were withdrawn before the first change. A change that an earlier try of the same request made
+    is replaced.
+    """
+    size = conversation.size
+    before = tuple(change for change in changes if change.size < size)
+    withdrawn = withdrawn_after(before, at_start)
+    if wanted == withdrawn and len(before) == len(changes):
+        return before
+    received = conversation.hashes_at((size,))[size]
+    change = ToolChange(size, received, tuple(sorted(wanted - withdrawn)), tuple(sorted(withdrawn - wanted)))
+    return (*before, change)
+
+
+def may_stand_at(conversation: BoundConversation, size: int) -> bool:
+    """Return whether a change may stand after so many positions: after the user, and before the model or the end.
+
+    System messages there count as one with it.
+    """
+    messages, place = conversation.messages, conversation.index_of(size)
+    before = next((role for raw in reversed(messages[:place]) if (role := _role(raw)) != "system"), "")
+    after = next((role for raw in messages[place:] if (role := _role(raw)) != "system"), "assistant")
+    return before == "user" and after == "assistant"
+
+
+def inserted(
+    conversation: BoundConversation, changes: Iterable[ToolChange], tools: Collection[str]
+) -> Mapping[int, Sequence[bytes]]:
+    """Return the system messages of these changes by the index of the message that each of them precedes."""
+    found: dict[int, list[bytes]] = {}
+    for change in changes:
+        message = change.message(tools)
+        if message is not None:
+            found.setdefault(conversation.index_of(change.size), []).append(message)
+    return found
+
+
+def remember_change(changes: Sequence[ToolChange], change: ToolChange) -> tuple[ToolChange, ...]:
+    """Return the changes of a session with one more, instead of another one at the same place; the oldest give way."""
+    kept = [*(one for one in changes if one[:2] != change[:2]), change][-MAX_CHANGES:]
+    room = MAX_NAMES
+    for number, one in enumerate(reversed(kept)):
+        room -= sum(map(len, (*one.withdrawn, *one.offered)))
+        if room < 0:
+            return tuple(kept[len(kept) - number :])
+    return tuple(kept)
+
+
+def _role(raw: bytes) -> str:
+    message, _ = read(raw)
+    role = message.get("role") if isinstance(message, dict) else None
+    return role if isinstance(role, str) else ""

@@ -1,0 +1,86 @@
+"""Read system messages that change which tools a conversation offers (Anthropic), and name the beta that they need.
+
+(https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.dialects.fields import UNREADABLE, decode
+
+#: The beta for changes that name a tool by reference. Bedrock and Google Cloud accept it, too.
+TOOL_CHANGES_BETA: Final = b"mid-conversation-tool-changes-2026-07-01"
+_CHANGES: Final = ("tool_removal", "tool_addition")
+_WORDS: Final = tuple(f'"{kind}"'.encode() for kind in _CHANGES)
+#: A refusal that is about tool changes has one of these words, in lower case: the blocks, the beta, or the role, which
+#: a host may not know inside a conversation.
+_ABOUT: Final = (b"tool_removal", b"tool_addition", b"tool_reference", b"mid-conversation", b"role")
+#: bytes of an error that are read
+_MOST_BYTES: Final = 65_536
+_PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def changes_tools(messages: bytes) -> bool:
+    """Return whether a client changes tools inside the conversation itself.
+
+    The provider writes such changes into a compaction block. They do not count: the client only sends them back.
+    """
+    if not any(word in messages for word in _WORDS):
+        return False
+    try:
+        changing = [decode(bytes(raw)) for raw in _LIST.decode(messages) if any(word in bytes(raw) for word in _WORDS)]
+    except UNREADABLE:
+        return True
+    return any(block.get("type") in _CHANGES for message in changing for block in _instructions(message))
+
+
+def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
+    """Return whether a provider's refusal is about tool changes: it uses their words, or names the place of one.
+
+    `refusal`: the body of the error; `sent`: the messages of the request.
+    """
+    text = refusal[:_MOST_BYTES].lower()
+    places = {int(found[1]) for found in _PLACE.finditer(text)}
+    return any(word in text for word in _ABOUT) or any(
+        place < len(sent) and any(word in sent[place] for word in _WORDS) for place in places
+    )
+
+
+def withdrawn_by_compaction(messages: Sequence[bytes]) -> frozenset[str]:
+    """Return the names of the tools that are withdrawn at the newest compaction block, which carries the changes."""
+    for raw in reversed(messages):
+        if b'"compaction"' in raw:
+            blocks = [block for block in _blocks(decode(raw)) if block.get("type") == "compaction"]
+            changes = [change for block in blocks for change in _list(block.get("tool_changes"))]
+            names = dict[str, bool]()
+            for change in changes:
+                tool = change.get("tool") if isinstance(change, dict) else None
+                name = tool.get("name") if isinstance(tool, dict) else None
+                if isinstance(name, str):
+                    names[name] = change.get("type") == "tool_removal"
+            return frozenset(name for name, is_withdrawn in names.items() if is_withdrawn)
+    return frozenset()
+
+
+def _instructions(message: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the blocks of a system message, or those that a user message carries as such."""
+    for block in _blocks(message):
+        if message.get("role") == "system":
+            yield block
+        elif block.get("type") == "mid_conv_system":
+            yield from _blocks(block)
+
+
+def _blocks(holder: Any) -> list[Mapping[str, Any]]:
+    content = holder.get("content") if isinstance(holder, dict) else None
+    return [one for one in _list(content) if isinstance(one, dict)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,61 @@
+"""Refuse system messages that change tools inside a conversation, if they stand in the wrong place or are malformed.
+
+(https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages, "Limitations")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.mock.claude_rules import ModelRules
+from gateway.mock.prefixes import blocks_of
+from gateway.mock.wire import ApiError, JsonObject, Request
+
+_BETAS: Final = ("mid-conversation-tool-changes-2026-07-01", "inline-tools-2026-09-15")
+_CHANGES: Final = ("tool_addition", "tool_removal")
+
+
+def refuse_tool_changes(
+    tools: Sequence[JsonObject], rules: ModelRules, messages: Sequence[JsonObject], request: Request
+) -> None:
+    """Refuse tool changes in a wrong place, and those that the model, the headers or the tools do not allow.
+
+    Raises:
+        ApiError: 400.
+    """
+    for number, message in enumerate(messages):
+        changes = [block for block in blocks_of(message.get("content")) if block.get("type") in _CHANGES]
+        if message.get("role") != "system" or not changes:
+            continue
+        _check_place(number, messages)
+        if not (rules.tool_changes and _has_beta(request)):
+            raise ApiError(400, f"messages.{number}.content.0.type: Input should be 'text'")
+        names = {tool.get("name") for tool in tools}
+        for name in _unresolved(changes, names):
+            raise ApiError(400, f'messages.{number}: tool reference "{name}" is not declared in `tools`')
+
+
+def _check_place(number: int, messages: Sequence[JsonObject]) -> None:
+    """Refuse a system message that does not follow the user and precede the assistant or the end."""
+    roles = [message.get("role") for message in messages]
+    before = next((role for role in reversed(roles[:number]) if role != "system"), None)
+    after = next((role for role in roles[number:] if role != "system"), "assistant")
+    if before != "user" or after != "assistant":
+        raise ApiError(
+            400,
+            f"messages.{number}: a system message must follow a user message and precede an assistant message or end "
+            "the array",
+        )
+
+
+def _unresolved(changes: Sequence[JsonObject], names: set[object]) -> Iterator[object]:
+    for change in changes:
+        tool = change.get("tool")
+        if isinstance(tool, dict) and tool.get("type") == "tool_reference" and tool.get("name") not in names:
+            yield tool.get("name")
+
+
+def _has_beta(request: Request) -> bool:
+    values = [value for name, value in request.headers if name == "anthropic-beta"]
+    return any(beta in value for value in values for beta in _BETAS)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.dialects.tool_changes import changes_tools, withdrawn_by_compaction
+
+
+def change(kind: str, name: str = "read") -> dict[str, Any]:
+    return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", "name": name}}
+
+
+COMPACTION = {"type": "compaction", "content": "so far", "tool_changes": [
+    change("removal"), change("removal", "run"), change("addition", "run"), change("addition", "new"),
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("message", "is_change"),
+    [
+        ({"role": "system", "content": [change("removal")]}, True),
+        ({"role": "system", "content": [{"type": "text", "text": "x"}, change("addition")]}, True),
+        ({"role": "user", "content": [{"type": "mid_conv_system", "content": [change("removal")]}]}, True),
+        ({"role": "system", "content": 'a "tool_removal"'}, False),
+        ({"role": "assistant", "content": [COMPACTION]}, False),
+        ({"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": change("removal")}]}, False),
+        ({"role": "user", "content": "hi"}, False),
+    ],
+)
+def test_a_client_changes_tools_by_messages_of_the_operator(message: dict[str, Any], *, is_change: bool) -> None:
+    assert changes_tools(json.dumps([{"role": "user", "content": "hi"}, message]).encode()) is is_change
+
+
+def test_the_newest_compaction_says_which_tools_are_withdrawn_after_it() -> None:
+    older = {**COMPACTION, "tool_changes": [change("removal", "old")]}
+    messages = [{"role": "assistant", "content": [block]} for block in (older, COMPACTION)]
+    raws = [json.dumps(one).encode() for one in (*messages, {"role": "user", "content": "go"})]
+    assert withdrawn_by_compaction(raws) == {"read"}
+    assert withdrawn_by_compaction(raws[2:]) == frozenset()
