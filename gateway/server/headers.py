@@ -77,6 +77,10 @@ EXPOSED: Final[Mapping[str, str]] = {
         "was neither counted nor trimmed, whatever its context budget, as on paths other than those of chat, "
         "responses, messages and completions"
     ),
+    "x-context-thinking": (
+        "why thinking blocks are not sent: a `trim`, a `mode` or `tools` changed what was before them; `earlier`: "
+        "removed on earlier calls; `refused` by the provider, and the request was repaired"
+    ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
     "x-context-conversation-tokens": (
         "of what was sent, texts, calls and thinking, system texts too; no tool results, definitions of tools or images"
@@ -329,6 +333,8 @@ def _of_context(context: ContextRecord) -> Headers:
     if context.budget is not None:
         headers.append((b"x-context-budget-tokens", b"%d" % context.budget))
         headers.append((b"x-context-remaining-tokens", b"%d" % (context.remaining or 0)))
+    if context.thinking is not None and context.thinking.reason:
+        headers.append((b"x-context-thinking", context.thinking.reason.encode()))
     if context.shadow:
         headers.append((b"x-context-shadow", trimmed))
     return headers

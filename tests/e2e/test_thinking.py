@@ -89,6 +89,8 @@ def test_no_call_of_a_session_is_refused_for_its_thinking(
     session = play(gateway.base_url, claude, TURNS, model=model, **options)
     assert (session.errors, refusals(claude)) == ([], 0)
     assert session.statuses == [200] * TURNS
+    reasons = {one.get("x-context-thinking") for one in session.headers}
+    assert reasons <= ({None, "trim", "earlier"} if "context.budget" in settings else {None})
 
 
 def test_thinking_since_a_trim_is_sent_and_thinking_before_it_is_not(
@@ -176,6 +178,7 @@ def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refu
     assert (more.errors, refusals(claude)) == ([], 1)
     first = other.web.get(f"/api/calls/{more.headers[0]['x-gateway-request-id']}").json
     assert first["context"]["thinking"]["reason"] == "refused"
+    assert [headers["x-context-thinking"] for headers in more.headers[:2]] == ["refused", "earlier"]
     assert first["notes"]["thinking"] == "refused by the provider, removed, and sent again"
     assert all("thinking=" in headers["x-context-trimmed"] for headers in more.headers)
 
@@ -191,6 +194,7 @@ def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_dro
     assert (session.errors, refusals(claude)) == ([], 1)
     last = sent(claude)[-1]
     assert last["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
+    assert [one.get("x-context-thinking") for one in session.headers].count("refused") == 1
 
 
 @pytest.mark.parametrize(
