@@ -6,21 +6,21 @@ before thinking blocks of an earlier turn is made again without these blocks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from gateway.core.counting.beginnings import Beginnings
 from gateway.core.modes import ResponseMode
+from gateway.core.modes.unread import Modes
 from gateway.core.plan import Plan
 from gateway.core.record import ThinkingReason, ThinkingRecord
 from gateway.core.thinking import MAX_SPANS, BoundConversation, SentPrefix, Span, merged
 from gateway.core.tool_changes import ToolChange
-from gateway.core.views import View
 from gateway.dialects.contents import Contents, with_messages
 from gateway.dialects.thinking_error import ThinkingRefusal
 from gateway.planning import Asked
-from gateway.results import Kept, Open, Showing
+from gateway.results import Showing
 
 #: Maximum number of plans of one call: removing thinking can move the first change to an earlier position. After these,
 #: all thinking is removed.
@@ -120,43 +120,51 @@ class BoundCall:
         """What was received, without the thinking that is not sent."""
         return self._bare[1] if self.choice.removed else self.received
 
-    def first_choice(self, mode: ResponseMode, *, all_results: bool) -> Choice:
+    def first_choice(self, modes: Modes, *, all_results: bool) -> Choice:
         """Return the choice that changes nothing of what was sent before.
 
-        `all_results`: show all results in this mode, also those that were sent in another one.
+        `all_results`: show all results in these modes, also those that were sent in another one.
         """
         removed = self.known.removed if self.known is not None else ()
-        modes = self.known.modes if self.known is not None else ((0, "raw"),)
+        known = self.known.modes if self.known is not None else ((0, "raw"),)
         has_history = self.known is not None or self.conversation.thinking
-        if all_results or not modes or not has_history:
-            return Choice(removed, ((0, mode),))
-        if modes[-1][1] == mode:
-            return Choice(removed, modes)
+        if all_results or not known or not has_history:
+            return Choice(removed, self._modes_from((), 0, modes))
+        if known[-1][1] == modes.unread:
+            return Choice(removed, known)
         # Only results that the model has not read yet can change without an effect on its thinking.
-        return Choice(removed, _with_mode(modes, self.conversation.after_last_reply, mode))
+        return Choice(removed, _with_mode(known, self.conversation.after_last_reply, modes.unread))
 
-    async def choose(self, first: Choice, mode: ResponseMode, plan: MakePlan) -> Planned:
+    def _modes_from(
+        self, before: tuple[tuple[int, ResponseMode], ...], start: int, modes: Modes
+    ) -> tuple[tuple[int, ResponseMode], ...]:
+        """Return these modes of positions with those of results from `start` on changed."""
+        unread = self.conversation.after_last_reply
+        changed = _with_mode(before, start, modes.read) if start < unread else before
+        return _with_mode(changed, max(start, unread), modes.unread)
+
+    async def choose(self, first: Choice, modes: Modes, plan: MakePlan) -> Planned:
         """Make plans until one sends no thinking block that the provider would refuse; return that plan."""
         has_no_thinking = not self._stale(0, first)
         planned = await plan(first, may_sum_up=has_no_thinking)
         change = self._change(planned)
         if planned.plan.overflow is not None and not has_no_thinking:
-            return await self._without_any(planned, first, mode, plan)
+            return await self._without_any(planned, first, modes, plan)
         if change is None or not self._stale(change, first):
             return self._accept(planned, first)
-        self.reason = self._reason(planned, first)
+        self.reason = self._reason(planned, first, modes)
         older = self._without_oldest(first) if self.reason == "trim" else None
         if older is not None:
             planned = await plan(older, may_sum_up=False)
             if self._is_enough(planned, older):
                 return self._accept(planned, older)
-        return await self._without_stale(first, change, mode, plan)
+        return await self._without_stale(first, change, modes, plan)
 
-    async def _without_stale(self, choice: Choice, change: int, mode: ResponseMode, plan: MakePlan) -> Planned:
+    async def _without_stale(self, choice: Choice, change: int, modes: Modes, plan: MakePlan) -> Planned:
         """Plan without the thinking after the first change. That can move the first change to an earlier position."""
         most: int | None = None
         for _ in range(_MOST_PLANS):
-            choice = self._from(choice, change, mode)
+            choice = self._from(choice, change, modes)
             planned = await plan(choice, most=most)
             found = self._change(planned)
             if found is not None and self._stale(found, choice):
@@ -166,12 +174,12 @@ class BoundCall:
                 most = planned.plan.context.tokens - 1
             else:
                 return self._accept(planned, choice)
-        choice = self._from(choice, 0, mode)
+        choice = self._from(choice, 0, modes)
         return self._accept(await plan(choice, most=most), choice)
 
-    async def _without_any(self, planned: Planned, first: Choice, mode: ResponseMode, plan: MakePlan) -> Planned:
+    async def _without_any(self, planned: Planned, first: Choice, modes: Modes, plan: MakePlan) -> Planned:
         """Plan again without thinking, as the first plan does not fit. Keep the first plan if that does not help."""
-        choice = self._from(first, 0, mode)
+        choice = self._from(first, 0, modes)
         again = await plan(choice)
         change = self._change(planned)
         if again.plan.overflow is not None and (change is None or not self._stale(change, first)):
@@ -181,7 +189,7 @@ class BoundCall:
         return self._accept(again, choice)
 
     async def repaired(
-        self, refusal: ThinkingRefusal, first: int, mode: ResponseMode, plan: MakePlan, *, may_drop: bool
+        self, refusal: ThinkingRefusal, first: int, modes: Modes, plan: MakePlan, *, may_drop: bool
     ) -> Planned:
         """Plan again after the provider refused thinking blocks.
 
@@ -197,8 +205,8 @@ class BoundCall:
             removed = merged((start, min(end, stop)) for start, end in self.choice.removed if start < stop)
             choice = Choice(removed, self.choice.modes)
         else:
-            choice = self._from(self.choice, first, mode)
-        planned = await self.choose(choice, mode, plan)
+            choice = self._from(self.choice, first, modes)
+        planned = await self.choose(choice, modes, plan)
         self.reason = "refused"
         return planned
 
@@ -223,17 +231,18 @@ class BoundCall:
             return removed
         return (*removed, (max(start, self.conversation.open_turn), self.conversation.size))
 
-    def _reason(self, planned: Planned, choice: Choice) -> ThinkingReason:
+    def _reason(self, planned: Planned, choice: Choice, modes: Modes) -> ThinkingReason:
         if self.tools != (self.known.tools if self.known is not None else ""):
             return "tools"
         is_trimmed = planned.plan.epoch is not None
-        return "trim" if is_trimmed or choice == self.first_choice(choice.modes[-1][1], all_results=False) else "mode"
+        is_first = choice == self.first_choice(modes, all_results=False)
+        return "trim" if is_trimmed or is_first else "mode"
 
-    def _from(self, choice: Choice, start: int, mode: ResponseMode) -> Choice:
+    def _from(self, choice: Choice, start: int, modes: Modes) -> Choice:
         """Return the choice without thinking from `start` on; results from there on may change as well."""
         stop = self.conversation.open_turn if self.provider_drops else self.conversation.size
         removed = merged((*choice.removed, (start, stop)))
-        return Choice(removed, _with_mode(choice.modes, start, mode))
+        return Choice(removed, self._modes_from(choice.modes, start, modes))
 
     def _without_oldest(self, choice: Choice) -> Choice | None:
         """Return the choice without the oldest thinking, which leaves later blocks valid; None if there are few."""
@@ -277,29 +286,6 @@ class BoundCall:
             return None
         left = self.conversation.blocks_in(sent)
         return ThinkingRecord(received, left, self.reason or ("earlier" if left < received else ""))
-
-
-def combine_modes(
-    conversation: BoundConversation, view: View, choice: Choice, shown: Mapping[ResponseMode, Showing | None]
-) -> Showing | None:
-    """Return the messages with each tool result in the response mode of its position; None if nothing changes.
-
-    `shown`: all messages, once for each mode.
-    """
-    positions = conversation.positions_without(choice.removed)
-    modes = [mode_at(choice.modes, positions[places[0]]) for places in view.places]
-    pairs = list(zip(view.messages, (shown.get(mode) for mode in modes), strict=True))
-    messages = tuple(raw if one is None else one.messages[index] for index, (raw, one) in enumerate(pairs))
-    if messages == view.messages:
-        return None
-    forms = tuple("raw" if one is None else one.forms[index] for index, (_, one) in enumerate(pairs))
-    texts, open_ = dict[str, Kept](), list[Open]()
-    for mode, one in shown.items():
-        if one is not None:
-            raws = {raw for raw, its in zip(view.messages, modes, strict=True) if its == mode}
-            texts |= {handle: kept for handle, kept in one.texts.items() if kept.raw in raws}
-            open_ += [result for result in one.open if modes[result.place] == mode]
-    return Showing(messages, forms, texts, tuple(open_))
 
 
 def mode_at(modes: Sequence[tuple[int, ResponseMode]], position: int) -> ResponseMode:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from gateway.bound_thinking import BoundCall, Choice, Planned, combine_modes
+from gateway.bound_thinking import BoundCall, Choice, Planned, mode_at
 from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
+from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import Provider
 from gateway.core.message import digest
-from gateway.core.modes import ResponseMode, mode_for, stricter
+from gateway.core.modes import ResponseMode, mode_for
+from gateway.core.modes.unread import Modes, ModeTry, UnreadForm, modes_for, tries_for
 from gateway.core.plan import Plan
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
@@ -41,14 +43,17 @@ from gateway.dialects.tool_changes import withdrawn_by_compaction
 from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
-from gateway.results import Results, Showing
+from gateway.results import Results
 from gateway.summaries import NoSummaryError, Summaries
 
 _NO_PLACE: Final = "the same tools as before: they can change only after a message of the user"
 _UNKEPT: Final = "decision not kept: the store is away"
 
-#: a response mode, and whether results are shown in it that were sent in another one before
-ModeTry = tuple[ResponseMode, bool]
+#: Extracts are chosen again if they are still too long, so many times in all: their tokens are estimated first.
+_EXTRACT_TRIES: Final = 3
+
+#: shows tool results with nothing left out
+LOSSLESS: Final = ModeTry(Modes("table", "table"), all_results=True)
 
 
 class Composer:
@@ -73,30 +78,32 @@ class Composer:
         self._facts = facts
         self._has_modes = has_modes
 
-    def modes(self, progress: Progress) -> tuple[ModeTry, ...]:
-        """Return how to show tool results: as the budget and the call ask for, then shorter where that is too much."""
+    def tries(self, progress: Progress) -> tuple[ModeTry, ...]:
+        """Return how to show tool results: as the budget and the call ask for, then shorter if that is too much."""
         incoming, budgets, route = progress.incoming, progress.book.budgets, progress.route
         asked, wire = incoming.directives.mode, incoming.endpoint.wire
+        if progress.taken is not None:
+            return (self.again(progress),)
         if wire not in VIEWED or incoming.purpose is not None or progress.compaction is not None:
-            return (("raw", True),)
+            return (ModeTry(Modes("raw", "raw")),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
-        is_bound = wire is not None and self._planner.is_bound(route, wire)
+        is_bound = self._planner.is_bound(route, wire)
         if not self._has_modes or not budgets:
-            return ((asked, not is_bound),)
-        mode = stricter(asked, mode_for(remaining_fraction(budgets)))
+            return (ModeTry(Modes(asked, asked)),)
+        modes = modes_for(asked, mode_for(remaining_fraction(budgets)))
         if progress.call is not None and asks_for_compaction(progress.call.fields, wire):
             # A summary is made of the results as the model has seen them so far, and of nothing shorter.
-            return ((mode, not is_bound),)
-        tries: list[ModeTry] = [(mode, False)] if is_bound else []
-        tries.append((mode, True))
-        if mode != "handle_only":
-            tries.append(("handle_only", True))
-        return tuple(tries)
+            return (ModeTry(modes),)
+        return tries_for(modes, is_bound=is_bound)
 
-    async def compose(self, progress: Progress, call: Call, mode: ResponseMode, *, all_results: bool) -> None:
-        """Weigh the request and decide what of it is sent.
+    @staticmethod
+    def again(progress: Progress) -> ModeTry:
+        """Return how to show tool results of a call that is composed once more."""
+        is_bound = progress.thinking is not None
+        return progress.tried._replace(all_results=False) if is_bound else progress.tried
 
-        `all_results`: show all tool results in this mode, also those that the model has reasoned about in another one.
+    async def compose(self, progress: Progress, call: Call, tried: ModeTry) -> None:
+        """Weigh the request and decide what of it is sent. `tried`: how tool results are shown.
 
         Raises:
             InvalidRequest: it has too many messages for the budget that it asks for.
@@ -105,7 +112,9 @@ class Composer:
         contents = await self._contents(progress, call)
         if contents is None:
             return
-        progress.mode = mode
+        if tried.modes != progress.tried.modes:
+            progress.extracts, progress.extracts_room = {}, None
+        progress.mode, progress.tried = tried.modes.read, tried
         bound = progress.thinking = await self._bound_with_tools(progress, contents)
         contents = bound.received if bound is not None else contents
 
@@ -115,14 +124,23 @@ class Composer:
                 *await self.plan_within(progress, asked, most, may_sum_up=may_sum_up), progress.showing, affordable
             )
 
-        if bound is None:
-            planned = await plan(Choice(modes=((0, mode),)))
-        else:
-            planned = await bound.choose(bound.first_choice(mode, all_results=all_results), mode, plan)
+        async def planned_so() -> Planned:
+            if bound is None:
+                return await plan(Choice(modes=((0, tried.modes.read),)))
+            first = bound.first_choice(tried.modes, all_results=tried.all_results)
+            return await bound.choose(first, tried.modes, plan)
+
+        planned = await planned_so()
+        for _ in range(_EXTRACT_TRIES):
+            over = self._over(progress, planned)
+            if over <= 0 or progress.session is None or progress.book.is_blind:
+                break
+            if not await self._extract(progress, planned.asked, contents, over):
+                break
+            planned = await planned_so()
         await self.take(progress, planned)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
-        is_ledgers = progress.taken is None and planned.plan.context.budget == planned.affordable
-        if planned.plan.overflow is not None and not is_ledgers:
+        if planned.plan.overflow is not None and not self._is_ledgers(progress, planned):
             raise planned.plan.overflow
         await self.remember(progress, planned.plan)
 
@@ -148,6 +166,45 @@ class Composer:
             bound.tool_change = changes[-1] if changes and changes[-1].size == conversation.size else None
         return bound
 
+    @staticmethod
+    def _is_ledgers(progress: Progress, planned: Planned) -> bool:
+        """Return whether the session's budget is the one that is too small for a plan."""
+        return progress.taken is None and planned.plan.context.budget == planned.affordable
+
+    def _over(self, progress: Progress, planned: Planned) -> int:
+        """Return by how many tokens the results that the model has not read are to be shorter."""
+        (_, unread), _, may_extract = progress.tried
+        overflow, affordable = planned.plan.overflow, planned.affordable
+        if progress.tried.modes.read == unread or unread not in ("raw", "table"):
+            return 0
+        is_ledgers = self._is_ledgers(progress, planned)
+        if isinstance(overflow, ContextOverflow) and not (is_ledgers and affordable is not None):
+            return overflow.needed - overflow.limit
+        if affordable is None or progress.taken is not None or not may_extract:
+            return 0
+        # What is held for the call is to be enough for its fallbacks, which may cost more.
+        least = self._left_for_input(progress, planned.asked.wishes.output, progress.routes) or affordable
+        if isinstance(overflow, ContextOverflow):
+            return overflow.needed - overflow.limit + affordable - least
+        return planned.plan.safe_tokens - least if overflow is None else 0
+
+    async def _extract(self, progress: Progress, asked: Asked, received: Contents, over: int) -> bool:
+        """Choose extracts of the results that the model has not read; return whether there are any.
+
+        `over`: tokens by which these results are too long as they are shown now.
+        """
+        view = self._planner.view(received)
+        results = await self._planner.results_in(view)
+        if not results.unread:
+            return False
+        unread, room = sorted(results.unread), progress.extracts_room
+        if room is None:
+            room = await self._planner.tokens_complete(asked, progress.remembered, [view.messages[i] for i in unread])
+        progress.extracts_room = room = max(0, room - over)
+        blocks = await self._planner.chosen_blocks(asked, progress.remembered, view, unread, room)
+        progress.extracts = {results.names[index]: its for index, its in blocks.items()}
+        return bool(blocks)
+
     async def bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
         """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
 
@@ -171,7 +228,7 @@ class Composer:
         route, asked, bound = progress.route, progress.incoming.directives.context, progress.thinking
         facts, output = self._facts(route), progress.output_limit(contents.fields, contents.wire)
         if progress.taken is None:
-            progress.affordable = self._left_for_input(progress, output)
+            progress.affordable = self._left_for_input(progress, output, (route,))
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
         # A provider compacts what it is sent, so nothing is left out of that.
@@ -235,12 +292,12 @@ class Composer:
         weighing = await self._planner.weigh(replace(asked, contents=contents, weighing=None), progress.remembered)
         return weighing.came.tokens
 
-    def _left_for_input(self, progress: Progress, output: int | None) -> int | None:
+    def _left_for_input(self, progress: Progress, output: int | None, routes: Sequence[Route]) -> int | None:
         """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
-        route, budgets = progress.route, progress.book.budgets
+        budgets = progress.book.budgets
         if not bounds_answers(budgets):
             return None
-        rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (route, *progress.instead(route)))
+        rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (*routes, *progress.instead(*routes)))
         return affordable_input(budgets, output, rate)
 
     @staticmethod
@@ -287,29 +344,62 @@ class Composer:
 
     async def _shown(self, progress: Progress, contents: Contents, choice: Choice) -> Contents:
         """Return the contents with tool results in the modes of this choice."""
-        progress.showing = None
-        modes = {mode for _, mode in choice.modes} - {"raw"}
-        if not modes or contents.messages is None:
+        progress.showing, progress.unread = None, {}
+        if contents.messages is None or all(mode == "raw" for _, mode in choice.modes):
             return contents
         view = self._planner.view(contents)
-        found = {mode: await self._show(progress, view, mode) for mode in modes}
-        bound = progress.thinking
-        showing = found.popitem()[1] if bound is None else combine_modes(bound.conversation, view, choice, found)
-        progress.showing = showing
+        modes, blocks = await self._modes(progress, view, choice)
+        # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
+        session = None if progress.book.is_blind else progress.session
+        # Full texts that the agent asked for by handle go out, unless the budget is so low that the call were refused.
+        is_asked, left = progress.incoming.directives.mode == "handle_only", remaining_fraction(progress.book.budgets)
+        showing = progress.showing = await self._results.show(
+            view.messages, modes, session,
+            blocks=blocks,
+            is_summed=self._result_summaries.is_on,
+            is_answered=is_asked and mode_for(left) != "handle_only",
+        )  # fmt: skip
         if showing is None:
             return contents
         return with_messages(contents, view.shown(showing.messages), self._planner.known)
 
-    async def _show(self, progress: Progress, view: View, mode: ResponseMode) -> Showing | None:
-        """Return all tool results in one mode, or None if none of them changes."""
-        # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
-        session = None if progress.book.is_blind else progress.session
-        # Full texts that the agent asked for by handle go out, unless the budget is so low that the call were refused.
-        is_asked, left = mode == progress.incoming.directives.mode, remaining_fraction(progress.book.budgets)
-        is_answered = mode != "handle_only" or (is_asked and mode_for(left) != "handle_only")
-        return await self._results.show(
-            view.messages, mode, session, is_summed=self._result_summaries.is_on, is_answered=is_answered
-        )
+    async def _modes(
+        self, progress: Progress, view: View, choice: Choice
+    ) -> tuple[Sequence[ResponseMode], Mapping[int, tuple[int, ...]]]:
+        """Return the mode of each message, and the blocks of results that are shown as an extract, by index."""
+        bound, (now, all_results, _) = progress.thinking, progress.tried
+        known, size = progress.remembered.state.unread, len(view.messages)
+        if bound is None and now.read == now.unread:
+            return [now.read] * size, {}
+        if bound is None:
+            results = await self._planner.results_in(view)
+            known = {name: one for name, one in known.items() if one.mode == now.read}
+            kept = {index for index, name in results.names.items() if name in known and not all_results}
+            modes = [now.unread if i in results.unread else "table" if i in kept else now.read for i in range(size)]
+            new = {results.names[index]: UnreadForm(now.read) for index in results.unread}
+        else:
+            places = bound.conversation.positions_without(choice.removed)
+            modes = [mode_at(choice.modes, places[its[0]]) for its in view.places]
+            if not (known or progress.extracts):
+                return modes, {}
+            results, new = await self._planner.results_in(view), {}
+        extracts = {name: one.blocks for name, one in known.items() if one.blocks is not None} | {**progress.extracts}
+        names = results.names.items()
+        blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}
+        new |= {results.names[i]: UnreadForm(now.read, its) for i, its in blocks.items() if i in results.unread}
+        progress.unread = new
+        return modes, blocks
+
+    async def remember_unread(self, progress: Progress) -> None:
+        """Keep how results were shown that the model has not read yet: they keep this form on later turns."""
+        known, session = progress.remembered.state.unread, progress.session
+        new = {name: one for name, one in progress.unread.items() if known.get(name) != one}
+        if session is None or not new or progress.book.is_blind:
+            return
+        try:
+            await self._store.update(session, lambda state: state.with_unread(new))
+        except StoreUnavailable:
+            progress.notes["context"] = _UNKEPT
 
     async def sum_up(self, progress: Progress, call: Call) -> bool:
         """Have results summed up, now that the call is to be sent; return whether it must be composed again."""

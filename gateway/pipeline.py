@@ -38,7 +38,7 @@ from gateway.background import Background
 from gateway.budgeting import Budgets
 from gateway.calls import Incoming, Reply, SessionPolicy
 from gateway.compaction import Compactions
-from gateway.composing import Composer
+from gateway.composing import LOSSLESS, Composer
 from gateway.core.context_budget import SummaryModel
 from gateway.core.errors import (
     BudgetExhausted,
@@ -420,9 +420,9 @@ class Exchange:
                 held.
         """
         progress, composer, accounts = self._p, self._gateway.composer, self._gateway.accounts
-        tries = composer.modes(progress) if progress.taken is None else ((progress.mode or "raw", False),)
-        for number, (mode, all_results) in enumerate(tries, 1):
-            await composer.compose(progress, call, mode, all_results=all_results)
+        tries = composer.tries(progress)
+        for number, tried in enumerate(tries, 1):
+            await composer.compose(progress, call, tried)
             try:
                 if progress.taken is None:
                     await accounts.hold(progress, call)
@@ -431,12 +431,12 @@ class Exchange:
                     raise
             else:
                 break
-        if progress.showing is None:
-            # No result is shown shorter.
-            return
-        if await composer.sum_up(progress, call):
-            await composer.compose(progress, call, mode, all_results=all_results)
-        if not await composer.keep(progress):
-            # Another call took the room, or the store went away: then nothing is left out.
-            await composer.compose(progress, call, "table", all_results=True)
-            accounts.check_held(progress)
+        if progress.showing is not None:
+            # Otherwise no result is shown shorter.
+            if await composer.sum_up(progress, call):
+                await composer.compose(progress, call, tried)
+            if not await composer.keep(progress):
+                # Another call took the room, or the store went away: then nothing is left out.
+                await composer.compose(progress, call, LOSSLESS)
+                accounts.check_held(progress)
+        await composer.remember_unread(progress)

@@ -30,7 +30,9 @@ from gateway.core.fitting.ahead import due, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
+from gateway.core.fitting.watch import Expired
 from gateway.core.message import Hashed, digest
+from gateway.core.modes.unread import ResultsIn, chosen_blocks, results_in, tokens_complete
 from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
@@ -410,6 +412,31 @@ class Planner:
             following=view.following,
             leading=view.leading,
         )
+
+    async def results_in(self, view: View) -> ResultsIn:
+        """Return the tool results of a conversation. In the loop if there is little of it."""
+        if sum(map(len, view.messages)) <= _INLINE_BYTES:
+            return results_in(view)
+        return await _run_in(self._threads.weighing, lambda: results_in(view))
+
+    async def tokens_complete(self, asked: Asked, remembered: Remembered, results: Sequence[bytes]) -> int:
+        """Return the tokens of results that are shown complete, as tables."""
+        reader = self._reader((await self.weigh(asked, remembered)).came)
+        return await _run_in(self._threads.weighing, lambda: tokens_complete(results, reader))
+
+    async def chosen_blocks(
+        self, asked: Asked, remembered: Remembered, view: View, results: Sequence[int], room: int
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Return the blocks of results that answer the question best; none if that takes too long."""
+        reader, since = self._reader((await self.weigh(asked, remembered)).came), self._clock()
+
+        def choose() -> Mapping[int, tuple[int, ...]]:
+            try:
+                return chosen_blocks(view.messages, results, room, reader, self._deadline(since))
+            except Expired:
+                return {}
+
+        return await _run_in(self._threads.fitting, choose)
 
     def family(self, route: Route, wire: Wire) -> Family:
         """Return the family of a route's model: its numbers, and the requests that it refuses."""

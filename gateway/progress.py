@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -16,6 +16,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import header
 from gateway.core.modes import ResponseMode
+from gateway.core.modes.unread import Modes, ModeTry, UnreadForm
 from gateway.core.namespaces import SessionKey
 from gateway.core.outgoing import AtWork, told_nobody
 from gateway.core.plan import Plan
@@ -46,6 +47,7 @@ _NOTHING_REMEMBERED: Final = Remembered()
 _NO_ROUTE: Final = Route("", "")
 _NOBODY: Final = Charged("")
 _NO_BOOK: Final = Book()
+_AS_RECEIVED: Final = ModeTry(Modes("raw", "raw"))
 
 
 @dataclass(slots=True)
@@ -78,7 +80,11 @@ class Progress:
         step: the step that was active when the call came; its record names it.
         narrowed: how the provider is told which tools may be called.
         refused_changes: the model that refused a system message that withdraws tools.
-        mode: how its tool results are shown.
+        mode: the response mode of tool results that the model has read; None before the call is composed.
+        tried: how its tool results are shown.
+        extracts: blocks of tool results that do not fit, by the name of each (`ResultsIn.names`), see `chosen_blocks`.
+        extracts_room: tokens that these were chosen for; None without any.
+        unread: how tool results are shown that the session has to remember, by name.
         showing: its tool results as they are shown; None where all are as they came.
         thinking: of a call to a model that binds thinking to its prefix: what is sent of it; None for other models.
         asked: what was planned for: contents, route, limits.
@@ -135,6 +141,10 @@ class Progress:
     narrowed: Narrowing = NOT_NARROWED
     refused_changes: Route | None = None
     mode: ResponseMode | None = None
+    tried: ModeTry = _AS_RECEIVED
+    extracts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    extracts_room: int | None = None
+    unread: Mapping[str, UnreadForm] = field(default_factory=dict)
     showing: Showing | None = None
     thinking: BoundCall | None = None
     asked: Asked | None = None

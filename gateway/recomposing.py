@@ -48,7 +48,7 @@ class Recomposer:
         bound, asked = progress.thinking, replace(asked, wishes=wishes)
         if bound is None:
             return Planned(asked, await self._composer.plan(progress, asked, said), progress.showing, None)
-        return await bound.choose(bound.choice, progress.mode or "raw", self._replan(progress, bound, asked, said))
+        return await bound.choose(bound.choice, progress.tried.modes, self._replan(progress, bound, asked, said))
 
     def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
         """Return a function that plans the call again with other thinking removed, and everything else unchanged."""
@@ -126,7 +126,7 @@ class Recomposer:
         first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
         before = raws, bound.provider_drops
         plan = self._replan(progress, bound, asked, None)
-        planned = await bound.repaired(refusal, first or 0, progress.mode or "raw", plan, may_drop=may_drop)
+        planned = await bound.repaired(refusal, first or 0, progress.tried.modes, plan, may_drop=may_drop)
         if planned.plan.overflow is not None or (planned.sent, bound.provider_drops) == before:
             return False
         await self._composer.take(progress, planned)

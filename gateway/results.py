@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
 from typing import Final, NamedTuple
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
 from gateway.core.message import digest, encode, read
-from gateway.core.modes import ResponseMode, original, show, with_summary
+from gateway.core.modes import ResponseMode, Shown, milder, original, show, show_blocks, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, Summing
 from gateway.core.namespaces import SessionKey
@@ -40,6 +40,7 @@ _ENTRY_BYTES: Final = 200
 _INLINE_BYTES: Final = 32 * 1024
 #: bytes of all summaries that one call may need, as UTF-8
 _SAID_BYTES: Final = MOST * LONGEST * 4
+_NO_BLOCKS: Final[Mapping[int, Sequence[int]]] = {}
 
 
 class _Shown(NamedTuple):
@@ -53,6 +54,9 @@ class _Shown(NamedTuple):
     handle: str | None = None
     size: int = 0
     summing: Summing | None = None
+
+
+_AS_RECEIVED: Final = _Shown()
 
 
 class Open(NamedTuple):
@@ -114,31 +118,33 @@ class Results:
     async def show(
         self,
         messages: Sequence[bytes],
-        mode: ResponseMode,
+        modes: Sequence[ResponseMode],
         session: SessionKey | None,
         *,
+        blocks: Mapping[int, Sequence[int]] = _NO_BLOCKS,
         is_summed: bool = False,
         is_answered: bool = True,
     ) -> Showing | None:
-        """The messages in a mode; None where none of them changes.
+        """Return the messages, each in its mode; None if none of them changes.
 
-        `is_summed`: a model makes summaries; `is_answered`: what a call asked for by its handle is sent whole.
+        `blocks`: extracts to show instead, by the index of the message (`show_blocks`); `is_summed`: a model makes
+        summaries; `is_answered`: what a call asked for by its handle is sent whole, also in `handle_only`.
 
-        Without a session, or while the store is away, nothing can be kept, and so nothing is left out: tables at most.
+        Without a session, or while the store is unavailable, nothing can be kept, and so nothing is left out: tables
+        at most.
         """
-        if mode not in ("raw", "table") and session is not None and self.most:
+        is_short = bool(blocks) or not {*modes} <= {"raw", "table"}
+        if is_short and session is not None and self.most:
             with contextlib.suppress(StoreUnavailable):
-                shown = await self._shown(messages, mode, session)
-                if is_answered:
-                    shown = await self._answered(messages, shown)
+                shown = await self._shown(messages, modes, session, blocks)
+                shown = await self._answered(messages, modes, shown, is_answered=is_answered)
                 texts, refused = await self._missing(messages, shown, session)
                 shown = await self._without(refused, messages, shown)
                 if not is_summed:
                     return _showing(messages, shown, texts)
                 return await self._summed(messages, shown, texts, session)
-        if mode == "raw":
-            return None
-        return _showing(messages, await self._shown(messages, "table", session), {})
+        lossless = [milder(mode, "table") for mode in modes]
+        return _showing(messages, await self._shown(messages, lossless, None, _NO_BLOCKS), {})
 
     async def decide(self, said: Mapping[str, str], session: SessionKey) -> bool:
         """What stands for results from now on, see `Decisions.decide`; False where that cannot be kept."""
@@ -163,30 +169,57 @@ class Results:
             return False
 
     async def _shown(
+        self,
+        messages: Sequence[bytes],
+        modes: Sequence[ResponseMode],
+        session: SessionKey | None,
+        blocks: Mapping[int, Sequence[int]],
+    ) -> Sequence[_Shown]:
+        """Return what is shown instead of each message."""
+        shown = [_AS_RECEIVED] * len(messages)
+        for mode in {*modes} - {"raw"}:
+            places = [place for place, its in enumerate(modes) if its == mode and place not in blocks]
+            found = await self._in_mode([messages[place] for place in places], mode, session)
+            for place, one in zip(places, found, strict=True):
+                shown[place] = one
+        if blocks:
+            extracts = await self._extracts([(messages[place], tuple(its)) for place, its in blocks.items()], session)
+            for place, one in zip(blocks, extracts, strict=True):
+                shown[place] = one
+        return shown
+
+    async def _in_mode(
         self, messages: Sequence[bytes], mode: ResponseMode, session: SessionKey | None
     ) -> Sequence[_Shown]:
-        owner = f"{session.namespace}\0{session.id}" if session is not None and mode != "table" else ""
-        # Handles belong to a session, and so does what names them.
-        key = digest(owner.encode())
-
-        def handle_of(text: str) -> str:
-            return f"tr_{blake2b(text.encode('utf-8', 'surrogatepass'), key=key, digest_size=16).hexdigest()}"
-
-        def one(raw: bytes) -> _Shown:
-            shown = show(raw, mode, handle_of)
-            if shown is None:
-                return _Shown()
-            return _Shown(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
+        owner = _owner(session) if mode != "table" else ""
+        handle_of = _handles(owner)
 
         def work() -> Sequence[_Shown]:
             return self._cache.get_keyed(
                 f"{mode}\0{owner}",
                 [digest(raw) for raw in messages],
-                lambda missing: (one(messages[index]) for index in missing),
-                lambda shown: _ENTRY_BYTES + len(shown.raw or b""),
+                lambda missing: (_of(show(messages[index], mode, handle_of)) for index in missing),
+                _shown_bytes,
             )
 
         return await asyncio.to_thread(work) if sum(map(len, messages)) > _INLINE_BYTES else work()
+
+    async def _extracts(
+        self, chosen: Sequence[tuple[bytes, tuple[int, ...]]], session: SessionKey | None
+    ) -> Sequence[_Shown]:
+        """Return results as these blocks of them, see `show_blocks`."""
+        owner = _owner(session)
+        handle_of = _handles(owner)
+
+        def work() -> Sequence[_Shown]:
+            return self._cache.get_keyed(
+                f"blocks\0{owner}",
+                [(digest(raw), blocks) for raw, blocks in chosen],
+                lambda missing: (_of(show_blocks(*chosen[index], handle_of)) for index in missing),
+                _shown_bytes,
+            )
+
+        return await asyncio.to_thread(work) if sum(len(raw) for raw, _ in chosen) > _INLINE_BYTES else work()
 
     async def _missing(
         self, messages: Sequence[bytes], shown: Sequence[_Shown], session: SessionKey
@@ -216,11 +249,25 @@ class Results:
         places = [place for place, one in enumerate(shown) if one.handle in refused]
         return await self._with_tables(places, messages, shown)
 
-    async def _answered(self, messages: Sequence[bytes], shown: Sequence[_Shown]) -> Sequence[_Shown]:
-        """What is shown, with nothing left out of what a call asked for by its handle: it would never be seen else."""
+    async def _answered(
+        self,
+        messages: Sequence[bytes],
+        modes: Sequence[ResponseMode],
+        shown: Sequence[_Shown],
+        *,
+        is_answered: bool,
+    ) -> Sequence[_Shown]:
+        """Return what is shown, complete where a call asked for it by its handle: the model would never see it else.
+
+        `is_answered`: also in `handle_only`.
+        """
         if not any(one.handle for one in shown):
             return shown
-        places = [place for place in _asked_for(messages) if shown[place].handle]
+        places = [
+            place
+            for place in _asked_for(messages)
+            if shown[place].handle and (is_answered or modes[place] != "handle_only")
+        ]
         return await self._with_tables(places, messages, shown)
 
     async def _with_tables(
@@ -228,7 +275,7 @@ class Results:
     ) -> Sequence[_Shown]:
         if not places:
             return shown
-        tables = await self._shown([messages[place] for place in places], "table", None)
+        tables = await self._in_mode([messages[place] for place in places], "table", None)
         instead = dict(zip(places, tables, strict=True))
         return [instead.get(place, one) for place, one in enumerate(shown)]
 
@@ -276,6 +323,30 @@ class Results:
         is_long = sum(len(messages[place]) for place in places) > _INLINE_BYTES
         instead = dict(zip(places, await asyncio.to_thread(work) if is_long else work(), strict=True))
         return [instead.get(place, one) for place, one in enumerate(shown)]
+
+
+def _owner(session: SessionKey | None) -> str:
+    return f"{session.namespace}\0{session.id}" if session is not None else ""
+
+
+def _handles(owner: str) -> Callable[[str], str]:
+    """Return what gives a text its handle. Handles belong to a session, and so does what names them."""
+    key = digest(owner.encode())
+
+    def handle_of(text: str) -> str:
+        return f"tr_{blake2b(text.encode('utf-8', 'surrogatepass'), key=key, digest_size=16).hexdigest()}"
+
+    return handle_of
+
+
+def _of(shown: Shown | None) -> _Shown:
+    if shown is None:
+        return _AS_RECEIVED
+    return _Shown(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
+
+
+def _shown_bytes(shown: _Shown) -> int:
+    return _ENTRY_BYTES + len(shown.raw or b"")
 
 
 def _asked_for(messages: Sequence[bytes]) -> Iterator[int]:

@@ -87,7 +87,7 @@ class Sender:
                 ask_usage = False
             elif steps.narrow_again(progress, body):
                 # What is sent now weighs less.
-                await composer.compose(progress, call, progress.mode or "raw", all_results=False)
+                await composer.compose(progress, call, composer.again(progress))
             elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
             elif found is not None and not is_fitted and await self._recomposer.fit_again(progress, found):

@@ -61,12 +61,12 @@ def is_short(raw: bytes) -> bool:
 async def shown(results: Results, *texts: str, mode: ResponseMode = "handle_only") -> Sequence[bytes]:
     """What is sent; what came, where nothing of it changes."""
     messages = [result(text) for text in texts]
-    showing = await results.show(messages, mode, KEY)
+    showing = await results.show(messages, [mode] * len(messages), KEY)
     if showing is None:
         return messages
     if await results.keep(showing, KEY):
         return showing.messages
-    instead = await results.show(messages, "table", KEY)
+    instead = await results.show(messages, ["table"] * len(messages), KEY)
     return instead.messages if instead is not None else messages
 
 
@@ -134,7 +134,7 @@ async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: 
 
     results, text, rows = Results(MemoryStore(), 10 * SIZE), TEXTS[0], ROWS
     messages = [calling(a="{}", b="{}"), found("a", text), found("b", rows)]
-    first = await results.show(messages, mode, KEY)
+    first = await results.show(messages, [mode] * len(messages), KEY)
     assert first is not None
     handle, other = (json.loads(raw)["content"].rpartition(HANDLE)[2].rstrip("]") for raw in first.messages[1:])
     asked = calling(a=json.dumps({"handle": handle}), b="{}", c=f'{{"path": "/api/results/{other}"}}')
@@ -142,7 +142,7 @@ async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: 
     # Ids may come again in another turn, for calls that ask for nothing.
     messages += [calling(a="{}"), found("a", text), b'{"role": "user", "content": "go on"}']
     for _ in range(2):
-        again = await results.show(messages, mode, KEY)
+        again = await results.show(messages, [mode] * len(messages), KEY)
         assert again is not None
         assert again.messages[:3] == first.messages
         whole, short, table = again.messages[4:7]
@@ -182,7 +182,7 @@ async def test_where_another_call_took_the_room_meanwhile_no_handle_is_sent() ->
 async def test_nothing_is_kept_before_the_call_is_sure_to_be_sent() -> None:
     store = Counting()
     results = Results(store, SIZE)
-    showing = await results.show([result(TEXTS[0])], "handle_only", KEY)
+    showing = await results.show([result(TEXTS[0])], ["handle_only"], KEY)
     assert showing is not None
     assert (store.offered, await full_texts(store, showing.messages)) == ([], [None])
     assert await results.keep(showing, KEY)
@@ -234,7 +234,7 @@ async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_han
 ) -> None:
     store = MemoryStore()
     results = Results(store, PLENTY)
-    showing = await results.show([result(MIXED)], mode, KEY)
+    showing = await results.show([result(MIXED)], [mode], KEY)
     assert showing is not None
     assert await results.keep(showing, KEY)
     parts = json.loads(showing.messages[0])["content"]
@@ -247,7 +247,7 @@ async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_han
 
 async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_as_a_table() -> None:
     parts = [{"type": "text", "text": ROWS}, PICTURE]
-    showing = await Results(MemoryStore(), 60_000).show([result(parts)], "handle_only", KEY)
+    showing = await Results(MemoryStore(), 60_000).show([result(parts)], ["handle_only"], KEY)
     assert showing is not None
     assert showing.texts == {}
     [table, picture] = json.loads(showing.messages[0])["content"]
@@ -259,12 +259,12 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
     store = MemoryStore()
     results = Results(store, PLENTY)
     message = result([{"type": "text", "text": LONG[0]}, PICTURE])
-    showing = await results.show([message], "summary", KEY, is_summed=True)
+    showing = await results.show([message], ["summary"], KEY, is_summed=True)
     assert showing is not None
     [one] = showing.open
     assert await results.keep(showing, KEY)
     assert await results.decide({one.handle: "Light parts."}, KEY)
-    showing = await results.show([message], "summary", KEY, is_summed=True)
+    showing = await results.show([message], ["summary"], KEY, is_summed=True)
     assert showing is not None
     [said, picture] = json.loads(showing.messages[0])["content"]
     assert picture == PICTURE
@@ -277,7 +277,7 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
 
 async def summed(results: Results, *texts: str) -> tuple[list[str], list[str]]:
     """What is shown of each text, and the handles of those that are open."""
-    showing = await results.show([result(text) for text in texts], "summary", KEY, is_summed=True)
+    showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
     assert showing is not None
     assert await results.keep(showing, KEY)
     return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.open]
@@ -302,7 +302,7 @@ async def test_the_room_that_summaries_may_need_is_that_of_those_open_that_are_a
     more = []
     for count in (1, 4, 6):
         texts = [f"{number}\n{LONG[0]}" for number in range(count)]
-        showing = await results.show([result(text) for text in texts], "summary", KEY, is_summed=True)
+        showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
         assert showing is not None
         more.append(showing.more)
     assert 0 < more[0] < more[1] == more[2]
@@ -328,7 +328,7 @@ async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
 async def test_a_result_that_has_no_handle_is_not_open() -> None:
     results = Results(MemoryStore(), PLENTY)
     results.most = len(LONG[0]) - 1
-    showing = await results.show([result(LONG[0]), result(ROWS)], "summary", KEY, is_summed=True)
+    showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summed=True)
     assert showing is not None
     assert not showing.open
 
@@ -358,7 +358,7 @@ async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
 async def test_in_a_stricter_mode_and_without_a_model_nothing_is_open() -> None:
     results = Results(MemoryStore(), PLENTY)
     for mode, is_summed in (("handle_only", True), ("summary", False), ("table", True)):
-        showing = await results.show([result(LONG[0]), result(ROWS)], mode, KEY, is_summed=is_summed)  # type: ignore[arg-type]
+        showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summed=is_summed)  # type: ignore[list-item]
         assert showing is not None
         assert showing.open == ()
         assert showing.more == 0

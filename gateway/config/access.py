@@ -127,7 +127,7 @@ class Budget(KeyBudget):
     modes: bool = Field(
         default=True,
         description="Tool results shrink as the budget does: raw above 50 % left, then table, below 20 % summary, "
-        "below 5 % handle_only.",
+        "below 5 % handle_only. Results that the model has not read yet are shown as tables at most while they fit.",
     )
     summary_model: str | None = Field(
         None,

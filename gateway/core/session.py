@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.modes.unread import UnreadForm
 from gateway.core.steps.machine import StepState
 from gateway.core.thinking_origin import Origin
 from gateway.core.tool_changes import ToolChange, remember_change
@@ -24,6 +25,10 @@ from gateway.core.values import dataclass
 MAX_EPOCHS: Final = 32
 #: Characters of all summaries of a session: eight of its conversations may have one of the usual size, of 800 tokens.
 MAX_SUMMARIES: Final = 64 * 1024
+#: Tool results that keep the form in which they were shown before the model read them, and the blocks of all extracts
+#: among them. With more, the oldest are shown as any other result.
+MAX_UNREAD: Final = 256
+MAX_BLOCKS: Final = 4096
 #: agents of which a session remembers where they are in their steps
 MAX_AGENTS: Final = 8
 #: Providers keep answers and conversations that a later request may go on from without repeating them. A session
@@ -46,7 +51,8 @@ class SessionState:
     this one, whose budgets it spends too. `steps`: where its agents are in theirs. `sent_prefixes`: what was sent of
     conversations whose thinking is bound to it (`SentPrefix.to_json`), by the hash of what was received; newest last.
     `thinking`: who made the thinking blocks of its conversations, by a key of each. `tool_changes`: system messages of
-    the gateway that withdraw tools in the middle of its conversations.
+    the gateway that withdraw tools in the middle of its conversations. `unread`: how tool results were shown before the
+    model read them, by the name of each (`ResultsIn.names`); newest last.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -56,6 +62,7 @@ class SessionState:
     sent_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     thinking: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
     tool_changes: tuple[ToolChange, ...] = ()
+    unread: Mapping[str, UnreadForm] = field(default_factory=dict)
 
     def with_steps(self, steps: Places) -> SessionState:
         """This state with its agents at these places."""
@@ -103,6 +110,17 @@ class SessionState:
     def with_tool_change(self, change: ToolChange) -> SessionState:
         """Return this state with one more change of the tools that are offered."""
         return replace(self, tool_changes=remember_change(self.tool_changes, change))
+
+    def with_unread(self, shown: Mapping[str, UnreadForm]) -> SessionState:
+        """Return this state with more results that the model has not read; the oldest give way."""
+        unread = {**{name: one for name, one in self.unread.items() if name not in shown}, **shown}
+        blocks, kept = MAX_BLOCKS, dict[str, UnreadForm]()
+        for name, one in list(unread.items())[: -MAX_UNREAD - 1 : -1]:
+            blocks -= len(one.blocks or ())
+            if blocks < 0:
+                break
+            kept[name] = one
+        return replace(self, unread=dict(reversed(kept.items())))
 
     def with_summary(self, name: str, text: str) -> SessionState:
         """This state with one more summary; the first that was made of the same messages is the one."""

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 from gateway.core.counting.measure import Wire
 from gateway.core.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
 from gateway.core.modes import MODES, ResponseMode
+from gateway.core.modes.unread import after_last_reply
 from gateway.core.values import dataclass
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
 from gateway.core.views.view import Book, entries
@@ -296,9 +297,7 @@ class BoundConversation:
     @cached_property
     def after_last_reply(self) -> int:
         """The position after the model's last message: results from there on were not read by the model yet."""
-        roles = (read(raw)[0] for raw in reversed(self._received.raws))
-        after = next((n for n, one in enumerate(roles) if _is_models(one)), len(self._received.raws))
-        place = len(self._received.raws) - after
+        place = after_last_reply(self._received.raws)
         return self.positions[place] if place < len(self.positions) else self.size
 
     def remember(
@@ -357,13 +356,6 @@ def _is_words(message: object) -> bool:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     return not any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
-
-
-def _is_models(message: object) -> bool:
-    """Return whether the model said this message or item."""
-    if not isinstance(message, dict):
-        return False
-    return message.get("role") == "assistant" or str(message.get("type")).endswith(("_call", "reasoning"))
 
 
 def _size_of(bare: Bare) -> int:

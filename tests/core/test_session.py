@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.session import MAX_AGENTS, MAX_EPOCHS, MAX_KEPT, MAX_SUMMARIES, Remembered, SessionState, kept_as
+from gateway.core.modes.unread import UnreadForm
+from gateway.core.session import (
+    MAX_AGENTS,
+    MAX_BLOCKS,
+    MAX_EPOCHS,
+    MAX_KEPT,
+    MAX_SUMMARIES,
+    MAX_UNREAD,
+    Remembered,
+    SessionState,
+    kept_as,
+)
 from gateway.core.steps import StepState
 from gateway.core.thinking_origin import Origin
 
@@ -128,3 +139,20 @@ def test_the_conversation_whose_thinking_was_not_seen_longest_gives_way() -> Non
     assert list(state.thinking)[:1] == ["4"]
     assert list(state.thinking)[-2:] == ["2", "new"]
     assert len(state.thinking) == MAX_EPOCHS
+
+
+def test_results_that_were_not_read_are_remembered_and_the_oldest_give_way() -> None:
+    state = SessionState()
+    for number in range(MAX_UNREAD + 3):
+        state = state.with_unread({str(number): UnreadForm("summary")})
+    assert list(state.unread) == [str(number) for number in range(3, MAX_UNREAD + 3)]
+    again = state.with_unread({"5": UnreadForm("handle_only", (1, 2))})
+    assert list(again.unread)[-1] == "5"
+    assert len(again.unread) == MAX_UNREAD
+
+
+def test_the_blocks_of_extracts_are_bounded() -> None:
+    state = SessionState()
+    for number in range(4):
+        state = state.with_unread({str(number): UnreadForm("summary", tuple(range(MAX_BLOCKS // 2)))})
+    assert list(state.unread) == ["2", "3"]

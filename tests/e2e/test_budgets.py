@@ -79,6 +79,7 @@ def test_a_session_shrinks_its_results_is_refused_at_last_and_goes_on_after_a_ra
         {"role": "user", "content": "look it up"},
         {"role": "assistant", "content": None, "tool_calls": [call_made]},
         {"role": "tool", "tool_call_id": "c1", "content": ROWS},
+        {"role": "assistant", "content": "There are some."},
         {"role": "user", "content": "and now?"},
     ]
     seen: dict[str, str] = {}

@@ -231,6 +231,8 @@ def test_a_refused_call_leaves_no_text_behind(
 
 # --- with a model that makes summaries ------------------------------------------------------------------------------------
 
+#: after results that the model has read
+READ = [{"role": "assistant", "content": "Found."}, {"role": "user", "content": "Go on."}]
 SAID = "200 lines, one for each part; part 199 has the value 39601."
 Start = Callable[..., GatewayThread]
 
@@ -366,7 +368,7 @@ def test_so_many_results_of_a_call_are_summed_up_and_they_are_the_newest(
 
 def test_as_a_budget_shrinks_results_are_summed_up_within_it(summing: Start, mock: Provider, writer: Provider) -> None:
     web = summing(**{"budget.tokens": 400_000, "context.trim": "off"}).web
-    body = {"model": "mock-small", "messages": history(TEXT), "max_tokens": 9}
+    body = {"model": "mock-small", "messages": [*history(TEXT), *READ], "max_tokens": 9}
     web.post(CHAT, body, {"x-session-id": "s", "x-mock": "tokens=340000/9"})
     assert texts(mock) == [TEXT]
     reply = web.post(CHAT, body, {"x-session-id": "s"})

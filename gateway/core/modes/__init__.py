@@ -2,16 +2,18 @@
 
 Raw as they came; as tables, with nothing left out; as summaries, with the way to the full text; as that way alone. Each
 message is shown for itself and always the same way in the same mode, so that a provider's prompt cache holds for as
-long as the mode does. What is shown shorter names the handle under which the caller keeps the original.
+long as the mode does. What is shown shorter names the handle under which the caller keeps the original. Results that
+the model has not read yet are the exception, see `gateway.core.modes.unread`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, get_args
 
+from gateway.core.fitting.blocks import render, slice_message
 from gateway.core.message import RESULT_ROLES, Message, decode, encode, is_signed, read
-from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
+from gateway.core.modes.extract import LONGEST, ends, extract, limit_of, tokens_of
 from gateway.core.modes.handle import described, pointer, points
 from gateway.core.modes.parts import Content
 from gateway.core.modes.summary import Summing, summing
@@ -35,6 +37,8 @@ _WORTH_LOSS: Final = 0.75
 _LINE: Final = 66
 #: a character of that line weighs as many tokens as so many of other texts
 _DENSE: Final = 2
+#: Characters of a result that an extract by the question is chosen from: the first and the last ones.
+_MOST_READ: Final = 1_000_000
 #: More characters than this were not shown by us, whatever they look like: a summary and its gap marks have fewer.
 _SHOWN_MOST: Final = 3 * LONGEST
 
@@ -42,6 +46,11 @@ _SHOWN_MOST: Final = 3 * LONGEST
 def stricter(one: ResponseMode, other: ResponseMode) -> ResponseMode:
     """The one that shows less."""
     return max(one, other, key=MODES.index)
+
+
+def milder(one: ResponseMode, other: ResponseMode) -> ResponseMode:
+    """Return the one that shows more."""
+    return min(one, other, key=MODES.index)
 
 
 def mode_for(remaining_fraction: float) -> ResponseMode:
@@ -94,6 +103,32 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
             return short
     is_worth = bool(text) and len(whole) <= _WORTH * len(text)
     return Shown(encode({**message, "content": shaped}), "table") if is_worth else None
+
+
+def extractable(raw: bytes) -> str | None:
+    """Return the text of a result that `show_blocks` can shorten; None if it stays as it is."""
+    message = _result(raw) if len(raw) > SHORTEST else None
+    content = _content(message, "summary") if message is not None else None
+    if content is None or len(content.text) <= SHORTEST or _was_shown(content, "summary"):
+        return None
+    return ends(content.text, _MOST_READ)
+
+
+def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], str]) -> Shown | None:
+    """Return a result as these blocks of it and its handle; without blocks, as in `handle_only`.
+
+    None if it cannot be shown so. `blocks`: numbers of the blocks that `slice_message` makes of `extractable`.
+    """
+    if not blocks:
+        return show(raw, "handle_only", handle_of)
+    text, message = extractable(raw), _result(raw)
+    if text is None or message is None:
+        return None
+    whole: Message = {"role": "tool", "content": text}
+    says = str(render(whole, slice_message(whole), blocks)["content"]).rstrip("\n")
+    content = _content(message, "summary")
+    handle = handle_of(content.original)
+    return Shown(_summarized(message, content, says, handle), "summary", handle, content.original)
 
 
 def _result(raw: bytes) -> Message | None:

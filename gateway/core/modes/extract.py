@@ -70,7 +70,7 @@ def extract(text: str, limit: int) -> str:
     rows = rows_of(text)
     if rows is not None and len(rows[0]) > _WIDEST:
         rows = None
-    message: Message = {"role": "tool", "content": text if rows is not None else _ends(text)}
+    message: Message = {"role": "tool", "content": text if rows is not None else ends(text, _READ)}
     sliced = slice_message(message) if rows is None else _sliced_rows(rows)
     if not sliced.blocks:  # JSON of nothing but empty keys
         return GAP
@@ -78,10 +78,10 @@ def extract(text: str, limit: int) -> str:
     return str(render(message, sliced, _picked(sliced.blocks, limit))["content"]).rstrip("\n")
 
 
-def _ends(text: str) -> str:
-    """A text, without its middle if it is long."""
-    head = int(_READ * _HEAD)
-    return f"{text[:head]}\n{GAP}\n{text[head - _READ :]}" if len(text) > _READ else text
+def ends(text: str, most: int) -> str:
+    """Return a text, without its middle if it has more than `most` characters."""
+    head = int(most * _HEAD)
+    return f"{text[:head]}\n{GAP}\n{text[head - most :]}" if len(text) > most else text
 
 
 def _sliced_rows(rows: Sequence[str]) -> Sliced:
