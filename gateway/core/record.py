@@ -281,6 +281,11 @@ class CallRecord:
         return "answer" in self.notes and self.outcome != PENDING
 
     @property
+    def counted_kept(self) -> str:
+        """What its session remembers of what the provider keeps: nothing of a call that is not charged."""
+        return self.kept if self.charge is not None else ""
+
+    @property
     def counted_tools(self) -> tuple[str, ...]:
         """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
         return self.tools if self.charge is not None and not self.is_provisional else ()

@@ -39,6 +39,16 @@ def test_the_list_is_newest_first_or_largest_first(store: str, gateway_command: 
     assert [row["id"] for row in first] == ["small"]
 
 
+def test_a_session_whose_only_call_was_refused_is_listed(filled: GatewayThread, gateway_command: Commands) -> None:
+    refused = filled.web.post(
+        CHAT, {"model": "mock-small", "messages": HI}, {"x-session-id": "tiny", "x-session-budget-tokens": "3"}
+    )
+    assert refused.status == 400
+    for command in (("sessions", "list"), ("top",)):
+        done = gateway_command(*command, "--json", "--store", f"sqlite://{filled.store}")
+        assert [row["id"] for row in json.loads(done.out)] == ["tiny", "small", "large"]
+
+
 def test_the_list_leaves_out_a_session_whose_account_cannot_be_read(
     filled: GatewayThread, gateway_command: Commands
 ) -> None:

@@ -110,10 +110,13 @@ def test_a_session_whose_calls_were_all_refused_or_failed_is_shown_with_nothing_
     assert refused.totals == (0, 0, 0)
     failed = web.post(CHAT, {"model": "mock-small", "messages": HI}, {**headers, "x-mock": "status=400"})
     assert failed.status == 400
-    records = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    last, first = web.get(f"/api/sessions/{session}/calls").json["calls"]
     shown = web.get(f"/api/sessions/{session}").json
     assert (shown["id"], shown["calls"], shown["cumulative_token_usage"]["total_tokens"]) == (session, 0, 0)
-    assert (shown["created_at"], shown["last_call_at"]) == (None, records[0]["started_at"])
+    assert (shown["created_at"], shown["last_call_at"] >= last["started_at"]) == (first["started_at"], True)
+    assert session in [row["id"] for row in web.get("/api/sessions").json["sessions"]]
+    listed = [call["call_id"] for call in web.get("/api/calls").json["calls"]]
+    assert {last["call_id"], first["call_id"]} <= set(listed)
     assert web.send("DELETE", f"/api/sessions/{session}").status == 200
     assert web.get(f"/api/sessions/{session}").status == 404
 

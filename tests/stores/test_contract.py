@@ -120,8 +120,12 @@ async def test_calls_that_share_a_clients_request_id_are_each_charged(store: Sto
 
 
 async def test_a_call_without_a_charge_is_kept_but_adds_nothing(store: Store, record: MakeRecord) -> None:
-    assert await store.settle(record(charge=None)) == Totals()
-    assert await store.session(KEY) is None
+    refused = record(charge=None, at=100.0, duration_s=1.0)
+    assert await store.settle(refused) == Totals()
+    view = await store.session(KEY)
+    assert view is not None
+    assert (view.totals, view.created_at, view.last_call_at) == (Totals(), 100.0, 101.0)
+    assert [one.key for one in (await store.sessions("alice", 10, None, "recent")).sessions] == [KEY]
     assert len(await store.calls(KEY, 10)) == 1
     await store.settle(record(charge=CHARGE))
     assert await store.settle(record(charge=None)) == ONCE

@@ -106,7 +106,7 @@ _SESSION_FIELDS: Final = {
     "id": text("with the client key's name and a slash in front for whoever sees the sessions of all keys"),
     "created_at": _TIME,
     "last_call_at": _TIME,
-    "calls": whole("calls that were counted"),
+    "calls": whole("calls that were counted: those that the provider bills"),
     "calls_under_way": whole("calls that hold a part of its budget now"),
     "cumulative_token_usage": named("Totals"),
     "usage_source": text("on whose word these tokens are", one_of=get_args(UsageSource)),
@@ -244,10 +244,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "Session": record("a session and its totals", _SESSION_FIELDS),
     "SessionDetails": record(
-        "a session, its tools and its steps; where no call of it was counted, its totals are zero",
+        "a session, its tools and its steps; where none of its calls was charged, its totals are zero",
         {
             **_SESSION_FIELDS,
-            "created_at": {**_MAYBE_TIME, "description": "null where no call was counted"},
+            "created_at": {**_MAYBE_TIME, "description": "null where it made no call itself"},
             "last_call_at": {**_MAYBE_TIME, "description": "null where there is no record of a call"},
             **_TOOLS_FIELDS,
             **_STEP_FIELDS,
