@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _UNITS = ("tokens", "usd", "calls")
 #: parts of a session that are not among its facts: most of them have a table of their own
-_IN_TABLES = ("recent_tools", "tools", "steps", "last_calls")
+_IN_TABLES = ("recent_tools", "tools", "steps", "last_calls", "parent", "parents", "declared_budget")
 
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
@@ -110,6 +110,9 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     print_table(columns, [_call_row(row) for row in found["last_calls"]], right=("input", "output", "ms"))
+    error = found["last_calls"][0]["error"] if found["last_calls"] else None
+    if error is not None:
+        typer.echo(f"\nThe last call was answered with: {error['message']}")
 
 
 @app.command()
@@ -254,13 +257,20 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((prefix + part, f"{number:,}") for part, number in value.items())
         else:
             yield name, {"budget": "none", "active_step": "none"}.get(name, "?") if value is None else str(value)
+    for parent in found["parents"]:
+        yield f"parent {parent['id']}", _budget_said(parent["budget"])
+    if found["declared_budget"] is not None:
+        yield "declared by its last call", ", ".join(_limits_said(found["declared_budget"]))
 
 
 def _budget_said(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return "no budget"
-    limits = [f"{budget[unit]} USD" if unit == "usd" else f"{budget[unit]:,} {unit}" for unit in _limited(budget)]
-    return f"{', '.join(limits)} ({budget['used_fraction']:.0%} used)"
+    return f"{', '.join(_limits_said(budget))} ({budget['used_fraction']:.0%} used)"
+
+
+def _limits_said(limits: dict[str, Any]) -> list[str]:
+    return [f"{limits[unit]} USD" if unit == "usd" else f"{limits[unit]:,} {unit}" for unit in _limited(limits)]
 
 
 def _limited(budget: dict[str, Any]) -> list[str]:
@@ -310,7 +320,7 @@ def _call_row(row: dict[str, Any]) -> list[str]:
         row["started_at"],
         row["model"],
         str(row["status"]),
-        row["outcome"],
+        row["error_code"] or row["outcome"],
         f"{usage.get('input_tokens', 0):,}",
         f"{usage.get('output_tokens', 0):,}",
         row["usage_source"] or "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
@@ -103,6 +104,20 @@ def test_a_session_is_shown_with_its_calls(store: str, gateway_command: Commands
     text = gateway_command("sessions", "show", "small", "--store", store).out
     assert "small" in text
     assert text.count("mock-small") == 2
+
+
+def test_a_refused_child_is_shown_with_its_parent_the_declared_budget_and_the_message(
+    filled: GatewayThread, store: str, gateway_command: Commands
+) -> None:
+    headers = {"x-session-id": "child", "x-parent-session-id": "large", "x-session-budget-tokens": "900"}
+    filled.web.send("PATCH", "/api/sessions/large", {"budget": {"tokens": 570}})
+    refused = filled.web.post(CHAT, {"model": "mock-small", "messages": HI}, headers)
+    done = gateway_command("sessions", "show", "child", "--store", store)
+    facts = [re.split(r"\s{2,}", line.strip()) for line in done.lines]
+    assert ["parent large", "570 tokens (100% used)"] in facts
+    assert ["declared by its last call", "900 tokens"] in facts
+    assert any("budget_exhausted" in line for line in facts)
+    assert refused.json["error"]["message"] in done.out
 
 
 def test_a_session_is_shown_with_its_tools(filled: GatewayThread, store: str, gateway_command: Commands) -> None:

@@ -131,6 +131,41 @@ def test_a_session_that_is_only_the_parent_of_others_is_shown_with_what_counts_a
     assert (shown["created_at"], shown["last_call_at"]) == (None, None)
 
 
+def test_a_child_whose_parent_is_exhausted_names_it_its_budget_and_what_the_client_received(
+    web: Web, session: str
+) -> None:
+    child = {"x-session-id": f"{session}-child", "x-parent-session-id": session}
+    web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 60}})
+    web.send("PATCH", f"/api/sessions/{session}-child", {"budget": {"tokens": 1000}})
+    hi = {"model": "mock-small", "messages": HI}
+    assert web.post(CHAT, hi, {**child, "x-mock": "tokens=30/25"}).status == 200
+    refused = web.post(CHAT, hi, child)
+    shown = web.get(f"/api/sessions/{session}-child").json
+    assert (shown["parent"], shown["budget"]["used_fraction"]) == (session, 0.055)
+    [parent] = shown["parents"]
+    assert (parent["id"], parent["budget"]["used"]["tokens"], parent["budget"]["tokens"]) == (session, 55, 60)
+    record = web.get(f"/api/calls/{refused.header('x-gateway-request-id')}").json
+    error = refused.json["error"]
+    assert record["error"] == {"message": error["message"], "budget": error["budget"]}
+    budget = record["error"]["budget"]
+    assert (budget["account"], budget["id"], budget["limit"], budget["used"]) == ("session", session, 60, 55)
+    assert budget["needed"] > 5
+    assert web.get(f"/api/sessions/{session}").json["parent"] is None
+
+
+def test_a_budget_that_the_last_call_declared_is_shown_until_a_call_declares_none(web: Web, session: str) -> None:
+    hi, name = {"model": "mock-small", "messages": HI}, {"x-session-id": session}
+    refused = web.post(CHAT, hi, {**name, "x-session-budget-tokens": "3"})
+    shown = web.get(f"/api/sessions/{session}").json
+    assert (shown["budget"]["tokens"], shown["budget"]["remaining"]) == (3, 3)
+    assert shown["declared_budget"] == {"tokens": 3, "usd": None, "calls": None}
+    record = web.get(f"/api/calls/{refused.header('x-gateway-request-id')}").json
+    assert record["declared_budget"] == shown["declared_budget"]
+    assert web.post(CHAT, hi, name).status == 200
+    shown = web.get(f"/api/sessions/{session}").json
+    assert (shown["budget"], shown["declared_budget"]) == (None, None)
+
+
 def test_a_session_that_has_only_a_budget_is_shown_with_it(web: Web, session: str) -> None:
     assert web.get(f"/api/sessions/{session}").status == 404
     web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 9}})

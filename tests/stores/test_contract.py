@@ -19,7 +19,7 @@ from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.ledger import Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord, ContextRecord
+from gateway.core.record import LOST, CallError, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, StoredKey
@@ -161,7 +161,13 @@ async def test_a_guessed_session_is_marked(store: Store, record: MakeRecord) -> 
 
 
 async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeRecord) -> None:
-    first = record(model="модель 漢 \"'; DROP TABLE calls;--", first_byte_s=None, notes={"a": "b\n"})
+    first = record(
+        model="модель 漢 \"'; DROP TABLE calls;--",
+        first_byte_s=None,
+        notes={"a": "b\n"},
+        error=CallError("Session “s” has …", {"limit": 3, "needed": 9, "unit": "usd", "used": "0.000001", "x": None}),
+        declared=Limits(tokens=3),
+    )
     await store.settle(first)
     assert await store.call("alice", first.call_id) == first
     assert list(await store.calls(KEY, 1)) == [first]

@@ -148,7 +148,9 @@ _CALL_FIELDS: Final = {
     "stream": flag(),
     "status": whole("the HTTP status of the answer"),
     "outcome": text("docs/operations.md says what each means", one_of=OUTCOMES),
-    "error_code": text(null=True),
+    "error_code": text("of the gateway's own error", null=True),
+    "error": maybe(named("CallError")),
+    "declared_budget": maybe(named("Limits")),
     "finish_reason": text(null=True),
     "tools": rows(text(), "names of the tools that the answer asks for"),
     "response_mode": text(null=True, one_of=MODES),
@@ -217,6 +219,21 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "tokens as they stand in headers",
         {"promptTokens": whole(), "completionTokens": whole(), "totalTokens": whole()},
     ),
+    "Limits": record(
+        "a budget that a call declares for its session, such as with `x-session-budget-tokens`; null: no limit",
+        {"tokens": whole(null=True), "usd": text(_USD, null=True), "calls": whole(null=True)},
+    ),
+    "CallError": record(
+        "the gateway's own error as the client received it",
+        {
+            "message": text("cut to 1,000 characters"),
+            "budget": {
+                "type": ["object", "null"],
+                "description": "with codes of budgets, the arithmetic: whose account, its limit, what was needed",
+                "additionalProperties": {"type": ["integer", "string", "null"]},
+            },
+        },
+    ),
     "Budget": record(
         "what a session may spend; limits that it does not have are null",
         {
@@ -249,6 +266,12 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             **_SESSION_FIELDS,
             "created_at": {**_MAYBE_TIME, "description": "null where it made no call itself"},
             "last_call_at": {**_MAYBE_TIME, "description": "null where there is no record of a call"},
+            "declared_budget": maybe(named("Limits")),
+            "parent": text("the session that this one works for, if any", null=True),
+            "parents": rows(
+                record("a session above this one", {"id": text(), "budget": maybe(named("Budget"))}),
+                "whose budgets its calls use too, from the nearest up",
+            ),
             **_TOOLS_FIELDS,
             **_STEP_FIELDS,
         },
