@@ -42,6 +42,22 @@ Outcome = Literal[
     "pending",
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+#: The outcomes of calls that failed: the same in the log, the dashboard and Grafana. A refused call did not fail, nor
+#: did one whose client left or whose budget ended.
+FAILED: Final = frozenset[Outcome](
+    {
+        "provider_error",
+        "upstream_failed",
+        "upstream_broken",
+        "client_stalled",
+        "cut_at_shutdown",
+        "too_slow",
+        "worker_lost",
+        "internal_error",
+    }
+)
+#: the outcome of a call that the gateway refused
+REFUSED: Final[Outcome] = "refused"
 #: the outcome of a call whose worker was gone before it settled
 LOST: Final[Outcome] = "worker_lost"
 #: that of a call whose answer is made in the background and was not fetched yet

@@ -153,7 +153,7 @@ class SessionsApi:
         if cursor is not None and not _CALL_ID.fullmatch(cursor):
             raise errors.InvalidRequest("The cursor is not one that this list returned.", param="cursor")
         records = await self._store.calls(key, limit, cursor)
-        if not records and await self._store.session(key) is None:
+        if not records and not await _is_known(self._store, key):
             raise _no_session(key)
         more = records[-1].call_id if len(records) == limit else None
         return {"calls": [call_json(record, access) for record in records], "cursor": more}
@@ -268,6 +268,10 @@ async def delete_session(store: Store, key: SessionKey) -> bool:
     """Forget a session and its budget; False where nothing is kept under this name."""
     was_kept = await _is_kept(store, key)
     return await store.delete(key) or was_kept
+
+
+async def _is_known(store: Store, key: SessionKey) -> bool:
+    return await store.session(key) is not None or await _is_kept(store, key)
 
 
 async def _is_kept(store: Store, key: SessionKey) -> bool:

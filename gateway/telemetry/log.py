@@ -22,10 +22,9 @@ import msgspec
 
 from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
-from gateway.core.record import PENDING, CallRecord, ContextRecord
+from gateway.core.record import FAILED, REFUSED, CallRecord, ContextRecord
 from gateway.core.usage import Totals
 
-_FAILED_FROM: Final = 400
 #: lines that may wait to be written, and characters of them
 _MAX_LINES: Final = 10_000
 _MAX_CHARACTERS: Final = 32 * 1024 * 1024
@@ -154,7 +153,7 @@ def put(stream: TextIO, *, as_json: bool) -> Callable[[str], None]:
 
 
 class CallLog(Observer):
-    """Writes each call's line. `failures_only`: calls that went well are left out."""
+    """Writes each call's line. `failures_only`: only calls that failed or were refused."""
 
     def __init__(self, stream: TextIO, *, as_json: bool, failures_only: bool = False) -> None:
         self._writer = _writer_for(stream, as_json=as_json)
@@ -163,7 +162,7 @@ class CallLog(Observer):
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`."""
-        if self._failures_only and call.status < _FAILED_FROM and call.outcome in {"ok", PENDING}:
+        if self._failures_only and call.outcome not in FAILED and call.outcome != REFUSED:
             return
         line = json_line(call, totals) if self._as_json else text_line(call, totals, left)
         self._writer.put(line)

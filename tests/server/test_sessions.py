@@ -129,6 +129,8 @@ def test_a_session_that_is_only_the_parent_of_others_is_shown_with_what_counts_a
     shown = web.get(f"/api/sessions/{session}").json
     assert (shown["calls"], shown["used_with_children"]) == (0, {"tokens": 5, "calls": 1})
     assert (shown["created_at"], shown["last_call_at"]) == (None, None)
+    calls = web.get(f"/api/sessions/{session}/calls")
+    assert (calls.status, calls.json["calls"]) == (200, [])
 
 
 def test_a_child_whose_parent_is_exhausted_names_it_its_budget_and_what_the_client_received(

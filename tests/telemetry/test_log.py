@@ -150,17 +150,18 @@ def test_each_call_is_one_line(as_json: bool) -> None:
     assert all(json.loads(line) for line in stream.getvalue().splitlines() if as_json)
 
 
-def test_calls_that_went_well_may_be_left_out() -> None:
+def test_only_calls_that_failed_or_were_refused_may_be_logged() -> None:
     stream = io.StringIO()
     observer = log.CallLog(stream, as_json=True, failures_only=True)
     left = replace(CALL, outcome="client_left", status=499)
     passed_on = replace(CALL, outcome="provider_error", status=429)
     broken = replace(CALL, outcome="upstream_broken")
-    for call in (CALL, replace(CALL, outcome="pending"), FAILED, left, passed_on, broken):
+    refused = replace(CALL, outcome="refused", status=400)
+    for call in (CALL, replace(CALL, outcome="pending"), FAILED, left, passed_on, broken, refused):
         observer.record(call, TOTALS)
     log.flush(60)
     outcomes = [json.loads(line)["outcome"] for line in stream.getvalue().splitlines()]
-    assert outcomes == ["upstream_failed", "client_left", "provider_error", "upstream_broken"]
+    assert outcomes == ["upstream_failed", "provider_error", "upstream_broken", "refused"]
 
 
 def test_a_name_with_a_line_end_stays_on_its_line() -> None:

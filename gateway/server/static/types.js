@@ -27,6 +27,23 @@
  */
 
 /**
+ * @typedef {{tokens: number | null, usd: string | null, calls: number | null}} Limits
+ */
+
+/**
+ * Why a budget did not allow a call.
+ * @typedef {object} Arithmetic
+ * @property {"session" | "key" | "rate"} account
+ * @property {string} id of the session, or the name of the client key
+ * @property {"tokens" | "usd" | "calls"} unit
+ * @property {number | string} limit
+ * @property {number | string} used
+ * @property {number | string} held
+ * @property {number | string} needed
+ * @property {string | null} resets_at
+ */
+
+/**
  * @typedef {object} Session
  * @property {string} id
  * @property {string | null} created_at null where no call was counted
@@ -40,6 +57,9 @@
  * @property {Budget | null} budget
  * @property {string} response_mode
  * @property {boolean} derived_id
+ * @property {Limits | null} [declared_budget] by its last call
+ * @property {string | null} [parent]
+ * @property {{id: string, budget: Budget | null}[]} [parents] from the nearest up
  * @property {string[]} [recent_tools]
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
@@ -96,6 +116,7 @@
  * @property {number} status
  * @property {string} outcome
  * @property {string | null} error_code
+ * @property {{message: string, budget: Arithmetic | null} | null} error that the client received from the gateway
  * @property {string | null} finish_reason
  * @property {string[]} tools
  * @property {Usage | null} usage
