@@ -56,6 +56,7 @@ from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
+from gateway.stores.served import note_served
 from gateway.stores.settler import Settler
 from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import Callbacks, Shapes
@@ -288,10 +289,16 @@ class Worker:
         logger.info("configuration reloaded")
         if needing_restart:
             logger.warning("needs a restart: %s", ", ".join(needing_restart))
-        chore = asyncio.create_task(old.retire())
-        self._chores.add(chore)
-        chore.add_done_callback(self._chores.discard)
+        for work in (old.retire(), self._note_budget()):
+            chore = asyncio.create_task(work)
+            self._chores.add(chore)
+            chore.add_done_callback(self._chores.discard)
         return needing_restart
+
+    async def _note_budget(self) -> None:
+        """Note the budget in force for commands in other terminals; if the store is away, `_expire` does it later."""
+        with contextlib.suppress(StoreUnavailable):
+            await note_served(self.store, self._parts.rules.budget)
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
         """What a reload puts into force, and the keys that were changed and are not read before a restart.
@@ -310,6 +317,7 @@ class Worker:
         while True:
             began = time.monotonic()
             try:
+                await note_served(self.store, self._parts.rules.budget)
                 await self.store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
                 pass  # what is old is still there the next time

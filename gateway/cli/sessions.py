@@ -85,12 +85,13 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     from gateway.server.auth import Access
     from gateway.server.sessions import LAST_CALLS, details_json
     from gateway.server.shown import call_json
+    from gateway.stores.served import served
 
     key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
     policy, agents = budget_policy(settings), agents_of(settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
-        details = await details_json(opened, key, everything, policy, agents)
+        details = await details_json(opened, key, everything, await served(opened, policy), agents)
         if details is None:
             return None
         records = await opened.calls(key, LAST_CALLS)
@@ -184,8 +185,10 @@ async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[s
     from gateway.policies import agents_of, budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import changed_json
+    from gateway.stores.served import served
 
-    return await changed_json(opened, key, Access(None, admin=True), budget_policy(settings), agents_of(settings))
+    policy = await served(opened, budget_policy(settings))
+    return await changed_json(opened, key, Access(None, admin=True), policy, agents_of(settings))
 
 
 def _refused(fault: InvalidRequest, named: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.stores.files import write
 from tests.support.commands import Commands
-from tests.support.gateways import GatewayThread
+from tests.support.gateways import GatewayThread, until, write_config
 from tests.support.web import CHAT, HI
 
 ALICE = "alice-key-0123456789"
@@ -48,6 +48,27 @@ def test_a_session_whose_only_call_was_refused_is_listed(filled: GatewayThread, 
     for command in (("sessions", "list"), ("top",)):
         done = gateway_command(*command, "--json", "--store", f"sqlite://{filled.store}")
         assert [row["id"] for row in json.loads(done.out)] == ["tiny", "small", "large"]
+
+
+def test_the_budget_of_serve_is_shown_without_its_configuration_and_follows_a_reload(
+    mock_server: MockServer, gateway_server: StartGateway, gateway_command: Commands
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 1000})
+    assert gateway.web.chat("half", "tokens=400/100").status == 200
+    store = f"sqlite://{gateway.store}"
+
+    def shown() -> list[int | None]:
+        found = [json.loads(gateway_command(*command, "--json", "--store", store).out) for command in commands]
+        rows = [one[0] if isinstance(one, list) else one for one in found]
+        return [row["budget"] and row["budget"]["tokens"] for row in rows]
+
+    commands = (("sessions", "list"), ("top",), ("sessions", "show", "half"))
+    assert shown() == [1000, 1000, 1000]
+    assert "500" in gateway_command("sessions", "list", "--store", store).lines[1].split()
+    assert "50%" in gateway_command("top", "--once", "--store", store).out
+    write_config(gateway.folder, mock_server.url, {"budget.tokens": 2000})
+    assert gateway.web.post("/api/reload").status == 200
+    until(lambda: shown() == [2000, 2000, 2000])
 
 
 def test_the_list_leaves_out_a_session_whose_account_cannot_be_read(
