@@ -44,6 +44,7 @@ from gateway.server.app import GatewayApp
 from gateway.server.auth import Access
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
+from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.endpoints import Forwarder
 from gateway.server.events import EventsApi
 from gateway.server.health import HealthApi, WorkerHealth
@@ -162,6 +163,7 @@ class Worker:
         observers += [self._callbacks] if not self._callbacks.is_idle else []
         observers += [self._metrics] if self._metrics is not None else []
         observers += [self._otel] if self._otel is not None else []
+        self._early = EarlyRefusals(observers)
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what each configuration makes its parts with
@@ -179,6 +181,7 @@ class Worker:
             threads=self._threads,
             catalog=self._catalog,
             observers=observers,
+            early=self._early,
             new_id=new_id,
         )
         self._parts = Parts(settings, self.lasting, tls)
@@ -220,6 +223,7 @@ class Worker:
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
+            early_refusals=self._early.newest(),
         )
 
     def _state(self) -> State:

@@ -294,6 +294,13 @@ class Observer(Protocol):
         """
         ...
 
+    def refused(self, call: CallRecord) -> None:
+        """Called for a request that was refused before it became a call, such as one with an unknown client key.
+
+        Anybody can send any number of these, so what it does must be bounded, in memory and in what is sent on.
+        """
+        del call
+
     def stepped(self, change: StepChange) -> None:
         """Called after a change was kept."""
         del change

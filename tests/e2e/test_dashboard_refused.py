@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 
@@ -102,3 +103,21 @@ def test_a_budget_that_a_call_declared_is_shown_as_such(gateway: GatewayThread, 
     expect(page.get_by_role("group", name="Budget", exact=True)).to_contain_text("0 of 3")
     expect(page.get_by_text("Its last call declared a budget")).to_be_visible()
     expect(page.get_by_text("No budget")).to_have_count(0)
+
+
+def test_health_lists_refused_keys_by_their_hash_and_providers_that_were_not_called(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    admin = "admin-key-0123456789"
+    gateway = gateway_server(
+        mock_server.url, **{"auth.admin_key": admin, "auth.keys": [{"name": "al", "key": "alice-key-0123456789"}]}
+    )
+    gateway.web.post(CHAT, BODY, {"authorization": "Bearer sk-nobodys-key"})
+    with browsers.opened(browser) as watched:
+        watched.allowed = ("401",)
+        watched.page.goto(f"{gateway.url}/ui#/health")
+        watched.page.get_by_role("dialog").get_by_label("Key").fill(admin)
+        watched.page.keyboard.press("Enter")
+        shown = hashlib.sha256(b"sk-nobodys-key").hexdigest()[:8]
+        expect(watched.page.locator("main tr", has_text=shown)).to_contain_text("invalid_api_key")
+        expect(watched.page.locator("main tr", has_text="upstream")).to_contain_text("not called yet")

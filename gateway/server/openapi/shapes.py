@@ -421,11 +421,29 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     {
                         "name": text(),
                         "adapter": text(),
-                        "state": text(one_of=("ok", "failing", "left_alone")),
+                        "state": text(
+                            "`not_called`: not by this worker yet; `no_key`: nor has the gateway a key for it",
+                            one_of=("ok", "failing", "left_alone", "not_called", "no_key"),
+                        ),
                         "failures": whole("failures in a row"),
                         "asked_in_s": number("where it is left alone: seconds until it is asked again", null=True),
                     },
                 )
+            ),
+            "early_refusals": rows(
+                record(
+                    "requests with the same error and credential",
+                    {
+                        "code": text(),
+                        "status": whole(),
+                        "credential": text("the beginning of the SHA-256 of the unknown key", null=True),
+                        "message": text("that the client received last"),
+                        "count": whole(),
+                        "first_at": _TIME,
+                        "last_at": _TIME,
+                    },
+                ),
+                "requests that this worker refused before they became calls, the newest first, at most 50",
             ),
         },
     ),

@@ -137,9 +137,21 @@
  * @typedef {object} Provider
  * @property {string} name
  * @property {string} adapter
- * @property {"ok" | "failing" | "left_alone"} state
+ * @property {"ok" | "failing" | "left_alone" | "not_called" | "no_key"} state
  * @property {number} failures
  * @property {number | null} asked_in_s
+ */
+
+/**
+ * Requests that were refused before they became calls, with the same error and credential.
+ * @typedef {object} EarlyRefusal
+ * @property {string} code
+ * @property {number} status
+ * @property {string | null} credential the beginning of its SHA-256
+ * @property {string} message
+ * @property {number} count
+ * @property {string} first_at
+ * @property {string} last_at
  */
 
 /**
@@ -151,6 +163,7 @@
  *   on_failure: string}} store
  * @property {string | null} default_provider
  * @property {Provider[]} providers
+ * @property {EarlyRefusal[]} early_refusals
  */
 
 /**
