@@ -44,7 +44,6 @@ from gateway.server.app import GatewayApp
 from gateway.server.auth import Access
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
-from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.endpoints import Forwarder
 from gateway.server.events import EventsApi
 from gateway.server.health import HealthApi, WorkerHealth
@@ -53,6 +52,7 @@ from gateway.server.metrics import MetricsApi
 from gateway.server.serving import stop_without_parent
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
@@ -163,7 +163,7 @@ class Worker:
         observers += [self._callbacks] if not self._callbacks.is_idle else []
         observers += [self._metrics] if self._metrics is not None else []
         observers += [self._otel] if self._otel is not None else []
-        self._early = EarlyRefusals(observers)
+        self._unrecorded = UnrecordedRefusals(observers)
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what each configuration makes its parts with
@@ -180,8 +180,8 @@ class Worker:
             memory=memory,
             threads=self._threads,
             catalog=self._catalog,
-            observers=observers,
-            early=self._early,
+            observers=[*observers, self._unrecorded],
+            unrecorded=self._unrecorded,
             new_id=new_id,
         )
         self._parts = Parts(settings, self.lasting, tls)
@@ -223,7 +223,7 @@ class Worker:
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
-            early_refusals=self._early.newest(),
+            unrecorded_refusals=self._unrecorded.newest(),
         )
 
     def _state(self) -> State:

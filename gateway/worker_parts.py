@@ -31,11 +31,11 @@ from gateway.policies import agents_of, budget_policy, id_headers_of, limits_of,
 from gateway.results import Results
 from gateway.server import headers
 from gateway.server.auth import Authenticator, KeyRule, digest
-from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.handling import Rules
 from gateway.server.health import ProviderHealth
 from gateway.server.keyring import KeyRing
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.blind import Blind
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
@@ -66,7 +66,7 @@ class Lasting:
     threads: Threads
     catalog: Catalog
     observers: Sequence[Observer]
-    early: EarlyRefusals
+    unrecorded: UnrecordedRefusals
     new_id: Callable[[], str]
 
     def planner(self, settings: config.Settings) -> Planner:
@@ -162,7 +162,7 @@ class Parts:
             budget_policy(settings),
             bounds.max_body,
             bounds.body_timeout_s,
-            lasting.early,
+            lasting.unrecorded,
             lasting.new_id,
             agents=agents_of(settings),
             id_headers=id_headers_of(settings),
@@ -170,7 +170,7 @@ class Parts:
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker is gone
         self.settle_lost = gateway.fetched.lost
-        self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.early)
+        self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
     def providers(self) -> list[ProviderHealth]:
         """How each provider has done of late."""

@@ -33,9 +33,9 @@ from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
-from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.keyring import KeyRing
 from gateway.server.paths import split_path
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.upstream.silence import Silence
 
 logger = logging.getLogger("gateway")
@@ -128,10 +128,15 @@ class Forwarder:
     """The ASGI endpoint of everything that is forwarded. `close` ends what is still running."""
 
     def __init__(
-        self, gateway: Gateway, authenticator: Authenticator, keys: KeyRing, bounds: Bounds, early: EarlyRefusals
+        self,
+        gateway: Gateway,
+        authenticator: Authenticator,
+        keys: KeyRing,
+        bounds: Bounds,
+        unrecorded: UnrecordedRefusals,
     ) -> None:
         self._gateway = gateway
-        self._early = early
+        self._unrecorded = unrecorded
         self._listing = Listing(gateway.routes, gateway.handle)
         self._keys = keys
         self._authenticator = authenticator
@@ -176,7 +181,7 @@ class Forwarder:
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             await discard(receive, headers)
             target, fault = target or endpoint(method, ""), as_fault(error, request_id)
-            self._early.note(fault, headers, call_id, target.dialect.name, target.operation)
+            self._unrecorded.note(fault, headers, call_id, target.dialect.name, target.operation)
             await send_fault(send, target, fault, request_id)
             return None
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
@@ -222,7 +227,7 @@ class Forwarder:
         except GatewayError as fault:
             target = endpoint("GET", SOCKET_PATH)
             call_id = self._gateway.new_id()
-            self._early.note(fault, scope["headers"], call_id, target.dialect.name, target.operation)
+            self._unrecorded.note(fault, scope["headers"], call_id, target.dialect.name, target.operation)
             raise
 
     async def _check_socket(self, scope: Scope, others: int) -> None:

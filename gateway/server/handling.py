@@ -21,8 +21,8 @@ from gateway.dialects import openai_errors
 from gateway.inspection import Inspector
 from gateway.server import headers as ours
 from gateway.server.auth import Access, Authenticator, credential_hash
-from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.keyring import KeyRing
+from gateway.server.unrecorded import UnrecordedRefusals
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -35,7 +35,7 @@ _NO_STORE: Final = {"cache-control": "no-store"}
 class Rules:
     """What a reload replaces. `id_headers`: those that name a session, before the known ones.
 
-    `early` and `new_id` stay: they note who was refused, under a new id.
+    `unrecorded` and `new_id` stay: they note who was refused, under a new id.
     """
 
     authenticator: Authenticator
@@ -46,7 +46,7 @@ class Rules:
     budget: BudgetPolicy
     max_body: int
     body_timeout_s: float
-    early: EarlyRefusals
+    unrecorded: UnrecordedRefusals
     new_id: Callable[[], str]
     agents: Mapping[str, Agent] = field(default_factory=dict)
     id_headers: Sequence[bytes] = ()
@@ -101,7 +101,7 @@ async def accessed(rules: Callable[[], Rules], request: Request) -> Access:
     except errors.Unauthenticated as fault:
         # Without any credential it is a browser that opens the dashboard, which then asks for a key.
         if credential_hash(headers) is not None:
-            now.early.note(fault, headers, now.new_id(), _API, _API)
+            now.unrecorded.note(fault, headers, now.new_id(), _API, _API)
         raise
 
 

@@ -14,8 +14,8 @@ from gateway.core.ports import Store
 from gateway.core.times import time_text
 from gateway.core.values import dataclass
 from gateway.server.auth import Access, require_admin
-from gateway.server.early_refusals import EarlyRefusal
 from gateway.server.handling import Rules, wrapped
+from gateway.server.unrecorded import UnrecordedRefusal
 
 State = Literal["ok", "failing", "left_alone", "not_called", "no_key"]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -52,7 +52,7 @@ class WorkerHealth:
         is_away: the store could not be used when it was used last.
         waiting: number of settled calls that wait for the store.
         on_failure: what becomes of new calls while the store is away.
-        early_refusals: of requests that never became calls, the newest first.
+        unrecorded_refusals: those without a record in the store, the newest first.
     """
 
     version: str
@@ -67,7 +67,7 @@ class WorkerHealth:
     on_failure: str
     default_provider: str | None
     providers: Sequence[ProviderHealth]
-    early_refusals: Sequence[EarlyRefusal] = ()
+    unrecorded_refusals: Sequence[UnrecordedRefusal] = ()
 
 
 class HealthApi:
@@ -127,11 +127,11 @@ def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
         },
         "default_provider": worker.default_provider,
         "providers": [asdict(provider) for provider in worker.providers],
-        "early_refusals": [_refusal_json(one) for one in worker.early_refusals],
+        "unrecorded_refusals": [_refusal_json(one) for one in worker.unrecorded_refusals],
     }
 
 
-def _refusal_json(refusal: EarlyRefusal) -> dict[str, Any]:
+def _refusal_json(refusal: UnrecordedRefusal) -> dict[str, Any]:
     return {
         **asdict(refusal),
         "first_at": time_text(refusal.first_at),

@@ -430,9 +430,9 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     },
                 )
             ),
-            "early_refusals": rows(
+            "unrecorded_refusals": rows(
                 record(
-                    "requests with the same error and credential",
+                    "refusals with the same error and credential",
                     {
                         "code": text(),
                         "status": whole(),
@@ -443,7 +443,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                         "last_at": _TIME,
                     },
                 ),
-                "requests that this worker refused before they became calls, the newest first, at most 50",
+                "refusals by this worker that have no record in the store, the newest first, at most 50",
             ),
         },
     ),

@@ -143,8 +143,8 @@
  */
 
 /**
- * Requests that were refused before they became calls, with the same error and credential.
- * @typedef {object} EarlyRefusal
+ * Refusals without a record in the store, with the same error and credential.
+ * @typedef {object} UnrecordedRefusal
  * @property {string} code
  * @property {number} status
  * @property {string | null} credential the beginning of its SHA-256
@@ -163,7 +163,7 @@
  *   on_failure: string}} store
  * @property {string | null} default_provider
  * @property {Provider[]} providers
- * @property {EarlyRefusal[]} early_refusals
+ * @property {UnrecordedRefusal[]} unrecorded_refusals
  */
 
 /**

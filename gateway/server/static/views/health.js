@@ -44,7 +44,7 @@ export async function health() {
 }
 
 /** @param {Health} now */
-function content({ version, worker, store, providers, default_provider: first, status, early_refusals: refused }) {
+function content({ version, worker, store, providers, default_provider: first, status, unrecorded_refusals: refused }) {
   const isWell = status === "ready";
   const others = worker.workers > 1 ? `of ${number(worker.workers)}: each answers for itself` : null;
   return [
@@ -101,13 +101,13 @@ function content({ version, worker, store, providers, default_provider: first, s
   ];
 }
 
-/** @param {import("../types.js").EarlyRefusal[]} refused */
+/** @param {import("../types.js").UnrecordedRefusal[]} refused */
 function refusals(refused) {
   if (!refused.length) return [];
   return [
-    h("h2", {}, "Refused before they became calls"),
+    h("h2", {}, "Refusals without a record"),
     plain(
-      "Refused before they became calls",
+      "Refusals without a record",
       [["Error"], ["Hash of the key"], ["Times", "num"], ["Last"], ["Message", "wide"]],
       refused.map((one) => [
         h("span", { class: "badge warn", title: String(one.status) }, one.code),

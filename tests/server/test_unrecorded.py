@@ -1,22 +1,25 @@
-"""Requests that are refused before they become calls: in the log, the metrics and /api/health, and nowhere else."""
+"""Refusals that the store has no record of: in the log, the metrics and /api/health, and nowhere else."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from gateway.core.errors import InternalError, NotFound, Unauthenticated
+from gateway.core.namespaces import SessionKey
 from gateway.mock import MockServer
-from gateway.server.early_refusals import MOST_KEPT, EarlyRefusals
+from gateway.server.unrecorded import MOST_KEPT, UnrecordedRefusals
 from tests.conftest import StartGateway, StartProcess
 from tests.support.fakes import Recorder
 from tests.support.gateways import GatewayThread, until
 from tests.support.prometheus import read
+from tests.support.records import record
 from tests.support.web import CHAT, HI, Web
 
 ALICE, ADMIN, WRONG = "alice-key-0123456789", "admin-key-0123456789", "sk-nobodys-key-0123456789"
@@ -36,7 +39,7 @@ def guarded(mock_server: MockServer, gateway_server: StartGateway) -> GatewayThr
 
 
 def refusals(gateway: GatewayThread) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = with_key(gateway.url, ADMIN).get("/api/health").json["early_refusals"]
+    found: list[dict[str, object]] = with_key(gateway.url, ADMIN).get("/api/health").json["unrecorded_refusals"]
     return found
 
 
@@ -81,6 +84,24 @@ def test_an_unknown_key_at_a_websocket_is_counted(guarded: GatewayThread) -> Non
     assert [(one["credential"], one["count"]) for one in refusals(guarded)] == [(HASH, 1)]
 
 
+def test_a_refused_call_without_a_session_is_listed(mock_server: MockServer, gateway_server: StartGateway) -> None:
+    gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "require"})
+    refused = gateway.web.post(CHAT, BODY)
+    assert refused.error["code"] == "session_required"
+    [shown] = gateway.web.get("/api/health").json["unrecorded_refusals"]
+    assert (shown["code"], shown["count"], shown["message"]) == ("session_required", 1, refused.error["message"])
+
+
+def test_calls_that_the_gateway_could_not_serve_are_listed_and_recorded_refusals_are_not() -> None:
+    kept = UnrecordedRefusals([])
+    session = SessionKey("alice", "s")
+    refused = replace(record("s", 1_000.0), outcome="refused", charge=None, session=session)
+    for code in ("overloaded", "store_unavailable", "budget_exhausted", "model_not_found"):
+        kept.record(replace(refused, error_code=code), None)
+    kept.record(replace(refused, outcome="upstream_failed", session=None, error_code="upstream_timeout"), None)
+    assert [one.code for one in kept.newest()] == ["store_unavailable", "overloaded"]
+
+
 def test_the_log_has_a_line_for_the_first_ones_without_the_key(
     mock_server: MockServer, gateway_process: StartProcess
 ) -> None:
@@ -104,23 +125,23 @@ def test_the_log_has_a_line_for_the_first_ones_without_the_key(
 
 def test_however_many_keys_are_tried_a_bounded_number_is_kept_those_that_came_last() -> None:
     recorder = Seen()
-    early = EarlyRefusals([recorder], wall=lambda: 1_000.0)
+    refused = UnrecordedRefusals([recorder], wall=lambda: 1_000.0)
     for number in range(3 * MOST_KEPT):
         headers = [(b"authorization", b"Bearer key-%d" % number)]
-        early.note(Unauthenticated("no such key"), headers, f"id-{number}", "chat", "chat")
-    kept = [one.credential for one in early.newest()]
+        refused.note(Unauthenticated("no such key"), headers, f"id-{number}", "chat", "chat")
+    kept = [one.credential for one in refused.newest()]
     wanted = [hashlib.sha256(b"key-%d" % number).hexdigest()[:8] for number in range(3 * MOST_KEPT)]
     assert kept == wanted[: -MOST_KEPT - 1 : -1]
     assert len(recorder.refusals) == 3 * MOST_KEPT, "observers hear of each"
 
 
 def test_a_bug_is_no_refusal_and_a_failing_observer_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    early = EarlyRefusals([Broken()], wall=lambda: 1_000.0)
-    early.note(InternalError("it failed"), [], "a", "chat", "chat")
-    assert early.newest() == []
+    refused = UnrecordedRefusals([Broken()], wall=lambda: 1_000.0)
+    refused.note(InternalError("it failed"), [], "a", "chat", "chat")
+    assert refused.newest() == []
     with caplog.at_level(logging.ERROR, "gateway"):
-        early.note(NotFound("x" * 5_000), [(b"authorization", b"Bearer key")], "b", "chat", "chat")
-    [kept] = early.newest()
+        refused.note(NotFound("x" * 5_000), [(b"authorization", b"Bearer key")], "b", "chat", "chat")
+    [kept] = refused.newest()
     assert (kept.code, kept.credential, len(kept.message), kept.count) == ("not_found", None, 1_000, 1)
     assert "an observer failed" in caplog.text
 

@@ -1,7 +1,8 @@
-"""Requests that are refused before they become calls: an unknown key, a foreign web page, an invalid path.
+"""Refusals that the store has no record of: in the log, the metrics and, a few of them, in memory for `/api/health`.
 
-Anybody can send any number of these. So nothing of them goes to the store, to webhooks or to callbacks. The log and the
-metrics hear of each, and a worker keeps a few in memory, counted by error code and credential, for `/api/health`.
+Most of them are requests that never become calls: an unknown key, a foreign web page, an invalid path. Anybody can send
+any number of these, so nothing of them goes to the store, to webhooks or to callbacks. The others are calls without a
+session, and calls that the gateway itself could not serve.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.core.errors import GatewayError, InternalError, Unauthenticated
+from gateway.core.allowance import Allowance
+from gateway.core.errors import (
+    GatewayError,
+    InternalError,
+    Overloaded,
+    ShuttingDown,
+    StoreConflict,
+    StoreDamaged,
+    StoreUnavailable,
+    Unauthenticated,
+)
 from gateway.core.forwarding import Headers
 from gateway.core.ports import Observer
 from gateway.core.record import REFUSED, CallError, CallRecord
+from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.server import headers as ours
 from gateway.server.auth import credential_hash
@@ -24,11 +36,15 @@ from gateway.telling import tell
 MOST_KEPT: Final = 50
 #: the name of the credential's hash among a record's notes
 CREDENTIAL: Final = "credential"
+#: codes of calls that the gateway itself could not serve: they are not recorded, with a session or without
+_OWN_FAULTS: Final = frozenset(
+    kind.code for kind in (StoreUnavailable, StoreConflict, StoreDamaged, Overloaded, ShuttingDown)
+)
 
 
 @dataclass(slots=True)
-class EarlyRefusal:
-    """Requests with the same error code and credential.
+class UnrecordedRefusal:
+    """Refusals with the same error code and credential.
 
     `credential`: a short hash of the unknown key; None where none was sent, or the error is another one. Times are
     seconds since the epoch.
@@ -43,27 +59,25 @@ class EarlyRefusal:
     last_at: float
 
 
-class EarlyRefusals:
-    """Tells observers of early refusals, and keeps the newest. One for each worker, shared by all requests."""
+class UnrecordedRefusals(Observer):
+    """Keeps the newest refusals, and tells observers of requests that never became calls. One for each worker."""
 
     def __init__(self, observers: Iterable[Observer], wall: Callable[[], float] = time.time) -> None:
         self._listeners = [one.refused for one in observers]
         self._wall = wall
-        self._kept: OrderedDict[tuple[str, str | None], EarlyRefusal] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str | None], UnrecordedRefusal] = OrderedDict()
 
     def note(self, fault: GatewayError, headers: Headers, call_id: str, dialect: str, operation: str) -> None:
-        """Note a refusal. A bug is left out: it has a log entry of its own."""
+        """Note a request that never becomes a call. A bug is left out: it has a log entry of its own."""
         if isinstance(fault, InternalError):
             return
         credential = credential_hash(headers) if isinstance(fault, Unauthenticated) else None
-        now = self._wall()
-        self._keep(fault, credential, now)
         record = CallRecord(
             call_id=call_id,
             request_id=ours.request_id(headers) or call_id,
             session=None,
             derived_session=False,
-            started_at=now,
+            started_at=self._wall(),
             dialect=dialect,
             operation=operation,
             provider="",
@@ -84,18 +98,26 @@ class EarlyRefusals:
             notes={CREDENTIAL: credential} if credential is not None else {},
             error=CallError.of(fault),
         )
+        self._keep(record)
         tell(self._listeners, record)
 
-    def _keep(self, fault: GatewayError, credential: str | None, now: float) -> None:
-        key = fault.code, credential
-        kept = self._kept.pop(key, None)
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
+        """See `Observer.record`."""
+        del totals, left
+        if call.outcome == REFUSED and (call.session is None or call.error_code in _OWN_FAULTS):
+            self._keep(call)
+
+    def _keep(self, call: CallRecord) -> None:
+        code, credential, now = call.error_code or "", call.notes.get(CREDENTIAL), call.started_at
+        kept = self._kept.pop((code, credential), None)
         if kept is None:
-            kept = EarlyRefusal(fault.code, fault.status, credential, "", 0, now, now)
-        kept.message, kept.count, kept.last_at = CallError.of(fault).message, kept.count + 1, now
-        self._kept[key] = kept
+            kept = UnrecordedRefusal(code, call.status, credential, "", 0, now, now)
+        kept.message = call.error.message if call.error is not None else ""
+        kept.count, kept.last_at = kept.count + 1, now
+        self._kept[code, credential] = kept
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
 
-    def newest(self) -> Sequence[EarlyRefusal]:
+    def newest(self) -> Sequence[UnrecordedRefusal]:
         """Return the refusals that are kept, the newest first."""
         return [*reversed(self._kept.values())]
