@@ -177,7 +177,7 @@ class Records:
             outcome=progress.outcome if not is_lost else LOST,
             error_code=progress.fault.code if progress.fault else None,
             error=CallError.of(progress.fault) if progress.fault else None,
-            declared=incoming.directives.budget if not incoming.directives.budget.is_none else None,
+            declared=progress.charged.declared if not progress.charged.declared.is_none else None,
             finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
             tools=tuple(map(as_name, answer.tools)),
             charge=charge,

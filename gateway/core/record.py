@@ -219,7 +219,8 @@ class CallRecord:
         status: HTTP status of the answer, 499 where nobody waited for it.
         error_code: of the gateway's own error; None where it had none.
         error: what the client received of that error; None where it had none, and in records of older versions.
-        declared: the budget that the call declares for its session; None where it declares none.
+        declared: the budget that the call declares for its session; None if it declares none, or was refused before its
+            accounts were read.
         finish_reason: as the answer says it; None where it says nothing.
         tools: names of the tools that the answer calls.
         charge: None where the provider bills nothing.

@@ -325,7 +325,7 @@ function budgetBars(found) {
   const source = declared ? "Its last call declared a budget in its headers (x-session-budget-…). " : "";
   const children = childrenOf(found);
   const shared = children
-    ? `Child sessions used ${children.tokens ? `${number(children.tokens)} tokens` : "a part"} of it, in ${many(children.calls, "call")}.`
+    ? `Child sessions used ${children.tokens ? `about ${number(children.tokens)} tokens` : "some"} of it, in ${many(children.calls, "call")}.`
     : "";
   const notes = `${held}${resets}${source}${shared}`;
   return bars("Budget", budget, "", notes ? h("p", { class: "muted" }, notes) : null);
