@@ -971,6 +971,22 @@ async def test_sessions_expire_by_their_last_call_and_take_their_calls_along(sto
     assert await store.expire(1_500.0) == 0
 
 
+async def test_a_session_whose_calls_were_all_refused_expires_and_is_deleted_as_any_other(
+    store: Store, record: MakeRecord
+) -> None:
+    await store.settle(record("old", charge=None, at=1_000.0, duration_s=1.0))
+    await store.settle(record("deleted", charge=None, at=3_000.0, duration_s=1.0))
+    # A refused call is the last call of its session as well, so the session stays.
+    await store.settle(record("both", charge=CHARGE, at=1_000.0, duration_s=1.0))
+    await store.settle(record("both", charge=None, at=3_000.0, duration_s=1.0))
+    assert await store.expire(2_000.0) == 1
+    assert await store.delete(SessionKey("alice", "deleted"))
+    page = await store.sessions("alice", 10, None, "recent")
+    assert [(view.key.id, view.totals, view.last_call_at) for view in page.sessions] == [("both", ONCE, 3_001.0)]
+    for gone in ("old", "deleted"):
+        assert await store.calls(SessionKey("alice", gone), 10) == []
+
+
 async def test_a_session_whose_last_call_ended_just_then_does_not_expire(store: Store, record: MakeRecord) -> None:
     await store.settle(record(at=1_000.0))
     assert await store.expire(1_002.0) == 0
