@@ -224,7 +224,8 @@ def errors_page() -> str:
         for kind in sorted(faults(), key=lambda kind: (kind.status, kind.code, kind.__name__))
     ]  # fmt: skip
     arithmetic = {
-        "account": "session", "unit": "tokens", "limit": 60, "used": 39, "held": 0, "resets_at": None, "needed": 31,
+        "account": "session", "id": "first", "unit": "tokens", "limit": 60, "used": 39, "held": 0, "resets_at": None,
+        "needed": 31,
     }  # fmt: skip
     example = BudgetExhausted(
         'Session "first" has used 39 of its 60 tokens, and this call needs 31. '

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, LOST, PENDING, CallRecord, ContextRecord, Outcome, answer_name
+from gateway.core.record import CUTS, LOST, PENDING, CallError, CallRecord, ContextRecord, Outcome, answer_name
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by
@@ -176,6 +176,8 @@ class Records:
             status=progress.status if progress.outcome not in _LEFT else CLIENT_CLOSED,
             outcome=progress.outcome if not is_lost else LOST,
             error_code=progress.fault.code if progress.fault else None,
+            error=CallError.of(progress.fault) if progress.fault else None,
+            declared=progress.charged.declared if not progress.charged.declared.is_none else None,
             finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
             tools=tuple(map(as_name, answer.tools)),
             charge=charge,

@@ -52,10 +52,12 @@ from gateway.server.metrics import MetricsApi
 from gateway.server.serving import stop_without_parent
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
+from gateway.stores.served import note_served
 from gateway.stores.settler import Settler
 from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import Callbacks, Shapes
@@ -161,6 +163,7 @@ class Worker:
         observers += [self._callbacks] if not self._callbacks.is_idle else []
         observers += [self._metrics] if self._metrics is not None else []
         observers += [self._otel] if self._otel is not None else []
+        self._unrecorded = UnrecordedRefusals(observers)
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what each configuration makes its parts with
@@ -177,7 +180,8 @@ class Worker:
             memory=memory,
             threads=self._threads,
             catalog=self._catalog,
-            observers=observers,
+            observers=[*observers, self._unrecorded],
+            unrecorded=self._unrecorded,
             new_id=new_id,
         )
         self._parts = Parts(settings, self.lasting, tls)
@@ -219,6 +223,7 @@ class Worker:
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
+            unrecorded_refusals=self._unrecorded.newest(),
         )
 
     def _state(self) -> State:
@@ -288,10 +293,16 @@ class Worker:
         logger.info("configuration reloaded")
         if needing_restart:
             logger.warning("needs a restart: %s", ", ".join(needing_restart))
-        chore = asyncio.create_task(old.retire())
-        self._chores.add(chore)
-        chore.add_done_callback(self._chores.discard)
+        for work in (old.retire(), self._note_budget()):
+            chore = asyncio.create_task(work)
+            self._chores.add(chore)
+            chore.add_done_callback(self._chores.discard)
         return needing_restart
+
+    async def _note_budget(self) -> None:
+        """Note the budget in force for commands in other terminals; if the store is away, `_expire` does it later."""
+        with contextlib.suppress(StoreUnavailable):
+            await note_served(self.store, self._parts.rules.budget)
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
         """What a reload puts into force, and the keys that were changed and are not read before a restart.
@@ -310,6 +321,7 @@ class Worker:
         while True:
             began = time.monotonic()
             try:
+                await note_served(self.store, self._parts.rules.budget)
                 await self.store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
                 pass  # what is old is still there the next time

@@ -35,6 +35,7 @@ from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.handling import Rules
 from gateway.server.health import ProviderHealth
 from gateway.server.keyring import KeyRing
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.blind import Blind
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
@@ -65,6 +66,7 @@ class Lasting:
     threads: Threads
     catalog: Catalog
     observers: Sequence[Observer]
+    unrecorded: UnrecordedRefusals
     new_id: Callable[[], str]
 
     def planner(self, settings: config.Settings) -> Planner:
@@ -160,18 +162,20 @@ class Parts:
             budget_policy(settings),
             bounds.max_body,
             bounds.body_timeout_s,
+            lasting.unrecorded,
+            lasting.new_id,
             agents=agents_of(settings),
             id_headers=id_headers_of(settings),
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker is gone
         self.settle_lost = gateway.fetched.lost
-        self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds)
+        self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
     def providers(self) -> list[ProviderHealth]:
         """How each provider has done of late."""
         rows = self.settings.providers
-        return [_provider_health(name, rows[name].adapter, upstream) for name, upstream in self._upstreams.items()]
+        return [_provider_health(name, rows[name], upstream) for name, upstream in self._upstreams.items()]
 
     async def aclose(self) -> None:
         """End its calls, close its connections."""
@@ -189,11 +193,15 @@ class Parts:
             await self.aclose()
 
 
-def _provider_health(name: str, adapter: str, upstream: RetryingUpstream) -> ProviderHealth:
+def _provider_health(name: str, row: config.Provider, upstream: RetryingUpstream) -> ProviderHealth:
     left_alone_s = upstream.asked_in_s
     if left_alone_s is not None:
-        return ProviderHealth(name, adapter, "left_alone", upstream.failures, round(left_alone_s, 1))
-    return ProviderHealth(name, adapter, "failing" if upstream.failures else "ok", upstream.failures)
+        return ProviderHealth(name, row.adapter, "left_alone", upstream.failures, round(left_alone_s, 1))
+    if not upstream.was_called:
+        # litellm finds a key by itself.
+        needs_key = row.auth != "none" and row.adapter != "litellm" and not row.holds_credential
+        return ProviderHealth(name, row.adapter, "no_key" if needs_key else "not_called")
+    return ProviderHealth(name, row.adapter, "failing" if upstream.failures else "ok", upstream.failures)
 
 
 def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Mapping[str, Upstream]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.core.record import FAILED, OUTCOMES
 from gateway.telemetry.metrics import FAMILIES
 
 ROOT = Path(__file__).parent.parent
@@ -82,6 +83,19 @@ def test_nearly_all_metrics_are_on_the_dashboard_and_no_panel_is_there_twice() -
     titles = [panel["title"] for panel in panels()]
     assert len(set(ids)) == len(ids)
     assert len(titles) - len(set(titles)) <= 1
+
+
+def test_failed_means_the_same_in_grafana_and_in_the_dashboard_and_does_not_mean_refused() -> None:
+    (failed,) = [one["targets"][0]["expr"] for one in panels() if one["title"] == "Failed calls"]
+    (named,) = re.findall(r'outcome=~"([^"]*)"', failed)
+    assert set(named.split("|")) == FAILED
+    (refused,) = [one["targets"][0]["expr"] for one in panels() if one["title"] == "Refused calls"]
+    assert 'outcome="refused"' in refused
+    script = (ROOT / "gateway" / "server" / "static" / "views" / "calls.js").read_text("utf-8")
+    (listed,) = re.findall(r"const FAILED = \[(.*?)\]", script, re.DOTALL)
+    assert set(re.findall(r'"(\w+)"', listed)) == FAILED
+    outcomes = set(re.findall(r"^  (\w+): ", script.partition("OUTCOMES = {")[2].partition("}")[0], re.MULTILINE))
+    assert outcomes == set(OUTCOMES)
 
 
 def test_panels_do_not_cover_each_other() -> None:

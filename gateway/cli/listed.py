@@ -49,11 +49,16 @@ def order(name: str) -> Sort:
 async def rows(
     store: Store, policy: BudgetPolicy, sort: Sort, limit: int, unread: UnreadSessions | None = None
 ) -> list[Row]:
-    """The first `limit` sessions of all, as the API shows them. `unread`: those that were named already."""
+    """Return the first `limit` sessions of all as the API shows them, with the budget that the gateway serves.
+
+    `policy`: as configured, in case no gateway has noted one; `unread`: sessions that were named already.
+    """
     from gateway.server.auth import Access
     from gateway.server.finding import Wanted, find_sessions
     from gateway.server.sessions import rows_of
+    from gateway.stores.served import served
     from gateway.stores.unread import UnreadSessions
 
     page = await find_sessions(store, Wanted(None, limit, sort=sort))
-    return await rows_of(store, page.sessions, policy, Access(None, admin=True), unread or UnreadSessions())
+    in_force = await served(store, policy)
+    return await rows_of(store, page.sessions, in_force, Access(None, admin=True), unread or UnreadSessions())

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _UNITS = ("tokens", "usd", "calls")
 #: parts of a session that are not among its facts: most of them have a table of their own
-_IN_TABLES = ("recent_tools", "tools", "steps", "last_calls")
+_IN_TABLES = ("recent_tools", "tools", "steps", "last_calls", "parent", "parents", "declared_budget")
 
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
@@ -85,12 +85,13 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     from gateway.server.auth import Access
     from gateway.server.sessions import LAST_CALLS, details_json
     from gateway.server.shown import call_json
+    from gateway.stores.served import served
 
     key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
     policy, agents = budget_policy(settings), agents_of(settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
-        details = await details_json(opened, key, everything, policy, agents)
+        details = await details_json(opened, key, everything, await served(opened, policy), agents)
         if details is None:
             return None
         records = await opened.calls(key, LAST_CALLS)
@@ -110,6 +111,9 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     print_table(columns, [_call_row(row) for row in found["last_calls"]], right=("input", "output", "ms"))
+    error = found["last_calls"][0]["error"] if found["last_calls"] else None
+    if error is not None:
+        typer.echo(f"\nThe last call was answered with: {error['message']}")
 
 
 @app.command()
@@ -181,8 +185,10 @@ async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[s
     from gateway.policies import agents_of, budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import changed_json
+    from gateway.stores.served import served
 
-    return await changed_json(opened, key, Access(None, admin=True), budget_policy(settings), agents_of(settings))
+    policy = await served(opened, budget_policy(settings))
+    return await changed_json(opened, key, Access(None, admin=True), policy, agents_of(settings))
 
 
 def _refused(fault: InvalidRequest, named: Mapping[str, str]) -> str:
@@ -254,13 +260,20 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((prefix + part, f"{number:,}") for part, number in value.items())
         else:
             yield name, {"budget": "none", "active_step": "none"}.get(name, "?") if value is None else str(value)
+    for parent in found["parents"]:
+        yield f"parent {parent['id']}", _budget_said(parent["budget"])
+    if found["declared_budget"] is not None:
+        yield "declared by its last call", ", ".join(_limits_said(found["declared_budget"]))
 
 
 def _budget_said(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return "no budget"
-    limits = [f"{budget[unit]} USD" if unit == "usd" else f"{budget[unit]:,} {unit}" for unit in _limited(budget)]
-    return f"{', '.join(limits)} ({budget['used_fraction']:.0%} used)"
+    return f"{', '.join(_limits_said(budget))} ({budget['used_fraction']:.0%} used)"
+
+
+def _limits_said(limits: dict[str, Any]) -> list[str]:
+    return [f"{limits[unit]} USD" if unit == "usd" else f"{limits[unit]:,} {unit}" for unit in _limited(limits)]
 
 
 def _limited(budget: dict[str, Any]) -> list[str]:
@@ -310,7 +323,7 @@ def _call_row(row: dict[str, Any]) -> list[str]:
         row["started_at"],
         row["model"],
         str(row["status"]),
-        row["outcome"],
+        row["error_code"] or row["outcome"],
         f"{usage.get('input_tokens', 0):,}",
         f"{usage.get('output_tokens', 0):,}",
         row["usage_source"] or "",

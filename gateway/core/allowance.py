@@ -129,8 +129,11 @@ def _command(key: AccountKey, name: Dimension, enough: int) -> str:
     return " ".join(["gateway sessions budget", *words])
 
 
-def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:
-    """One budget for programs: whose, of what, its limit, what of it is used and held, and when it refills."""
+def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, int | str | None]:
+    """Return one budget for programs: whose account, its unit, limit and use, what is held, and when it refills.
+
+    `id`: of the session, or the name of the client key.
+    """
     at = DIMENSIONS.index(name)
     resets = None
     if stands.resets_s is not None:
@@ -138,6 +141,7 @@ def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, o
     limit = stands.limits.of(name)
     return {
         "account": stands.key.kind,
+        "id": stands.key.id if stands.key.kind == "session" else stands.key.namespace,
         "unit": _UNITS[name],
         "limit": _number(limit, name) if limit is not None else None,
         "used": _number(stands.used[at], name),

@@ -150,10 +150,11 @@ class ToolNotAllowed(RequestFault):
 
 
 class BudgetFault(RequestFault):
-    """A budget does not allow the call. `details["budget"]` holds the arithmetic."""
+    """A budget does not allow the call. `budget`, also in the details, holds the arithmetic."""
 
-    def __init__(self, message: str, budget: Mapping[str, object]) -> None:
+    def __init__(self, message: str, budget: Mapping[str, int | str | None]) -> None:
         super().__init__(message)
+        self.budget = budget
         self.details = {"budget": budget}
 
 

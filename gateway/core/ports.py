@@ -39,10 +39,11 @@ class Store(Protocol):
 
         The session remembers `record.last_turn` where there is one, `record.kept` before what it has of that, as far as
         `MAX_KEPT` goes, and the tools that its calls asked for, each call once: those of a call that is taken for lost
-        are not known. A record without a session or without a charge is only written. The hold of the same id is given
-        back, and `record.spent` added to `record.accounts`. A call that was taken for lost when its lease ended, or
-        whose answer was still to come, is corrected; see `CallRecord.replaces`. Durable against the end of this process
-        when it returns.
+        are not known. A record without a session is only written. A record without a charge adds nothing to the totals
+        of its session, but the session is listed from then on, with the time of this call. The hold of the same id is
+        given back, and `record.spent` added to `record.accounts`. A call that was taken for lost when its lease ended,
+        or whose answer was still to come, is corrected; see `CallRecord.replaces`. Durable against the end of this
+        process when it returns.
 
         Raises:
             StoreConflict: nothing was written, as others changed the state each time; only with an `ending`.
@@ -292,6 +293,13 @@ class Observer(Protocol):
         `left`: what is left of the budgets that the call was charged to; None where none is limited.
         """
         ...
+
+    def refused(self, call: CallRecord) -> None:
+        """Called for a request that was refused before it became a call, such as one with an unknown client key.
+
+        Anybody can send any number of these, so what it does must be bounded, in memory and in what is sent on.
+        """
+        del call
 
     def stepped(self, change: StepChange) -> None:
         """Called after a change was kept."""

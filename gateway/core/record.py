@@ -11,8 +11,9 @@ from typing import Final, Literal, get_args
 from gateway.core.counting.calibration import LastTurn, whole_report
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.estimate import Source
+from gateway.core.errors import BudgetFault, GatewayError
 from gateway.core.fitting.receipt import Fates
-from gateway.core.ledger import NOTHING, AccountKey, Amount
+from gateway.core.ledger import NOTHING, AccountKey, Amount, Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.thinking_origin import Unread
 from gateway.core.usage import Charge
@@ -41,6 +42,22 @@ Outcome = Literal[
     "pending",
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+#: The outcomes of calls that failed: the same in the log, the dashboard and Grafana. A refused call did not fail, nor
+#: did one whose client left or whose budget ended.
+FAILED: Final = frozenset[Outcome](
+    {
+        "provider_error",
+        "upstream_failed",
+        "upstream_broken",
+        "client_stalled",
+        "cut_at_shutdown",
+        "too_slow",
+        "worker_lost",
+        "internal_error",
+    }
+)
+#: the outcome of a call that the gateway refused
+REFUSED: Final[Outcome] = "refused"
 #: the outcome of a call whose worker was gone before it settled
 LOST: Final[Outcome] = "worker_lost"
 #: that of a call whose answer is made in the background and was not fetched yet
@@ -163,6 +180,27 @@ class ContextRecord:
         return found or [(_UNKNOWN_RULE, saved)]
 
 
+#: characters that are kept of the message of an error
+_MESSAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """What the client received instead of an answer, where the error is the gateway's own.
+
+    `budget`: of a refusal for a budget, the account with its limit, what is used of it and what the call needed, as in
+    `BudgetFault.budget`; None for other errors.
+    """
+
+    message: str
+    budget: Mapping[str, int | str | None] | None = None
+
+    @classmethod
+    def of(cls, fault: GatewayError) -> CallError:
+        """Return the error as it is kept: a long message is cut."""
+        return cls(fault.message[:_MESSAGE], fault.budget if isinstance(fault, BudgetFault) else None)
+
+
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """One call, all an observer or a person may need; no prompt or answer text, no credential.
@@ -180,6 +218,9 @@ class CallRecord:
         response_model: the name that the answer gives; None where it gives none.
         status: HTTP status of the answer, 499 where nobody waited for it.
         error_code: of the gateway's own error; None where it had none.
+        error: what the client received of that error; None where it had none, and in records of older versions.
+        declared: the budget that the call declares for its session; None if it declares none, or was refused before its
+            accounts were read.
         finish_reason: as the answer says it; None where it says nothing.
         tools: names of the tools that the answer calls.
         charge: None where the provider bills nothing.
@@ -233,6 +274,8 @@ class CallRecord:
     answer: str | None = None
     unread_thinking: tuple[Unread, ...] = ()
     lesson: tuple[str, str] | None = None
+    error: CallError | None = None
+    declared: Limits | None = None
 
     @property
     def last_turn(self) -> LastTurn | None:
@@ -279,6 +322,11 @@ class CallRecord:
     def was_fetched(self) -> bool:
         """Whether its answer was made in the background: it has lasted until somebody fetched that, however late."""
         return "answer" in self.notes and self.outcome != PENDING
+
+    @property
+    def counted_kept(self) -> str:
+        """What its session remembers of what the provider keeps: nothing of a call that is not charged."""
+        return self.kept if self.charge is not None else ""
 
     @property
     def counted_tools(self) -> tuple[str, ...]:

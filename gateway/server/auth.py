@@ -25,6 +25,8 @@ from gateway.core.values import dataclass
 _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
 #: headers that a request may have once (RFC 9110, section 11.6.2; RFC 9112, section 3.2)
 _SINGLE: Final = (b"host", *sorted(CREDENTIALS))
+#: hexadecimal digits that are shown of the hash of an unknown credential
+_HASH_DIGITS: Final = 8
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -199,6 +201,16 @@ def foreign_page(origin: str) -> Forbidden:
     return Forbidden(
         f"Web pages of other origins ({origin[:100]}) may not call; allow this one under server.cors_origins."
     )
+
+
+def credential_hash(headers: Headers) -> str | None:
+    """Return a short hash of the first credential in the headers; None where there is none.
+
+    It is the beginning of the SHA-256 of the key, so whoever knows the key can find its refusals. The key cannot be
+    told from it.
+    """
+    keys = (credential(value) for name, value in headers if name in CREDENTIALS)
+    return next((digest(key).hex()[:_HASH_DIGITS] for key in keys if key), None)
 
 
 def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -35,6 +35,7 @@ from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
 from gateway.server.paths import split_path
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.upstream.silence import Silence
 
 logger = logging.getLogger("gateway")
@@ -126,8 +127,16 @@ class _Connection:
 class Forwarder:
     """The ASGI endpoint of everything that is forwarded. `close` ends what is still running."""
 
-    def __init__(self, gateway: Gateway, authenticator: Authenticator, keys: KeyRing, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        authenticator: Authenticator,
+        keys: KeyRing,
+        bounds: Bounds,
+        unrecorded: UnrecordedRefusals,
+    ) -> None:
         self._gateway = gateway
+        self._unrecorded = unrecorded
         self._listing = Listing(gateway.routes, gateway.handle)
         self._keys = keys
         self._authenticator = authenticator
@@ -171,7 +180,9 @@ class Forwarder:
             caller = await self._caller(scope, session, reads=method in _READING)
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             await discard(receive, headers)
-            await send_fault(send, target or endpoint(method, ""), as_fault(error, request_id), request_id)
+            target, fault = target or endpoint(method, ""), as_fault(error, request_id)
+            self._unrecorded.note(fault, headers, call_id, target.dialect.name, target.operation)
+            await send_fault(send, target, fault, request_id)
             return None
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
         memory = BodyMemory(self._pool)
@@ -211,6 +222,15 @@ class Forwarder:
         Raises:
             GatewayError: it may not.
         """
+        try:
+            await self._check_socket(scope, others)
+        except GatewayError as fault:
+            target = endpoint("GET", SOCKET_PATH)
+            call_id = self._gateway.new_id()
+            self._unrecorded.note(fault, scope["headers"], call_id, target.dialect.name, target.operation)
+            raise
+
+    async def _check_socket(self, scope: Scope, others: int) -> None:
         asked = split_path(scope["raw_path"])
         if asked.path != SOCKET_PATH:
             raise _no_socket(asked.path)

@@ -20,17 +20,23 @@ from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
 from gateway.inspection import Inspector
 from gateway.server import headers as ours
-from gateway.server.auth import Access, Authenticator
+from gateway.server.auth import Access, Authenticator, credential_hash
 from gateway.server.keyring import KeyRing
+from gateway.server.unrecorded import UnrecordedRefusals
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+#: the format and the operation of requests to /api that are refused
+_API: Final = "api"
 _NO_STORE: Final = {"cache-control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a reload replaces. `id_headers`: those that name a session, before the known ones."""
+    """What a reload replaces. `id_headers`: those that name a session, before the known ones.
+
+    `unrecorded` and `new_id` stay: they note who was refused, under a new id.
+    """
 
     authenticator: Authenticator
     keys: KeyRing
@@ -40,6 +46,8 @@ class Rules:
     budget: BudgetPolicy
     max_body: int
     body_timeout_s: float
+    unrecorded: UnrecordedRefusals
+    new_id: Callable[[], str]
     agents: Mapping[str, Agent] = field(default_factory=dict)
     id_headers: Sequence[bytes] = ()
 
@@ -85,9 +93,16 @@ async def accessed(rules: Callable[[], Rules], request: Request) -> Access:
     Raises:
         Unauthenticated, Forbidden: nothing.
     """
-    peer = request.client.host if request.client else None
+    peer, headers = request.client.host if request.client else None, request.scope["headers"]
     await rules().keys.ready()
-    return rules().authenticator.api(request.scope["headers"], peer)
+    now = rules()
+    try:
+        return now.authenticator.api(headers, peer)
+    except errors.Unauthenticated as fault:
+        # Without any credential it is a browser that opens the dashboard, which then asks for a key.
+        if credential_hash(headers) is not None:
+            now.unrecorded.note(fault, headers, now.new_id(), _API, _API)
+        raise
 
 
 def fault_response(fault: errors.GatewayError) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from starlette.requests import Request
 from starlette.routing import Route as Path
@@ -15,6 +15,10 @@ from gateway.core.times import time_text
 from gateway.core.values import dataclass
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Rules, wrapped
+from gateway.server.unrecorded import UnrecordedRefusal
+
+State = Literal["ok", "failing", "left_alone", "not_called", "no_key"]
+STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +27,15 @@ class ProviderHealth:
 
     Attributes:
         adapter: how it is spoken to, as in the configuration.
-        state: `ok`, `failing` (some failures in a row), or `left_alone` (too many: it is not asked).
+        state: one of `STATES`: its last call went well; it failed since; it failed too often in a row and is not asked;
+            it was not called yet; and the gateway has no key for it either, so that only callers with their own can.
         failures: the last ones in a row.
         asked_in_s: seconds until it is asked again where it is left alone.
     """
 
     name: str
     adapter: str
-    state: Literal["ok", "failing", "left_alone"]
+    state: State
     failures: int = 0
     asked_in_s: float | None = None
 
@@ -47,6 +52,7 @@ class WorkerHealth:
         is_away: the store could not be used when it was used last.
         waiting: number of settled calls that wait for the store.
         on_failure: what becomes of new calls while the store is away.
+        unrecorded_refusals: those without a record in the store, the newest first.
     """
 
     version: str
@@ -61,6 +67,7 @@ class WorkerHealth:
     on_failure: str
     default_provider: str | None
     providers: Sequence[ProviderHealth]
+    unrecorded_refusals: Sequence[UnrecordedRefusal] = ()
 
 
 class HealthApi:
@@ -120,4 +127,13 @@ def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
         },
         "default_provider": worker.default_provider,
         "providers": [asdict(provider) for provider in worker.providers],
+        "unrecorded_refusals": [_refusal_json(one) for one in worker.unrecorded_refusals],
+    }
+
+
+def _refusal_json(refusal: UnrecordedRefusal) -> dict[str, Any]:
+    return {
+        **asdict(refusal),
+        "first_at": time_text(refusal.first_at),
+        "last_at": time_text(refusal.last_at),
     }

@@ -14,8 +14,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route as Path
 
+from gateway.budgeting import sessions_above
 from gateway.core import errors
-from gateway.core.ledger import LEAST_USD, MOST, MOST_USD, NOTHING, Claim, Dimension, Standing, nano
+from gateway.core.ledger import LEAST_USD, MOST, MOST_USD, NO_LIMITS, NOTHING, Claim, Dimension, Standing, nano
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.spending import BudgetPolicy
@@ -27,7 +28,15 @@ from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
-from gateway.server.shown import call_json, models_json, session_budget_json, session_json, session_tools_json
+from gateway.server.shown import (
+    call_json,
+    limits_json,
+    models_json,
+    parent_json,
+    session_budget_json,
+    session_json,
+    session_tools_json,
+)
 from gateway.server.steps import set_step, setting_of, steps_json
 from gateway.stores.unread import UnreadSessions
 
@@ -144,7 +153,7 @@ class SessionsApi:
         if cursor is not None and not _CALL_ID.fullmatch(cursor):
             raise errors.InvalidRequest("The cursor is not one that this list returned.", param="cursor")
         records = await self._store.calls(key, limit, cursor)
-        if not records and await self._store.session(key) is None:
+        if not records and not await _is_known(self._store, key):
             raise _no_session(key)
         more = records[-1].call_id if len(records) == limit else None
         return {"calls": [call_json(record, access) for record in records], "cursor": more}
@@ -209,21 +218,33 @@ class SessionsApi:
 async def details_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any] | None:
-    """A session with its tools and steps; None where nothing is kept under this name.
+    """Return a session with its parents, tools and steps; None if nothing is kept under this name.
 
-    Of one that has no totals, as all its calls failed or only others below it were counted, they are zero.
+    A session that made no call itself, such as the parent of others, has totals of zero. The budget that its last call
+    declared is in force until a later call declares another one or none.
     """
     view = await store.session(key)
     if view is None and not await _is_kept(store, key):
         return None
     records = await store.calls(key, LAST_CALLS)
-    (stands,) = await standings_of(store, [key], policy)
+    state = (await store.remembered(key)).state
+    parents, _ = await sessions_above(store, key, state.parent)
+    stands, *above = await standings_of(store, [key, *parents], policy)
+    declared = records[0].declared if records else None
+    stands = stands.lowered(declared or NO_LIMITS)
     shown_view = view or SessionView(key, 0, 0, Totals())
     shown = session_json(shown_view, access, stands, has_modes=policy.modes)
     if view is None:
         shown["created_at"] = None
         shown["last_call_at"] = time_text(records[0].started_at) if records else None
-    return {**shown, **session_tools_json(shown_view, records), **await placed_json(store, key, agents)}
+    return {
+        **shown,
+        "declared_budget": limits_json(declared) if declared is not None else None,
+        "parent": parents[0].shown(access.namespace) if parents else None,
+        "parents": [parent_json(one, access, how) for one, how in zip(parents, above, strict=True)],
+        **session_tools_json(shown_view, records),
+        **steps_json(state, agents),
+    }
 
 
 async def changed_json(
@@ -247,6 +268,10 @@ async def delete_session(store: Store, key: SessionKey) -> bool:
     """Forget a session and its budget; False where nothing is kept under this name."""
     was_kept = await _is_kept(store, key)
     return await store.delete(key) or was_kept
+
+
+async def _is_known(store: Store, key: SessionKey) -> bool:
+    return await store.session(key) is not None or await _is_kept(store, key)
 
 
 async def _is_kept(store: Store, key: SessionKey) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Final
 from gateway.catalog import Catalog, is_wanted
 from gateway.core.allowance import usd
 from gateway.core.counting.context import NO_WEIGHT
-from gateway.core.ledger import Standing
+from gateway.core.ledger import Limits, Standing
 from gateway.core.modes import mode_for
-from gateway.core.record import CallRecord
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallError, CallRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.spending import remaining_fraction
 from gateway.core.stored import SessionView
@@ -61,12 +62,10 @@ def session_budget_json(stands: Standing, *, has_modes: bool) -> dict[str, Any]:
     """
     if stands.limits.is_none:
         return {"budget": None, "response_mode": "raw"}
-    limits, used = stands.limits, stands.used
+    used = stands.used
     return {
         "budget": {
-            "tokens": limits.tokens,
-            "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
-            "calls": limits.calls,
+            **limits_json(stands.limits),
             "used": {"tokens": used.tokens, "usd": usd(used.nano_usd), "calls": used.calls},
             "held": stands.held.tokens,
             "remaining": stands.left("tokens"),
@@ -75,6 +74,11 @@ def session_budget_json(stands: Standing, *, has_modes: bool) -> dict[str, Any]:
         },
         "response_mode": mode_for(remaining_fraction([stands])) if has_modes else "raw",
     }
+
+
+def parent_json(key: SessionKey, access: Access, stands: Standing) -> dict[str, Any]:
+    """Return a session above another one, with its budget, which calls of the other one use too."""
+    return {"id": key.shown(access.namespace), "budget": session_budget_json(stands, has_modes=False)["budget"]}
 
 
 def totals_json(totals: Totals) -> dict[str, int]:
@@ -108,6 +112,8 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "status": record.status,
         "outcome": record.outcome,
         "error_code": record.error_code,
+        "error": _error_json(record.error) if record.error is not None else None,
+        "declared_budget": limits_json(record.declared) if record.declared is not None else None,
         "finish_reason": record.finish_reason,
         "tools": record.tools,
         "response_mode": record.mode,
@@ -126,6 +132,20 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
             for one in record.unread_thinking
         ],
         "context": context_json(record.context, explain=False) if record.context is not None else None,
+    }
+
+
+def _error_json(error: CallError) -> dict[str, Any]:
+    """Return the gateway's own error as the client received it."""
+    return {"message": error.message, "budget": error.budget}
+
+
+def limits_json(limits: Limits) -> dict[str, Any]:
+    """Return the limits of a budget; null where there is none."""
+    return {
+        "tokens": limits.tokens,
+        "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
+        "calls": limits.calls,
     }
 
 

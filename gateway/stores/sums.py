@@ -17,13 +17,16 @@ SUMS: Final = (
 )  # fmt: skip
 #: no sum grows past this and no addend is larger: counted in 64 bits, no sum ever turns negative
 MAX_SUM: Final = 2**62
+_NOTHING: Final = (0,) * len(SUMS)
 _PICO: Final = Decimal(10) ** 12
 #: USD: about 4.6 million
 _MAX_COST: Final = MAX_SUM / _PICO
 
 
-def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
-    """What a call adds to each column."""
+def sums_of(charge: Charge | None, saved_tokens: int) -> tuple[int, ...]:
+    """Return what a call adds to each column: zeros without a charge."""
+    if charge is None:
+        return _NOTHING
     usage, cost = charge.usage, charge.cost_usd
     sums = (
         1,

@@ -22,10 +22,9 @@ import msgspec
 
 from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
-from gateway.core.record import PENDING, CallRecord, ContextRecord
+from gateway.core.record import FAILED, REFUSED, CallRecord, ContextRecord
 from gateway.core.usage import Totals
 
-_FAILED_FROM: Final = 400
 #: lines that may wait to be written, and characters of them
 _MAX_LINES: Final = 10_000
 _MAX_CHARACTERS: Final = 32 * 1024 * 1024
@@ -34,6 +33,11 @@ _BATCH: Final = 500
 #: how long the thread rests after each batch: under load it wakes up for many lines, not for each
 _REST_S: Final = 0.01
 _FLUSH_S: Final = 1.0
+#: lines a minute, for each error code, of requests that are refused before they become calls: anybody can send those
+_REFUSALS_A_MINUTE: Final = 10
+_MINUTE_S: Final = 60.0
+#: the note that has the hash of an unknown credential
+_CREDENTIAL: Final = "credential"
 
 
 class _Writer:
@@ -153,19 +157,59 @@ def put(stream: TextIO, *, as_json: bool) -> Callable[[str], None]:
     return _writer_for(stream, as_json=as_json).put
 
 
-class CallLog(Observer):
-    """Writes each call's line. `failures_only`: calls that went well are left out."""
+class _Sampler:
+    """Lets the first lines of each minute pass, for each error code, and counts those that it keeps back."""
 
-    def __init__(self, stream: TextIO, *, as_json: bool, failures_only: bool = False) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        #: by code: when its minute began, lines that passed in it, lines kept back since the last one that passed
+        self._seen: dict[str, tuple[float, int, int]] = {}
+
+    def passes(self, code: str) -> int | None:
+        """Return how many lines were kept back before this one, or None if this one is kept back too."""
+        now = self._clock()
+        since, passed, kept_back = self._seen.get(code, (now, 0, 0))
+        if now - since >= _MINUTE_S:
+            since, passed = now, 0
+        if passed >= _REFUSALS_A_MINUTE:
+            self._seen[code] = since, passed, kept_back + 1
+            return None
+        self._seen[code] = since, passed + 1, 0
+        return kept_back
+
+
+class CallLog(Observer):
+    """Writes each call's line. `failures_only`: only calls that failed or were refused."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        as_json: bool,
+        failures_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sampler = _Sampler(clock)
         self._writer = _writer_for(stream, as_json=as_json)
         self._as_json = as_json
         self._failures_only = failures_only
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`."""
-        if self._failures_only and call.status < _FAILED_FROM and call.outcome in {"ok", PENDING}:
+        if self._failures_only and call.outcome not in FAILED and call.outcome != REFUSED:
             return
         line = json_line(call, totals) if self._as_json else text_line(call, totals, left)
+        self._writer.put(line)
+
+    def refused(self, call: CallRecord) -> None:
+        """See `Observer.refused`. A few lines a minute for each error code; a line says how many were left out."""
+        left_out = self._sampler.passes(call.error_code or "")
+        if left_out is None:
+            return
+        if self._as_json:
+            line = json_line(call, None, left_out)
+        else:
+            line = text_line(call, None) + (f" · {left_out:,} more before it not logged" if left_out else "")
         self._writer.put(line)
 
 
@@ -180,6 +224,8 @@ def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = 
         parts.append(f"session {call.session.id}")
     if call.outcome != "ok":
         parts.append(f"{call.outcome} {call.status}" + (f" {call.error_code}" if call.error_code else ""))
+    if _CREDENTIAL in call.notes:
+        parts.append(f"key with hash {call.notes[_CREDENTIAL]}")
     if call.context is not None and call.context.trimmed:
         parts.append(_trimmed(call.context))
     if call.charge is not None:
@@ -203,8 +249,11 @@ def _trimmed(context: ContextRecord) -> str:
     return f"{len(context.message_fates)} items {context.original_tokens:,}→{context.tokens:,} tok ({rules})"
 
 
-def json_line(call: CallRecord, totals: Totals | None) -> str:
-    """The record as one JSON object."""
+def json_line(call: CallRecord, totals: Totals | None, left_out: int | None = None) -> str:
+    """Return the record as one JSON object.
+
+    `left_out`: of a request that was refused before it became a call, how many lines like it were left out before it.
+    """
     charge, context = call.charge, call.context
     fields = {
         "event": "call",
@@ -230,6 +279,8 @@ def json_line(call: CallRecord, totals: Totals | None) -> str:
         "overhead_ms": round(call.overhead_s * 1000, 2),
         "duration_ms": round(call.duration_s * 1000, 2),
     }
+    if left_out is not None:
+        fields |= {"credential": call.notes.get(_CREDENTIAL), "left_out": left_out}
     return msgspec.json.encode(fields).decode()
 
 

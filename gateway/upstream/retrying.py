@@ -58,6 +58,8 @@ class RetryingUpstream:
         self._retry = retry
         self._policy = breaker
         self._breaker = WELL
+        #: whether a call has ended here: well, or by a failure of the provider
+        self.was_called = False
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
@@ -164,6 +166,7 @@ class RetryingUpstream:
             raise fault
 
     def _did(self, *, well: bool) -> None:
+        self.was_called = True
         before = self._breaker
         self._breaker = before.did(self._policy, self._clock(), well=well)
         if (before.since is None) != (self._breaker.since is None):

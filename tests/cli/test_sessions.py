@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
@@ -11,7 +12,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.stores.files import write
 from tests.support.commands import Commands
-from tests.support.gateways import GatewayThread
+from tests.support.gateways import GatewayThread, until, write_config
 from tests.support.web import CHAT, HI
 
 ALICE = "alice-key-0123456789"
@@ -37,6 +38,37 @@ def test_the_list_is_newest_first_or_largest_first(store: str, gateway_command: 
         assert [row["id"] for row in rows] == names
     first = json.loads(gateway_command("sessions", "list", "--limit", "1", "--json", "--store", store).out)
     assert [row["id"] for row in first] == ["small"]
+
+
+def test_a_session_whose_only_call_was_refused_is_listed(filled: GatewayThread, gateway_command: Commands) -> None:
+    refused = filled.web.post(
+        CHAT, {"model": "mock-small", "messages": HI}, {"x-session-id": "tiny", "x-session-budget-tokens": "3"}
+    )
+    assert refused.status == 400
+    for command in (("sessions", "list"), ("top",)):
+        done = gateway_command(*command, "--json", "--store", f"sqlite://{filled.store}")
+        assert [row["id"] for row in json.loads(done.out)] == ["tiny", "small", "large"]
+
+
+def test_the_budget_of_serve_is_shown_without_its_configuration_and_follows_a_reload(
+    mock_server: MockServer, gateway_server: StartGateway, gateway_command: Commands
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 1000})
+    assert gateway.web.chat("half", "tokens=400/100").status == 200
+    store = f"sqlite://{gateway.store}"
+
+    def shown() -> list[int | None]:
+        found = [json.loads(gateway_command(*command, "--json", "--store", store).out) for command in commands]
+        rows = [one[0] if isinstance(one, list) else one for one in found]
+        return [row["budget"] and row["budget"]["tokens"] for row in rows]
+
+    commands = (("sessions", "list"), ("top",), ("sessions", "show", "half"))
+    assert shown() == [1000, 1000, 1000]
+    assert "500" in gateway_command("sessions", "list", "--store", store).lines[1].split()
+    assert "50%" in gateway_command("top", "--once", "--store", store).out
+    write_config(gateway.folder, mock_server.url, {"budget.tokens": 2000})
+    assert gateway.web.post("/api/reload").status == 200
+    until(lambda: shown() == [2000, 2000, 2000])
 
 
 def test_the_list_leaves_out_a_session_whose_account_cannot_be_read(
@@ -93,6 +125,20 @@ def test_a_session_is_shown_with_its_calls(store: str, gateway_command: Commands
     text = gateway_command("sessions", "show", "small", "--store", store).out
     assert "small" in text
     assert text.count("mock-small") == 2
+
+
+def test_a_refused_child_is_shown_with_its_parent_the_declared_budget_and_the_message(
+    filled: GatewayThread, store: str, gateway_command: Commands
+) -> None:
+    headers = {"x-session-id": "child", "x-parent-session-id": "large", "x-session-budget-tokens": "900"}
+    filled.web.send("PATCH", "/api/sessions/large", {"budget": {"tokens": 570}})
+    refused = filled.web.post(CHAT, {"model": "mock-small", "messages": HI}, headers)
+    done = gateway_command("sessions", "show", "child", "--store", store)
+    facts = [re.split(r"\s{2,}", line.strip()) for line in done.lines]
+    assert ["parent large", "570 tokens (100% used)"] in facts
+    assert ["declared by its last call", "900 tokens"] in facts
+    assert any("budget_exhausted" in line for line in facts)
+    assert refused.json["error"]["message"] in done.out
 
 
 def test_a_session_is_shown_with_its_tools(filled: GatewayThread, store: str, gateway_command: Commands) -> None:

@@ -49,7 +49,7 @@ def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
         "Raise it with: gateway sessions budget alice/s 2000, or start a new session."
     )
     assert fault.details["budget"] == {
-        "account": "session", "unit": "tokens", "limit": 1_000, "used": 1_200, "held": 0, "resets_at": None,
+        "account": "session", "id": "s", "unit": "tokens", "limit": 1_000, "used": 1_200, "held": 0, "resets_at": None,
         "needed": 9,
     }  # fmt: skip
 

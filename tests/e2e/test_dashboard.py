@@ -320,7 +320,7 @@ def test_what_the_gateway_refuses_is_said_where_it_was_asked_for(ui: Ui) -> None
 def test_a_session_whose_calls_all_failed_is_shown_with_them(ui: Ui) -> None:
     ui.gateway.web.post(CHAT, b"nonsense", {"x-session-id": "in-vain"})
     page = ui.show("#/session/in-vain")
-    expect(page.locator(".tile", has_text="Began")).to_have_text("Began\u2013")
+    expect(page.locator(".tile", has_text="Tokens").locator(".value")).to_have_text("0")
     expect(ui.row("invalid_request")).to_be_visible()
 
 
@@ -345,7 +345,7 @@ def test_models_show_windows_prices_and_how_far_estimates_were_off(ui: Ui) -> No
 def test_health_shows_the_store_and_each_provider(ui: Ui) -> None:
     page = ui.show("#/health")
     expect(page.locator(".facts")).to_contain_text("reachable")
-    expect(ui.row("upstream")).to_contain_text("well")
+    expect(ui.row("upstream")).to_contain_text(re.compile("well|not called yet"))
     expect(page.locator(".tile", has_text="Gateway")).to_contain_text("ready")
 
 

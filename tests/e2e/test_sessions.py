@@ -385,5 +385,6 @@ def test_no_key_or_text_stands_in_the_log(mock_server: MockServer, gateway_proce
     gateway.stop()
     log = gateway.errors.read_text()
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    assert [line["outcome"] for line in lines if line["event"] == "call"] == ["ok", "upstream_broken", "provider_error"]
+    outcomes = [line["outcome"] for line in lines if line["event"] == "call"]
+    assert outcomes == ["ok", "upstream_broken", "refused", "provider_error"]
     assert all(secret not in log for secret in (ALICE, "provider-secret-1", "wrong-key", "the prompt text", "You said"))

@@ -10,11 +10,12 @@ import pytest
 
 import gateway as package
 from gateway.mock import MockServer
-from gateway.server.health import ProviderHealth, WorkerHealth, health_json
+from gateway.server.health import STATES, ProviderHealth, WorkerHealth, health_json
+from gateway.server.openapi.shapes import SCHEMAS
 from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import until
 from tests.support.scripted import Held
-from tests.support.web import Web
+from tests.support.web import CHAT, HI, Web
 
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 WORKER = WorkerHealth("1", 7, 2, 0.0, 3, 4, "memory://", False, 0, "closed", None, [ProviderHealth("p", "http", "ok")])
@@ -30,7 +31,7 @@ def test_a_worker_says_how_it_and_its_store_and_providers_are(
     assert (found["store"]["reachable"], found["store"]["away"], found["store"]["waiting"]) == (True, False, 0)
     assert found["default_provider"] == "upstream"
     (provider,) = found["providers"]
-    assert provider == {"name": "upstream", "adapter": "http", "state": "ok", "failures": 0, "asked_in_s": None}
+    assert provider == {"name": "upstream", "adapter": "http", "state": "not_called", "failures": 0, "asked_in_s": None}
 
 
 def test_a_call_under_way_is_counted_until_it_ends(scripted: Scripted) -> None:
@@ -54,11 +55,35 @@ def test_a_provider_that_fails_is_said_to_and_then_to_be_left_alone(
         (provider,) = gateway.web.get("/api/health").json["providers"]
         return provider["state"], provider["failures"], provider["asked_in_s"] is not None
 
+    assert state() == ("not_called", 0, False)
+    gateway.web.chat()
     assert state() == ("ok", 0, False)
     gateway.web.chat(mock="status=503")
     assert state() == ("failing", 1, False)
     gateway.web.chat(mock="status=503")
     assert state() == ("left_alone", 2, True)
+
+
+def test_a_provider_without_a_key_is_told_from_one_that_was_not_called_until_a_caller_brings_one(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    providers = {
+        "keyless": {"base_url": mock_server.url, "retries": 0},
+        "keyed": {"base_url": mock_server.url, "key": "provider-key-0123456789"},
+    }
+    gateway = gateway_server(mock_server.url, providers=providers, default_provider="keyless")
+
+    def states() -> dict[str, str]:
+        return {one["name"]: one["state"] for one in gateway.web.get("/api/health").json["providers"]}
+
+    assert states() == {"keyless": "no_key", "keyed": "not_called"}
+    assert gateway.web.post(CHAT, {"model": "m", "messages": HI}, {"authorization": "Bearer sk-own"}).status == 200
+    assert states() == {"keyless": "ok", "keyed": "not_called"}
+
+
+def test_the_states_that_are_described_are_those_that_there_are() -> None:
+    (provider,) = [SCHEMAS["Health"]["properties"]["providers"]["items"]]
+    assert set(provider["properties"]["state"]["enum"]) == set(STATES)
 
 
 @pytest.mark.parametrize("path", ["/api/health", "/metrics", "/api/reload"])

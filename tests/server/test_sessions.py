@@ -110,10 +110,13 @@ def test_a_session_whose_calls_were_all_refused_or_failed_is_shown_with_nothing_
     assert refused.totals == (0, 0, 0)
     failed = web.post(CHAT, {"model": "mock-small", "messages": HI}, {**headers, "x-mock": "status=400"})
     assert failed.status == 400
-    records = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    last, first = web.get(f"/api/sessions/{session}/calls").json["calls"]
     shown = web.get(f"/api/sessions/{session}").json
     assert (shown["id"], shown["calls"], shown["cumulative_token_usage"]["total_tokens"]) == (session, 0, 0)
-    assert (shown["created_at"], shown["last_call_at"]) == (None, records[0]["started_at"])
+    assert (shown["created_at"], shown["last_call_at"] >= last["started_at"]) == (first["started_at"], True)
+    assert session in [row["id"] for row in web.get("/api/sessions").json["sessions"]]
+    listed = [call["call_id"] for call in web.get("/api/calls").json["calls"]]
+    assert {last["call_id"], first["call_id"]} <= set(listed)
     assert web.send("DELETE", f"/api/sessions/{session}").status == 200
     assert web.get(f"/api/sessions/{session}").status == 404
 
@@ -126,6 +129,43 @@ def test_a_session_that_is_only_the_parent_of_others_is_shown_with_what_counts_a
     shown = web.get(f"/api/sessions/{session}").json
     assert (shown["calls"], shown["used_with_children"]) == (0, {"tokens": 5, "calls": 1})
     assert (shown["created_at"], shown["last_call_at"]) == (None, None)
+    calls = web.get(f"/api/sessions/{session}/calls")
+    assert (calls.status, calls.json["calls"]) == (200, [])
+
+
+def test_a_child_whose_parent_is_exhausted_names_it_its_budget_and_what_the_client_received(
+    web: Web, session: str
+) -> None:
+    child = {"x-session-id": f"{session}-child", "x-parent-session-id": session}
+    web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 60}})
+    web.send("PATCH", f"/api/sessions/{session}-child", {"budget": {"tokens": 1000}})
+    hi = {"model": "mock-small", "messages": HI}
+    assert web.post(CHAT, hi, {**child, "x-mock": "tokens=30/25"}).status == 200
+    refused = web.post(CHAT, hi, child)
+    shown = web.get(f"/api/sessions/{session}-child").json
+    assert (shown["parent"], shown["budget"]["used_fraction"]) == (session, 0.055)
+    [parent] = shown["parents"]
+    assert (parent["id"], parent["budget"]["used"]["tokens"], parent["budget"]["tokens"]) == (session, 55, 60)
+    record = web.get(f"/api/calls/{refused.header('x-gateway-request-id')}").json
+    error = refused.json["error"]
+    assert record["error"] == {"message": error["message"], "budget": error["budget"]}
+    budget = record["error"]["budget"]
+    assert (budget["account"], budget["id"], budget["limit"], budget["used"]) == ("session", session, 60, 55)
+    assert budget["needed"] > 5
+    assert web.get(f"/api/sessions/{session}").json["parent"] is None
+
+
+def test_a_budget_that_the_last_call_declared_is_shown_until_a_call_declares_none(web: Web, session: str) -> None:
+    hi, name = {"model": "mock-small", "messages": HI}, {"x-session-id": session}
+    refused = web.post(CHAT, hi, {**name, "x-session-budget-tokens": "3"})
+    shown = web.get(f"/api/sessions/{session}").json
+    assert (shown["budget"]["tokens"], shown["budget"]["remaining"]) == (3, 3)
+    assert shown["declared_budget"] == {"tokens": 3, "usd": None, "calls": None}
+    record = web.get(f"/api/calls/{refused.header('x-gateway-request-id')}").json
+    assert record["declared_budget"] == shown["declared_budget"]
+    assert web.post(CHAT, hi, name).status == 200
+    shown = web.get(f"/api/sessions/{session}").json
+    assert (shown["budget"], shown["declared_budget"]) == (None, None)
 
 
 def test_a_session_that_has_only_a_budget_is_shown_with_it(web: Web, session: str) -> None:

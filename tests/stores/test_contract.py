@@ -19,7 +19,7 @@ from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.ledger import Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord, ContextRecord
+from gateway.core.record import LOST, CallError, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, StoredKey
@@ -120,8 +120,12 @@ async def test_calls_that_share_a_clients_request_id_are_each_charged(store: Sto
 
 
 async def test_a_call_without_a_charge_is_kept_but_adds_nothing(store: Store, record: MakeRecord) -> None:
-    assert await store.settle(record(charge=None)) == Totals()
-    assert await store.session(KEY) is None
+    refused = record(charge=None, at=100.0, duration_s=1.0)
+    assert await store.settle(refused) == Totals()
+    view = await store.session(KEY)
+    assert view is not None
+    assert (view.totals, view.created_at, view.last_call_at) == (Totals(), 100.0, 101.0)
+    assert [one.key for one in (await store.sessions("alice", 10, None, "recent")).sessions] == [KEY]
     assert len(await store.calls(KEY, 10)) == 1
     await store.settle(record(charge=CHARGE))
     assert await store.settle(record(charge=None)) == ONCE
@@ -157,7 +161,13 @@ async def test_a_guessed_session_is_marked(store: Store, record: MakeRecord) -> 
 
 
 async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeRecord) -> None:
-    first = record(model="модель 漢 \"'; DROP TABLE calls;--", first_byte_s=None, notes={"a": "b\n"})
+    first = record(
+        model="модель 漢 \"'; DROP TABLE calls;--",
+        first_byte_s=None,
+        notes={"a": "b\n"},
+        error=CallError("Session “s” has …", {"limit": 3, "needed": 9, "unit": "usd", "used": "0.000001", "x": None}),
+        declared=Limits(tokens=3),
+    )
     await store.settle(first)
     assert await store.call("alice", first.call_id) == first
     assert list(await store.calls(KEY, 1)) == [first]
@@ -959,6 +969,22 @@ async def test_sessions_expire_by_their_last_call_and_take_their_calls_along(sto
     assert await store.call(None, old.call_id) is None
     assert await store.call(None, new.call_id) == new
     assert await store.expire(1_500.0) == 0
+
+
+async def test_a_session_whose_calls_were_all_refused_expires_and_is_deleted_as_any_other(
+    store: Store, record: MakeRecord
+) -> None:
+    await store.settle(record("old", charge=None, at=1_000.0, duration_s=1.0))
+    await store.settle(record("deleted", charge=None, at=3_000.0, duration_s=1.0))
+    # A refused call is the last call of its session as well, so the session stays.
+    await store.settle(record("both", charge=CHARGE, at=1_000.0, duration_s=1.0))
+    await store.settle(record("both", charge=None, at=3_000.0, duration_s=1.0))
+    assert await store.expire(2_000.0) == 1
+    assert await store.delete(SessionKey("alice", "deleted"))
+    page = await store.sessions("alice", 10, None, "recent")
+    assert [(view.key.id, view.totals, view.last_call_at) for view in page.sessions] == [("both", ONCE, 3_001.0)]
+    for gone in ("old", "deleted"):
+        assert await store.calls(SessionKey("alice", gone), 10) == []
 
 
 async def test_a_session_whose_last_call_ended_just_then_does_not_expire(store: Store, record: MakeRecord) -> None:

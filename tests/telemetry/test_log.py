@@ -150,17 +150,43 @@ def test_each_call_is_one_line(as_json: bool) -> None:
     assert all(json.loads(line) for line in stream.getvalue().splitlines() if as_json)
 
 
-def test_calls_that_went_well_may_be_left_out() -> None:
+def test_only_calls_that_failed_or_were_refused_may_be_logged() -> None:
     stream = io.StringIO()
     observer = log.CallLog(stream, as_json=True, failures_only=True)
     left = replace(CALL, outcome="client_left", status=499)
     passed_on = replace(CALL, outcome="provider_error", status=429)
     broken = replace(CALL, outcome="upstream_broken")
-    for call in (CALL, replace(CALL, outcome="pending"), FAILED, left, passed_on, broken):
+    refused = replace(CALL, outcome="refused", status=400)
+    for call in (CALL, replace(CALL, outcome="pending"), FAILED, left, passed_on, broken, refused):
         observer.record(call, TOTALS)
     log.flush(60)
     outcomes = [json.loads(line)["outcome"] for line in stream.getvalue().splitlines()]
-    assert outcomes == ["upstream_failed", "client_left", "provider_error", "upstream_broken"]
+    assert outcomes == ["upstream_failed", "provider_error", "upstream_broken", "refused"]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_requests_refused_before_they_were_calls_have_ten_lines_a_minute_for_each_code(as_json: bool) -> None:
+    stream, now = io.StringIO(), [0.0]
+    observer = log.CallLog(stream, as_json=as_json, failures_only=True, clock=lambda: now[0])
+    unknown = replace(
+        FAILED, outcome="refused", status=401, error_code="invalid_api_key", notes={"credential": "3f2a9c01"}
+    )
+    for _ in range(1_010):
+        observer.refused(unknown)
+    observer.refused(replace(unknown, error_code="forbidden", notes={}))
+    now[0] = 60.0
+    observer.refused(unknown)
+    log.flush(60)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 12
+    if as_json:
+        found = [json.loads(line) for line in lines]
+        assert [one["left_out"] for one in found] == [0] * 11 + [1_000]
+        assert [one["credential"] for one in found[9:]] == ["3f2a9c01", None, "3f2a9c01"]
+        assert "credential" not in json.loads(log.json_line(FAILED, None))
+    else:
+        assert "refused 401 invalid_api_key · key with hash 3f2a9c01 ·" in lines[0]
+        assert lines[-1].endswith("1,000 more before it not logged")
 
 
 def test_a_name_with_a_line_end_stays_on_its_line() -> None:

@@ -106,7 +106,7 @@ _SESSION_FIELDS: Final = {
     "id": text("with the client key's name and a slash in front for whoever sees the sessions of all keys"),
     "created_at": _TIME,
     "last_call_at": _TIME,
-    "calls": whole("calls that were counted"),
+    "calls": whole("calls that were counted: those that the provider bills"),
     "calls_under_way": whole("calls that hold a part of its budget now"),
     "cumulative_token_usage": named("Totals"),
     "usage_source": text("on whose word these tokens are", one_of=get_args(UsageSource)),
@@ -148,7 +148,9 @@ _CALL_FIELDS: Final = {
     "stream": flag(),
     "status": whole("the HTTP status of the answer"),
     "outcome": text("docs/operations.md says what each means", one_of=OUTCOMES),
-    "error_code": text(null=True),
+    "error_code": text("of the gateway's own error", null=True),
+    "error": maybe(named("CallError")),
+    "declared_budget": maybe(named("Limits")),
     "finish_reason": text(null=True),
     "tools": rows(text(), "names of the tools that the answer asks for"),
     "response_mode": text(null=True, one_of=MODES),
@@ -217,6 +219,21 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "tokens as they stand in headers",
         {"promptTokens": whole(), "completionTokens": whole(), "totalTokens": whole()},
     ),
+    "Limits": record(
+        "a budget that a call declares for its session, such as with `x-session-budget-tokens`; null: no limit",
+        {"tokens": whole(null=True), "usd": text(_USD, null=True), "calls": whole(null=True)},
+    ),
+    "CallError": record(
+        "the gateway's own error as the client received it",
+        {
+            "message": text("cut to 1,000 characters"),
+            "budget": {
+                "type": ["object", "null"],
+                "description": "with codes of budgets, the arithmetic: whose account, its limit, what was needed",
+                "additionalProperties": {"type": ["integer", "string", "null"]},
+            },
+        },
+    ),
     "Budget": record(
         "what a session may spend; limits that it does not have are null",
         {
@@ -244,11 +261,17 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "Session": record("a session and its totals", _SESSION_FIELDS),
     "SessionDetails": record(
-        "a session, its tools and its steps; where no call of it was counted, its totals are zero",
+        "a session, its tools and its steps; where none of its calls was charged, its totals are zero",
         {
             **_SESSION_FIELDS,
-            "created_at": {**_MAYBE_TIME, "description": "null where no call was counted"},
+            "created_at": {**_MAYBE_TIME, "description": "null where it made no call itself"},
             "last_call_at": {**_MAYBE_TIME, "description": "null where there is no record of a call"},
+            "declared_budget": maybe(named("Limits")),
+            "parent": text("the session that this one works for, if any", null=True),
+            "parents": rows(
+                record("a session above this one", {"id": text(), "budget": maybe(named("Budget"))}),
+                "whose budgets its calls use too, from the nearest up",
+            ),
             **_TOOLS_FIELDS,
             **_STEP_FIELDS,
         },
@@ -398,11 +421,29 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     {
                         "name": text(),
                         "adapter": text(),
-                        "state": text(one_of=("ok", "failing", "left_alone")),
+                        "state": text(
+                            "`not_called`: not by this worker yet; `no_key`: nor has the gateway a key for it",
+                            one_of=("ok", "failing", "left_alone", "not_called", "no_key"),
+                        ),
                         "failures": whole("failures in a row"),
                         "asked_in_s": number("where it is left alone: seconds until it is asked again", null=True),
                     },
                 )
+            ),
+            "unrecorded_refusals": rows(
+                record(
+                    "refusals with the same error and credential",
+                    {
+                        "code": text(),
+                        "status": whole(),
+                        "credential": text("the beginning of the SHA-256 of the unknown key", null=True),
+                        "message": text("that the client received last"),
+                        "count": whole(),
+                        "first_at": _TIME,
+                        "last_at": _TIME,
+                    },
+                ),
+                "refusals by this worker that have no record in the store, the newest first, at most 50",
             ),
         },
     ),

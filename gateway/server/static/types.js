@@ -27,6 +27,23 @@
  */
 
 /**
+ * @typedef {{tokens: number | null, usd: string | null, calls: number | null}} Limits
+ */
+
+/**
+ * Why a budget did not allow a call.
+ * @typedef {object} Arithmetic
+ * @property {"session" | "key" | "rate"} account
+ * @property {string} id of the session, or the name of the client key
+ * @property {"tokens" | "usd" | "calls"} unit
+ * @property {number | string} limit
+ * @property {number | string} used
+ * @property {number | string} held
+ * @property {number | string} needed
+ * @property {string | null} resets_at
+ */
+
+/**
  * @typedef {object} Session
  * @property {string} id
  * @property {string | null} created_at null where no call was counted
@@ -40,6 +57,9 @@
  * @property {Budget | null} budget
  * @property {string} response_mode
  * @property {boolean} derived_id
+ * @property {Limits | null} [declared_budget] by its last call
+ * @property {string | null} [parent]
+ * @property {{id: string, budget: Budget | null}[]} [parents] from the nearest up
  * @property {string[]} [recent_tools]
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
@@ -96,6 +116,7 @@
  * @property {number} status
  * @property {string} outcome
  * @property {string | null} error_code
+ * @property {{message: string, budget: Arithmetic | null} | null} error that the client received from the gateway
  * @property {string | null} finish_reason
  * @property {string[]} tools
  * @property {Usage | null} usage
@@ -116,9 +137,21 @@
  * @typedef {object} Provider
  * @property {string} name
  * @property {string} adapter
- * @property {"ok" | "failing" | "left_alone"} state
+ * @property {"ok" | "failing" | "left_alone" | "not_called" | "no_key"} state
  * @property {number} failures
  * @property {number | null} asked_in_s
+ */
+
+/**
+ * Refusals without a record in the store, with the same error and credential.
+ * @typedef {object} UnrecordedRefusal
+ * @property {string} code
+ * @property {number} status
+ * @property {string | null} credential the beginning of its SHA-256
+ * @property {string} message
+ * @property {number} count
+ * @property {string} first_at
+ * @property {string} last_at
  */
 
 /**
@@ -130,6 +163,7 @@
  *   on_failure: string}} store
  * @property {string | null} default_provider
  * @property {Provider[]} providers
+ * @property {UnrecordedRefusal[]} unrecorded_refusals
  */
 
 /**

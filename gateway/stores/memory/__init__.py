@@ -169,8 +169,6 @@ class MemoryStore:
     def _add(self, key: SessionKey, record: CallRecord, lost: CallRecord | None) -> None:
         """Add a call to its session's totals; `lost`: what it was charged as there before, None: nothing."""
         wrong = lost.charge if lost is not None else None
-        if wrong is None and record.charge is None:
-            return
         view = self._sessions.get(key)
         totals, tools = (view.totals, view.tools) if view else (Totals(), ToolUse())
         if lost is not None and wrong is not None:
@@ -189,8 +187,8 @@ class MemoryStore:
         )
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
-        if record.kept:
-            self._kept_elsewhere[key] = (record.kept + self._kept_elsewhere.get(key, ""))[:MAX_KEPT]
+        if record.counted_kept:
+            self._kept_elsewhere[key] = (record.counted_kept + self._kept_elsewhere.get(key, ""))[:MAX_KEPT]
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id

@@ -112,9 +112,9 @@ def spent(record: CallRecord) -> tuple[int, int, int]:
     return _amount(record.spent)
 
 
-def sums(record: CallRecord) -> list[str] | None:
-    """What a call adds to its session, as text: Lua would not count it exactly. None: no charge."""
-    return None if record.charge is None else list(map(str, sums_of(record.charge, record.saved_tokens)))
+def sums(record: CallRecord) -> list[str]:
+    """Return what a call adds to its session, as text: Lua would not count it exactly."""
+    return list(map(str, sums_of(record.charge, record.saved_tokens)))
 
 
 def last_turn(record: CallRecord) -> dict[str, str]:
@@ -129,7 +129,8 @@ def last_turn(record: CallRecord) -> dict[str, str]:
 
 def kept_elsewhere(record: CallRecord) -> dict[str, str | int]:
     """What the session remembers of what the call's provider keeps."""
-    return {"kept": record.kept, "most_kept": MAX_KEPT} if record.kept else {}
+    kept = record.counted_kept
+    return {"kept": kept, "most_kept": MAX_KEPT} if kept else {}
 
 
 def account(row: Sequence[int]) -> Account:

@@ -144,18 +144,18 @@ def _correct(
 
 
 def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int] | None:
-    """Add what a call cost to its session; the totals after it, as columns. None for a call without a session."""
-    key, charge = record.session, record.charge
-    if key is not None and charge is not None:
+    """Add a call to its session; the totals after it, as columns. None for a call without a session."""
+    key = record.session
+    if key is not None:
         added = (
             key.namespace,
             key.id,
             record.derived_session,
             record.started_at,
             record.started_at + record.duration_s,
-            record.kept or None,
+            record.counted_kept or None,
             *_last(record),
-            *sums_of(charge, record.saved_tokens),
+            *sums_of(record.charge, record.saved_tokens),
         )
         connection.execute(_ADD, added)
     return _sums(connection, key)

@@ -237,6 +237,10 @@ class Metrics(Observer):
         if "retries" in call.notes:
             self._add("gateway_retries_total", "provider", call.provider or _NONE, _leading(call.notes["retries"]))
 
+    def refused(self, call: CallRecord) -> None:
+        """See `Observer.refused`."""
+        self.record(call, None)
+
     def _wait_for(self, provider: str) -> _Histogram:
         histogram = self._upstream.get(provider)
         if histogram is None:

@@ -62,7 +62,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ("provider", "source"),
         _ERROR,
     ),
-    "gateway_refusals_total": Family("counter", "Calls that the gateway refused.", ("code",)),
+    "gateway_refusals_total": Family(
+        "counter",
+        "Calls that the gateway refused, and requests that never became calls, as with an unknown key.",
+        ("code",),
+    ),
     "gateway_budget_refusals_total": Family(
         "counter", "Those of them for a budget: nothing is left, or calls under way hold it.", ("code",)
     ),

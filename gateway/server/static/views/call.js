@@ -58,9 +58,49 @@ export async function detail(id, { withSession }) {
       " ",
       h("a", { href: to("call", found.call_id) }, "Link to this call"),
     ),
+    ...[received(found)].flat(),
     record(found),
     receipt(found, withSession ? "h2" : "h3"),
   );
+}
+
+/**
+ * The error that the client received, and of a budget the account that it is about.
+ * @param {Call} found
+ */
+function received({ error, session }) {
+  if (!error) return null;
+  const { budget } = error;
+  const message = h("p", { class: "problem" }, "The client received: ", error.message);
+  if (!budget) return message;
+  const format = (/** @type {number | string | null} */ value) =>
+    value === null ? "–" : budget.unit === "usd" ? usd(value) : `${number(Number(value))} ${budget.unit}`;
+  const inUse = budget.held && Number(budget.held) ? `, ${format(budget.held)} more held by calls under way` : "";
+  return [
+    message,
+    facts([
+      ["Account", account(budget, session)],
+      ["Limit", format(budget.limit)],
+      ["Used", `${format(budget.used)}${inUse}`],
+      ["Needed", format(budget.needed)],
+    ]),
+  ];
+}
+
+/**
+ * @param {import("../types.js").Arithmetic} budget
+ * @param {string | null} session whose call it was
+ */
+function account({ account: kind, id }, session) {
+  if (kind !== "session")
+    return [`${kind === "rate" ? "requests a minute of client key " : "client key "}`, h("b", {}, id)];
+  // Whoever sees all sessions sees them with the name of their key in front.
+  const name = session?.includes("/") ? `${session.slice(0, session.lastIndexOf("/"))}/${id}` : id;
+  return [
+    "session ",
+    h("a", { class: "mono", href: to("session", name) }, name),
+    name === session ? "" : " (a parent)",
+  ];
 }
 
 /** @param {Call} found */

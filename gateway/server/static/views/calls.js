@@ -28,9 +28,26 @@ export const OUTCOMES = {
   internal_error: "The gateway failed: a bug.",
 };
 
+/** The outcomes of calls that failed, as `FAILED` in `gateway/core/record.py` has them. A refused call did not fail. */
+const FAILED = [
+  "provider_error",
+  "upstream_failed",
+  "upstream_broken",
+  "client_stalled",
+  "cut_at_shutdown",
+  "too_slow",
+  "worker_lost",
+  "internal_error",
+];
+
 /** @param {Call} call */
 export function isFailed(call) {
-  return !["ok", "budget_end", "client_left", "pending"].includes(call.outcome);
+  return FAILED.includes(call.outcome);
+}
+
+/** @param {Call} call */
+export function isRefused(call) {
+  return call.outcome === "refused";
 }
 
 /** @param {Call} call */

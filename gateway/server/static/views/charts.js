@@ -60,7 +60,8 @@ export class Charts {
         ...common,
         title: "Tokens in all, and the budget",
         lines: [
-          { label: "used", colour: "input", filled: true, format: compact },
+          { label: "used by this session", colour: "input", filled: true, format: compact },
+          { label: "now, with child sessions", colour: "came", dashed: true, format: compact },
           { label: "budget", colour: "limit", dashed: true, format: compact },
         ],
       }),
@@ -155,7 +156,13 @@ export class Charts {
     const tokens = this.calls.map(({ usage }) => usage?.total_tokens ?? 0);
     const cost = this.calls.map(({ cost_usd }) => (cost_usd === null ? null : Number(cost_usd)));
     const limit = session.budget?.tokens ?? null;
-    this.charts.total.set([xs, running(tokens, session.cumulative_token_usage.total_tokens), xs.map(() => limit)]);
+    const shared = childrenOf(session)?.tokens ? session.used_with_children.tokens : null;
+    this.charts.total.set([
+      xs,
+      running(tokens, session.cumulative_token_usage.total_tokens),
+      xs.map(() => shared),
+      xs.map(() => limit),
+    ]);
     const spent = cost.map((one) => one ?? 0);
     this.charts.cost.set([xs, cost, running(spent, session.cost_usd === null ? sum(spent) : Number(session.cost_usd))]);
     this.charts.cost.element.hidden = cost.every((one) => one === null);
@@ -195,6 +202,16 @@ export class Charts {
   close() {
     for (const chart of Object.values(this.charts)) chart.close();
   }
+}
+
+/**
+ * What child sessions used of the session's budget; null: no calls of any. Where cached tokens count less, or the
+ * budget has refilled, they may have used more tokens than this.
+ * @param {Session} session
+ */
+export function childrenOf({ used_with_children: used, calls, cumulative_token_usage: own }) {
+  if (used.calls <= calls) return null;
+  return { calls: used.calls - calls, tokens: Math.max(0, used.tokens - own.total_tokens) };
 }
 
 /** @param {number[]} values */

@@ -4,14 +4,16 @@
  */
 import { ApiError, api } from "../api.js";
 import { facts, fill, h, renew, tile } from "../dom.js";
-import { clock, number, span } from "../format.js";
+import { ago, clock, number, span } from "../format.js";
 import { plain } from "../table.js";
 
 /** @typedef {import("../types.js").Health} Health */
 
 const RENEW_MS = 5000;
 const STATES = /** @type {Record<string, [string, string, string]>} */ ({
-  ok: ["good", "well", "Its last answer was one, or it was not asked yet."],
+  ok: ["good", "well", "Its last call went well."],
+  not_called: ["", "not called yet", "This worker has sent it no call yet."],
+  no_key: ["", "no key", "No key is configured for it, and no call with a caller's own key went to it yet."],
   failing: ["warn", "failing", "It failed since its last good answer, and is asked all the same."],
   left_alone: [
     "bad",
@@ -42,7 +44,7 @@ export async function health() {
 }
 
 /** @param {Health} now */
-function content({ version, worker, store, providers, default_provider: first, status }) {
+function content({ version, worker, store, providers, default_provider: first, status, unrecorded_refusals: refused }) {
   const isWell = status === "ready";
   const others = worker.workers > 1 ? `of ${number(worker.workers)}: each answers for itself` : null;
   return [
@@ -95,6 +97,26 @@ function content({ version, worker, store, providers, default_provider: first, s
           }),
         )
       : h("p", { class: "notice" }, "No provider is configured. Add one under providers: in gateway.yaml."),
+    ...refusals(refused),
+  ];
+}
+
+/** @param {import("../types.js").UnrecordedRefusal[]} refused */
+function refusals(refused) {
+  if (!refused.length) return [];
+  return [
+    h("h2", {}, "Refusals without a record"),
+    plain(
+      "Refusals without a record",
+      [["Error"], ["Hash of the key"], ["Times", "num"], ["Last"], ["Message", "wide"]],
+      refused.map((one) => [
+        h("span", { class: "badge warn", title: String(one.status) }, one.code),
+        one.credential === null ? "–" : h("span", { class: "mono" }, one.credential),
+        number(one.count),
+        ago(one.last_at),
+        one.message,
+      ]),
+    ),
   ];
 }
 

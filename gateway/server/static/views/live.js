@@ -7,7 +7,7 @@ import { fill, h, notice, renew, tile } from "../dom.js";
 import { KEPT, feed } from "../feed.js";
 import { clock, compact, milliseconds, number, percent, timeOf, usd } from "../format.js";
 import { Table } from "../table.js";
-import { cachedShare, callColumns, isFailed } from "./calls.js";
+import { cachedShare, callColumns, isFailed, isRefused } from "./calls.js";
 
 /** @typedef {import("../types.js").Call} Call */
 
@@ -122,7 +122,13 @@ function rates(calls) {
   const oldest = recent.length === KEPT ? (now - Date.parse(recent[recent.length - 1].started_at)) / 1000 : RATE_S;
   const minutes = Math.max(1, oldest) / 60;
   const sum = (/** @type {(call: Call) => number} */ of) => recent.reduce((total, call) => total + of(call), 0);
-  const failed = recent.filter(isFailed).length;
+  const count = (/** @type {(call: Call) => boolean} */ fits) => {
+    const found = recent.filter(fits).length;
+    return /** @type {[string, string | null]} */ ([
+      number(found),
+      recent.length ? percent(found / recent.length) : null,
+    ]);
+  };
   const times = recent.map((call) => call.duration_ms).sort((a, b) => a - b);
   const unpriced = recent.some((call) => call.usage && call.cost_usd === null);
   return [
@@ -131,7 +137,8 @@ function rates(calls) {
     tile("Cost/min", usd(sum((call) => Number(call.cost_usd ?? 0)) / minutes), unpriced ? "some prices unknown" : null),
     tile("From cache", percent(cachedShare(recent)), "of input"),
     tile("Median time", milliseconds(times.length ? times[Math.floor(times.length / 2)] : null)),
-    tile("Failed", number(failed), recent.length ? percent(failed / recent.length) : null),
+    tile("Failed", ...count(isFailed)),
+    tile("Refused", ...count(isRefused)),
     tile("Sessions", number(new Set(recent.map((call) => call.session)).size)),
   ];
 }

@@ -10,8 +10,8 @@ import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { changeBudget, resetSession } from "./budget.js";
 import { detail } from "./call.js";
-import { callColumns, isFailed } from "./calls.js";
-import { Charts, inRow } from "./charts.js";
+import { callColumns, isFailed, isRefused } from "./calls.js";
+import { Charts, childrenOf, inRow } from "./charts.js";
 
 /** @typedef {import("../types.js").Call} Call */
 /** @typedef {import("../types.js").Session} Session */
@@ -25,6 +25,7 @@ const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
   ["", "All", () => true],
   ["trimmed", "Trimmed", ({ context }) => Boolean(context && Object.keys(context.trimmed).length)],
   ["failed", "Failed", isFailed],
+  ["refused", "Refused", isRefused],
 ]);
 
 /**
@@ -281,7 +282,7 @@ class SessionView {
       ),
       began(found.created_at),
     );
-    renew(this.facts, tiles, budgetBars(found), toolsOf(found));
+    renew(this.facts, tiles, parentLine(found), budgetBars(found), parentBars(found), toolsOf(found));
   }
 
   close() {
@@ -301,20 +302,54 @@ function unlisted(found, calls) {
 }
 
 /** @param {Session} found */
-function budgetBars({ budget }) {
+function parentLine({ parents = [] }) {
+  if (!parents.length) return null;
+  const links = parents.map(({ id }, index) => [
+    index ? ", " : "",
+    h("a", { class: "mono", href: to("session", id) }, id),
+  ]);
+  return h(
+    "p",
+    {},
+    parents.length > 1 ? "Parents, whose budgets it uses too: " : "Parent, whose budget it uses too: ",
+    ...links,
+  );
+}
+
+/** @param {Session} found */
+function budgetBars(found) {
+  const { budget, declared_budget: declared } = found;
   if (!budget) return h("p", { class: "muted" }, "No budget: nothing limits this session.");
-  const rows = [
-    bar("Tokens", budget.used.tokens, budget.tokens, number),
-    bar("Cost", Number(budget.used.usd), budget.usd === null ? null : Number(budget.usd), usd),
-    bar("Calls", budget.used.calls, budget.calls, number),
-  ];
   const held = budget.held ? `${number(budget.held)} tokens are held by calls under way. ` : "";
-  const resets = budget.resets_in_s === null ? "" : `It is full again in ${number(budget.resets_in_s)} s.`;
+  const resets = budget.resets_in_s === null ? "" : `It is full again in ${number(budget.resets_in_s)} s. `;
+  const source = declared ? "Its last call declared a budget in its headers (x-session-budget-…). " : "";
+  const children = childrenOf(found);
+  const shared = children
+    ? `Child sessions used ${children.tokens ? `about ${number(children.tokens)} tokens` : "some"} of it, in ${many(children.calls, "call")}.`
+    : "";
+  const notes = `${held}${resets}${source}${shared}`;
+  return bars("Budget", budget, "", notes ? h("p", { class: "muted" }, notes) : null);
+}
+
+/** @param {Session} found */
+function parentBars({ parents = [] }) {
+  return parents.map(({ id, budget }) => budget && bars(`Budget of parent ${id}`, budget, "Parent: "));
+}
+
+/**
+ * @param {string} label
+ * @param {import("../types.js").Budget} budget
+ * @param {string} prefix stands before the name of each bar
+ * @param {Node | null} [notes]
+ */
+function bars(label, budget, prefix, notes = null) {
   return h(
     "div",
-    { class: "bars", role: "group", "aria-label": "Budget" },
-    rows,
-    held || resets ? h("p", { class: "muted" }, held, resets) : null,
+    { class: "bars", role: "group", "aria-label": label },
+    bar(`${prefix}Tokens`, budget.used.tokens, budget.tokens, number),
+    bar(`${prefix}Cost`, Number(budget.used.usd), budget.usd === null ? null : Number(budget.usd), usd),
+    bar(`${prefix}Calls`, budget.used.calls, budget.calls, number),
+    notes,
   );
 }
 

@@ -1,6 +1,6 @@
 -- Write a call's record and charge it, once per id. KEYS: the hold, ids and records of the session's calls, what is
 -- known of its lost ones, the session, its state, its results, its account, its calls of tools, the last of them.
--- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (or nothing: no
+-- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (zeros without a
 -- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, kept with most_kept, tools, index,
 -- version: of the state that the call has gone by, and others: where parts of the hold were settled before. Gives
 -- {1 if there is news, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it is
@@ -107,7 +107,7 @@ local epochs = charge(A.accounts, was[1], was[3] or {}, A.spent, held)
 redis.call('ZADD', ids, '0', A.id)
 redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then
-    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false, epochs, resets, A.lost }))
+    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums, epochs, resets, A.lost }))
 end
 local number = redis.call('ZCARD', ids)
 if number > A.keep then
@@ -133,7 +133,7 @@ end
 local sums, last = kept.sums, kept.last
 -- Whether all that is written here was there before, and so has a time to live already.
 local is_known = kept.created and number > 1 and not A.lost
-if A.session and A.sums then
+if A.session then
     local news = kept.created and {} or { 'created', A.started, 'derived', A.derived }
     local function tell(name, value)
         news[#news + 1] = name

@@ -1,0 +1,123 @@
+"""Refusals that the store has no record of: in the log, the metrics and, a few of them, in memory for `/api/health`.
+
+Most of them are requests that never become calls: an unknown key, a foreign web page, an invalid path. Anybody can send
+any number of these, so nothing of them goes to the store, to webhooks or to callbacks. The others are calls without a
+session, and calls that the gateway itself could not serve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from gateway.core.allowance import Allowance
+from gateway.core.errors import (
+    GatewayError,
+    InternalError,
+    Overloaded,
+    ShuttingDown,
+    StoreConflict,
+    StoreDamaged,
+    StoreUnavailable,
+    Unauthenticated,
+)
+from gateway.core.forwarding import Headers
+from gateway.core.ports import Observer
+from gateway.core.record import REFUSED, CallError, CallRecord
+from gateway.core.usage import Totals
+from gateway.core.values import dataclass
+from gateway.server import headers as ours
+from gateway.server.auth import credential_hash
+from gateway.telling import tell
+
+#: refusals that are kept; those that came last stay
+MOST_KEPT: Final = 50
+#: the name of the credential's hash among a record's notes
+CREDENTIAL: Final = "credential"
+#: codes of calls that the gateway itself could not serve: they are not recorded, with a session or without
+_OWN_FAULTS: Final = frozenset(
+    kind.code for kind in (StoreUnavailable, StoreConflict, StoreDamaged, Overloaded, ShuttingDown)
+)
+
+
+@dataclass(slots=True)
+class UnrecordedRefusal:
+    """Refusals with the same error code and credential.
+
+    `credential`: a short hash of the unknown key; None where none was sent, or the error is another one. Times are
+    seconds since the epoch.
+    """
+
+    code: str
+    status: int
+    credential: str | None
+    message: str
+    count: int
+    first_at: float
+    last_at: float
+
+
+class UnrecordedRefusals(Observer):
+    """Keeps the newest refusals, and tells observers of requests that never became calls. One for each worker."""
+
+    def __init__(self, observers: Iterable[Observer], wall: Callable[[], float] = time.time) -> None:
+        self._listeners = [one.refused for one in observers]
+        self._wall = wall
+        self._kept: OrderedDict[tuple[str, str | None], UnrecordedRefusal] = OrderedDict()
+
+    def note(self, fault: GatewayError, headers: Headers, call_id: str, dialect: str, operation: str) -> None:
+        """Note a request that never becomes a call. A bug is left out: it has a log entry of its own."""
+        if isinstance(fault, InternalError):
+            return
+        credential = credential_hash(headers) if isinstance(fault, Unauthenticated) else None
+        record = CallRecord(
+            call_id=call_id,
+            request_id=ours.request_id(headers) or call_id,
+            session=None,
+            derived_session=False,
+            started_at=self._wall(),
+            dialect=dialect,
+            operation=operation,
+            provider="",
+            model="",
+            response_model=None,
+            stream=False,
+            status=fault.status,
+            outcome=REFUSED,
+            error_code=fault.code,
+            finish_reason=None,
+            tools=(),
+            charge=None,
+            overhead_s=0.0,
+            first_byte_s=None,
+            duration_s=0.0,
+            request_bytes=0,
+            response_bytes=0,
+            notes={CREDENTIAL: credential} if credential is not None else {},
+            error=CallError.of(fault),
+        )
+        self._keep(record)
+        tell(self._listeners, record)
+
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
+        """See `Observer.record`."""
+        del totals, left
+        if call.outcome == REFUSED and (call.session is None or call.error_code in _OWN_FAULTS):
+            self._keep(call)
+
+    def _keep(self, call: CallRecord) -> None:
+        code, credential, now = call.error_code or "", call.notes.get(CREDENTIAL), call.started_at
+        kept = self._kept.pop((code, credential), None)
+        if kept is None:
+            kept = UnrecordedRefusal(code, call.status, credential, "", 0, now, now)
+        kept.message = call.error.message if call.error is not None else ""
+        kept.count, kept.last_at = kept.count + 1, now
+        self._kept[code, credential] = kept
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def newest(self) -> Sequence[UnrecordedRefusal]:
+        """Return the refusals that are kept, the newest first."""
+        return [*reversed(self._kept.values())]
