@@ -34,6 +34,7 @@ BOUND = (
     '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
 )
 NEEDS_BETA = " That setting requires the `thinking-binding-controls-2026-08-01` value in the `anthropic-beta` header."
+COMPACTS = {"edits": [{"type": "compact_20260112"}]}
 SYSTEM = " The `system` prompt differs from the one this block was created with."
 TOOLS = " The `tools` list differs from the one this block was created with."
 MISSING = " The `thinking` block that preceded this one when it was created is missing from this request."
@@ -57,7 +58,8 @@ class Agent:
         return found
 
     def send(self, body: Body | None = None, *, path: str = PATH, beta: bool = False, **fields: object) -> Reply:
-        headers = {"x-mock": self.mock, **({"anthropic-beta": f"other-2025-01-01, {BETA}"} if beta else {})}
+        betas = ["other-2025-01-01", "context-management-2025-06-27", "compact-2026-01-12", *([BETA] if beta else [])]
+        headers = {"x-mock": self.mock, "anthropic-beta": ", ".join(betas)}
         return self._web.send("POST", path, {**(body or self.body), **fields}, headers)
 
     def step(self, *added: Body, **fields: object) -> Any:
@@ -529,6 +531,7 @@ def test_a_deferred_tool_counts_from_where_it_is_referenced(agent: Agent) -> Non
 
 
 def test_the_prefix_restarts_at_the_newest_compaction(agent: Agent) -> None:
+    agent.body["context_management"] = COMPACTS
     agent.step(user("more"))  # 9, 10
     agent.messages[10]["content"].insert(0, {"type": "compaction", "content": "it was found"})
     agent.messages[10]["content"].pop(1)
@@ -541,6 +544,7 @@ def test_the_prefix_restarts_at_the_newest_compaction(agent: Agent) -> None:
 
 
 def test_thinking_before_a_compaction_is_ignored(agent: Agent) -> None:
+    agent.body["context_management"] = COMPACTS
     agent.messages.append({"role": "assistant", "content": [{"type": "compaction", "content": "it was found"}]})
     body = agent.changed(edit("messages/3/content/0/signature", "forged"))
     assert agent.send(body).status == 200
