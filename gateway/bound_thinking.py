@@ -71,6 +71,7 @@ class BoundCall:
         choice: how the conversation is sent.
         reason: why thinking was removed on this call; empty if none was.
         provider_drops: see `SentPrefix`.
+        is_summary: the call asks for a compaction. No thinking is created after what is sent for it.
     """
 
     received: Contents
@@ -80,6 +81,7 @@ class BoundCall:
     choice: Choice = field(default_factory=Choice)
     reason: ThinkingReason = ""
     provider_drops: bool = False
+    is_summary: bool = False
     _bare: tuple[tuple[Span, ...], Contents] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +121,8 @@ class BoundCall:
         has_history = self.known is not None or self.conversation.thinking
         if all_results or not modes or not has_history:
             return Choice(removed, ((0, mode),))
-        if modes[-1][1] == mode:
+        if modes[-1][1] == mode or self.is_summary:
+            # Turns that a client keeps after a summary are bound to the results as they were shown before it.
             return Choice(removed, modes)
         # Only results that the model has not read yet can change without an effect on its thinking.
         return Choice(removed, _with_mode(modes, self.conversation.after_last_reply, mode))
@@ -248,6 +251,8 @@ class BoundCall:
     def to_remember(self, sent: tuple[bytes, ...]) -> SentPrefix | None:
         """Return what the session is to remember before this is sent; None if nothing new was decided."""
         known, (removed, modes) = self.known, self.choice
+        if self.is_summary:
+            return None
         if known is None:
             if sent == self.received.messages and not (self.tools or self.provider_drops):
                 return None

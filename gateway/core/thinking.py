@@ -22,7 +22,8 @@ from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.measure import Wire
-from gateway.core.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
+from gateway.core.counting.parts import is_compaction
+from gateway.core.message import Hashed, decode, digest, encode, is_thinking, read, sketch, without_thinking
 from gateway.core.modes import MODES, ResponseMode
 from gateway.core.values import dataclass
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
@@ -40,6 +41,7 @@ MAX_CHECKPOINTS: Final = 16
 MAX_SPANS: Final = 64
 #: How thinking is written in the bytes of a message, in any format.
 _MARKS: Final = (b"thinking", b"reasoning")
+_COMPACTION: Final = b'"compaction"'
 _HASH_BYTES: Final = 16
 _BARE_BYTES: Final = 250
 #: fields of a chat message that hold a list of thinking blocks
@@ -198,6 +200,13 @@ class BoundConversation:
                 found[position] = found.get(position, 0) + one.blocks
         return found
 
+    @cached_property
+    def is_compacted(self) -> bool:
+        """Return whether the first message holds a compaction, so that messages before it are not sent any more."""
+        first = next(iter(self._received.raws), b"")
+        content = fields_of(first).get("content", b"") if _COMPACTION in first else b""
+        return any(is_compaction(block) for block in map(decode, items_of(content)) if isinstance(block, dict))
+
     def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
         """Return the remembered prefix that covers most of this conversation, or None."""
         read_ = [one for value in prefixes if (one := SentPrefix.from_json(value)) is not None]
@@ -205,6 +214,10 @@ class BoundConversation:
             if 0 < one.size <= self.size and self._hash(self._identities[: one.size]) == one.received:
                 return one
         return None
+
+    def as_unknown(self) -> SentPrefix:
+        """Return the conversation as one whose thinking, all of it, may have been created after other messages."""
+        return SentPrefix(self._hash(self._identities), self.size, ((0, self.size),))
 
     def without(self, removed: Collection[Span]) -> tuple[bytes, ...]:
         """Return the messages, without the thinking in these spans."""
