@@ -59,9 +59,10 @@ class Made:
     transformations: list[JsonObject] | None = None
 
     @property
-    def usage(self) -> Usage:
-        """Return the usage of the pass that produced the response; nothing if that was a compaction."""
-        return NOTHING if self.passes[-1].kind == "compaction" else self.passes[-1].usage
+    def served(self) -> Pass:
+        """Return the pass that produced the response; one of no tokens if that was a compaction."""
+        last = self.passes[-1]
+        return Pass(last.kind, last.model, NOTHING) if last.kind == "compaction" else last
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -89,17 +90,17 @@ class Shape:
     def message(self) -> JsonObject:
         """Return the message when all of it is there."""
         made = self._made
-        message = self._message(made.model, list(made.blocks), made.passes[-1], made.usage.output)
-        if self._exchange.show_usage:
-            message["usage"] = self._usage(made.usage.output)
+        usage = self._usage() if self._exchange.show_usage else None
+        message = self._message(made.model, list(made.blocks), usage)
         return {**message, "stop_reason": made.stop_reason, **self._details(), **self._edits()}
 
     def frames(self) -> Iterator[Frame]:
         """Yield the events of a stream, in the API's order."""
         made = self._made
-        first = made.first_model or made.model
-        begins_with = made.passes[0] if made.partial or made.passes[0].kind == "compaction" else made.passes[-1]
-        yield named_frame({"type": "message_start", "message": self._message(first, [], begins_with, 1)})
+        is_first = made.partial or made.passes[0].kind == "compaction"
+        begun = _usage_json(made.passes[0] if is_first else made.served, 1) if self._exchange.show_usage else None
+        message = self._message(made.first_model or made.model, [], begun)
+        yield named_frame({"type": "message_start", "message": message})
         partial: list[JsonObject] = [{"type": "text", "text": made.partial}] if made.partial else []
         for index, block in enumerate([*partial, *made.blocks]):
             yield from self._block(index, block)
@@ -113,7 +114,7 @@ class Shape:
         yield named_frame(closing)
         yield named_frame({"type": "message_stop"}, "done")
 
-    def _message(self, model: str, content: list[JsonObject], of: Pass, output: int) -> JsonObject:
+    def _message(self, model: str, content: list[JsonObject], usage: JsonObject | None) -> JsonObject:
         message: JsonObject = {
             "id": f"msg_mock{self._exchange.number}",
             "type": "message",
@@ -123,8 +124,8 @@ class Shape:
             "stop_reason": None,
             "stop_sequence": None,
         }
-        if self._exchange.show_usage:
-            message["usage"] = _usage_json(of, output)
+        if usage is not None:
+            message["usage"] = usage
         if self._made.transformations is not None:
             message["input_transformations"] = self._made.transformations
         return message
@@ -138,13 +139,11 @@ class Shape:
         applied = self._made.applied_edits
         return {} if applied is None else {"context_management": {"applied_edits": applied}}
 
-    def _usage(self, output: int) -> JsonObject:
-        made, last = self._made, self._made.passes[-1]
-        usage = _usage_json(
-            last._replace(usage=made.usage, written=last.written if made.usage is last.usage else 0), output
-        )
-        if made.lists_passes:
-            usage["iterations"] = [_pass_json(one) for one in made.passes]
+    def _usage(self) -> JsonObject:
+        served = self._made.served
+        usage = _usage_json(served, served.usage.output)
+        if self._made.lists_passes:
+            usage["iterations"] = [_pass_json(one) for one in self._made.passes]
         return usage
 
     def _final_usage(self) -> JsonObject:
@@ -152,10 +151,9 @@ class Shape:
 
         With any other placement than the API's, the input comes once more.
         """
-        output = self._made.usage.output
         if self._exchange.behaviour.usage == "trailing" and not self._made.lists_passes:
-            return {"output_tokens": output}
-        return self._usage(output)
+            return {"output_tokens": self._made.served.usage.output}
+        return self._usage()
 
     def _block(self, index: int, block: JsonObject) -> Iterator[Frame]:
         """Yield the events of one content block; the API pings after the first one opens."""
