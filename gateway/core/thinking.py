@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.parts import is_compaction
-from gateway.core.message import Hashed, decode, digest, encode, is_thinking, read, sketch, without_thinking
+from gateway.core.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
 from gateway.core.modes import MODES, ResponseMode
 from gateway.core.values import dataclass
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
@@ -204,8 +204,9 @@ class BoundConversation:
     def is_compacted(self) -> bool:
         """Return whether the first message holds a compaction, so that messages before it are not sent any more."""
         first = next(iter(self._received.raws), b"")
-        content = fields_of(first).get("content", b"") if _COMPACTION in first else b""
-        return any(is_compaction(block) for block in map(decode, items_of(content)) if isinstance(block, dict))
+        message = read(first)[0] if _COMPACTION in first else None
+        content = message.get("content") if isinstance(message, dict) else None
+        return isinstance(content, list) and any(is_compaction(one) for one in content if isinstance(one, dict))
 
     def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
         """Return the remembered prefix that covers most of this conversation, or None."""
