@@ -74,6 +74,7 @@ class BoundCall:
         provider_drops: see `SentPrefix`.
         original: what the client sent.
         tool_change: the change of the tools at the end of the conversation; None if there is none.
+        is_summary: the call asks for a compaction. No thinking is created after what is sent for it.
     """
 
     received: Contents
@@ -85,6 +86,7 @@ class BoundCall:
     provider_drops: bool = False
     original: Contents = field(init=False)
     tool_change: ToolChange | None = None
+    is_summary: bool = False
     _bare: tuple[tuple[Span, ...], Contents] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +132,8 @@ class BoundCall:
         has_history = self.known is not None or self.conversation.thinking
         if all_results or not known or not has_history:
             return Choice(removed, self._modes_from((), 0, modes))
-        if known[-1][1] == modes.unread:
+        if known[-1][1] == modes.unread or self.is_summary:
+            # Turns that a client keeps after a summary are bound to the results as they were shown before it.
             return Choice(removed, known)
         # Only results that the model has not read yet can change without an effect on its thinking.
         return Choice(removed, _with_mode(known, self.conversation.after_last_reply, modes.unread))
@@ -268,6 +271,8 @@ class BoundCall:
     def to_remember(self, sent: tuple[bytes, ...]) -> SentPrefix | None:
         """Return what the session is to remember before this is sent; None if nothing new was decided."""
         known, (removed, modes) = self.known, self.choice
+        if self.is_summary:
+            return None
         if known is None:
             if sent == self.received.messages and not (self.tools or self.provider_drops):
                 return None

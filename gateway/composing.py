@@ -218,7 +218,13 @@ class Composer:
             return None
         tools = progress.narrowed.fields.get("tools")
         name = digest(msgspec.json.encode(tools)).hex() if tools is not None else ""
-        bound = BoundCall(contents, conversation, known, name)
+        is_summary = asks_for_compaction(contents.fields, contents.wire)
+        has_changed = bool(prefixes or progress.remembered.state.tool_changes)
+        if known is None and has_changed and (is_summary or conversation.is_compacted):
+            # A summary leaves out the turns that its client keeps, and replaces the others: what was sent instead of
+            # them is not found any more.
+            known = conversation.as_unknown()
+        bound = BoundCall(contents, conversation, known, name, is_summary=is_summary)
         bound.provider_drops = known is not None and known.provider_drops
         return bound
 

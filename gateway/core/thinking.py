@@ -23,6 +23,7 @@ from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.measure import Wire
+from gateway.core.counting.parts import is_compaction
 from gateway.core.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
 from gateway.core.modes import MODES, ResponseMode
 from gateway.core.modes.unread import after_last_reply
@@ -42,6 +43,7 @@ MAX_CHECKPOINTS: Final = 16
 MAX_SPANS: Final = 64
 #: How thinking is written in the bytes of a message, in any format.
 _MARKS: Final = (b"thinking", b"reasoning")
+_COMPACTION: Final = b'"compaction"'
 _HASH_BYTES: Final = 16
 _BARE_BYTES: Final = 250
 #: fields of a chat message that hold a list of thinking blocks
@@ -217,6 +219,14 @@ class BoundConversation:
                 found[position] = found.get(position, 0) + one.blocks
         return found
 
+    @cached_property
+    def is_compacted(self) -> bool:
+        """Return whether the first message holds a compaction, so that messages before it are not sent any more."""
+        first = next(iter(self._received.raws), b"")
+        message = read(first)[0] if _COMPACTION in first else None
+        content = message.get("content") if isinstance(message, dict) else None
+        return isinstance(content, list) and any(is_compaction(one) for one in content if isinstance(one, dict))
+
     def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
         """Return the remembered prefix that covers most of this conversation, or None."""
         read_ = [one for value in prefixes if (one := SentPrefix.from_json(value)) is not None]
@@ -224,6 +234,10 @@ class BoundConversation:
             if 0 < one.size <= self.size and self._hash(self._identities[: one.size]) == one.received:
                 return one
         return None
+
+    def as_unknown(self) -> SentPrefix:
+        """Return the conversation as one whose thinking, all of it, may have been created after other messages."""
+        return SentPrefix(self._hash(self._identities), self.size, ((0, self.size),))
 
     def without(self, removed: Collection[Span]) -> tuple[bytes, ...]:
         """Return the messages, without the thinking in these spans."""

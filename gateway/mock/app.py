@@ -105,7 +105,7 @@ def _decide(request: Request, provider: Provider, number: int) -> tuple[Answer, 
     if behaviour.hang or behaviour.die == 0:
         status = 0
     usage = answer.usage if status in _SUCCESS else None
-    provider.record(request, status=status, model=answer.model, usage=usage)
+    provider.record(request, status=status, model=answer.model, usage=usage, shares=answer.shares)
     return answer, behaviour
 
 

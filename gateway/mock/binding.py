@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final, Literal, NamedTuple
 
+from gateway.mock.betas import BINDING
 from gateway.mock.claude_rules import ModelRules
+from gateway.mock.compactions import Signed, resumed
 from gateway.mock.prefixes import Prefix, PrefixMemory, blocks_of, is_thinking
 from gateway.mock.thinking_blocks import Seal, identifier, read, sign, signature_of
 from gateway.mock.wire import ApiError, JsonObject
-
-BINDING_BETA: Final = "thinking-binding-controls-2026-08-01"
 
 #: What happens to a block that fails the prefix check.
 Mismatch = Literal["error", "drop_block", "allow"]
@@ -22,7 +22,7 @@ _BOUND: Final = (
     "The block is bound to a different conversation. Remove the block, or set "
     '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
 )
-_NEEDS_BETA: Final = f"That setting requires the `{BINDING_BETA}` value in the `anthropic-beta` header."
+_NEEDS_BETA: Final = f"That setting requires the `{BINDING}` value in the `anthropic-beta` header."
 _MISSING: Final = "The `thinking` block that preceded this one when it was created is missing from this request."
 _CHANGED: Final = {
     "system": "The `system` prompt differs from the one this block was created with.",
@@ -42,6 +42,8 @@ class Terms(NamedTuple):
     mismatch: Mismatch
     has_beta: bool
     """The request names the beta that controls the check."""
+    signed: Signed | None = None
+    """The signed compaction block that the request begins with."""
 
 
 class Sent(NamedTuple):
@@ -70,6 +72,14 @@ class Checked:
     has_gap: bool = False
     """A block in `chain` was not created after the one before it there."""
     transformations: list[JsonObject] = field(default_factory=list)
+    lineage: tuple[bytes, ...] = ()
+    """The identifiers of the signed compaction block that the request begins with, and of those it replaces."""
+
+    def after(self, block: JsonObject) -> Checked:
+        """Return the request as it is after `block`, an unsigned compaction of all its messages."""
+        self.prefix.restart()
+        self.prefix.add("compaction", "assistant", block, opens=True)
+        return Checked(self.prefix, [{"role": "assistant", "content": [block]}])
 
 
 def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) -> list[JsonObject]:
@@ -88,6 +98,7 @@ def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) 
             response=response,
             index=index,
             count=len(texts),
+            compaction=checked.lineage[0] if checked.lineage else b"",
         )
         signature = sign(seal)
         chain.append(identifier(signature))
@@ -96,7 +107,7 @@ def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) 
 
 
 def check(messages: Sequence[JsonObject], prefix: Prefix, terms: Terms, memory: PrefixMemory) -> Checked:
-    """Return the request without the thinking blocks that must be dropped.
+    """Return the request without the thinking blocks that must be dropped, and without what the API ignores.
 
     Args:
         messages: as sent.
@@ -109,9 +120,13 @@ def check(messages: Sequence[JsonObject], prefix: Prefix, terms: Terms, memory: 
             block fails the prefix check and must not be dropped.
     """
     compaction = _newest_compaction(messages)
-    sent = {place: _read(place, block) for place, block in _thinking(messages) if place > compaction}
+    sent = {
+        place: _read(place, block)
+        for place, block in _thinking(messages)
+        if place > compaction and not _is_of_declined_model(messages, place)
+    }
     _check_latest(messages, sent)
-    checked = Checked(prefix)
+    checked = Checked(prefix, lineage=terms.signed.lineage if terms.signed else ())
     for number, message in enumerate(messages):
         kept: list[JsonObject] = []
         opens = True
@@ -121,14 +136,19 @@ def check(messages: Sequence[JsonObject], prefix: Prefix, terms: Terms, memory: 
                 if _passes(sent[place], checked, terms, memory):
                     kept.append(block)
                 continue
+            if place < compaction or is_thinking(block) or block.get("type") == "fallback":
+                continue
             kept.append(block)
-            if is_thinking(block):
+            name = f"messages.{number}.content.{index}"
+            if place == compaction and terms.signed is not None:
+                prefix.resume(name, resumed(terms.signed, prefix, messages))
                 continue
             if place == compaction:
                 prefix.restart()
-            prefix.add(f"messages.{number}.content.{index}", str(message.get("role")), block, opens=opens)
+            prefix.add(name, str(message.get("role")), block, opens=opens)
             opens = False
-        checked.messages.append({**message, "content": kept})
+        if kept or number > compaction[0]:
+            checked.messages.append({**message, "content": kept})
     memory.remember(prefix)
     return checked
 
@@ -150,7 +170,7 @@ def _passes(sent: Sent, checked: Checked, terms: Terms, memory: PrefixMemory) ->
         _append(sent, checked)
         checked.transformations.append({"type": "thinking_dropped", "path": sent.path, "reason": reason})
         return False
-    has_same_content = seal.prefix == checked.prefix.digest
+    has_same_content = seal.prefix == checked.prefix.digest and seal.compaction in (b"", *checked.lineage)
     if rules.prefix_check == "none" or (has_same_content and _is_valid_after(checked, seal)):
         _append(sent, checked)
         return True
@@ -223,7 +243,7 @@ def _read(place: tuple[int, int], block: JsonObject) -> Sent:
     if not isinstance(signature, str):
         kind = block.get("type")
         raise ApiError(400, f"{path}.{kind}.{'data' if kind == 'redacted_thinking' else 'signature'}: Field required")
-    seal = read(signature)
+    seal = read(signature, Seal)
     if seal is None:
         raise ApiError(400, _invalid(path, block))
     return Sent(path, block, seal, identifier(signature))
@@ -236,12 +256,19 @@ def _thinking(messages: Sequence[JsonObject]) -> Iterator[tuple[tuple[int, int],
                 yield (number, index), block
 
 
+def _is_of_declined_model(messages: Sequence[JsonObject], place: tuple[int, int]) -> bool:
+    """Return True for thinking of a model that declined, which stands before a later model's part of a response."""
+    blocks = blocks_of(messages[place[0]].get("content"))
+    return any(block.get("type") == "fallback" for block in blocks[place[1] :])
+
+
 def _newest_compaction(messages: Sequence[JsonObject]) -> tuple[int, int]:
     """Return the place of the newest compaction block, before which the API ignores all messages; (-1, -1) if none."""
     for number in range(len(messages) - 1, -1, -1):
         blocks = blocks_of(messages[number].get("content"))
         for index in range(len(blocks) - 1, -1, -1):
-            if blocks[index].get("type") == "compaction":
+            # A block without content says that the API could not summarize.
+            if blocks[index].get("type") == "compaction" and blocks[index].get("content") is not None:
                 return number, index
     return -1, -1
 

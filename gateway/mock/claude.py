@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.mock import tokens
+from gateway.mock import betas, tokens
 from gateway.mock.binding import Checked, Terms, check, create
+from gateway.mock.claude_fields import Controls
 from gateway.mock.claude_requests import (
-    Controls,
-    has_beta,
     mismatch,
     refuse_forced_choice,
     refuse_messages,
     refuse_sampling,
+    refuse_task_budget,
     refuse_thinking,
 )
-from gateway.mock.claude_rules import rules_of
-from gateway.mock.prefixes import Prefix, is_thinking
-from gateway.mock.prompts import last_text
+from gateway.mock.claude_rules import ModelRules, rules_of
+from gateway.mock.claude_sizes import sizes_of, total_of
+from gateway.mock.compactions import Asked, refuse_request, signed_block, signed_summary, summary_of
+from gateway.mock.context_edits import Compact, Edit, apply_edits, read_edits
+from gateway.mock.fallbacks import Fallback, read_fallbacks
+from gateway.mock.prefixes import Prefix
+from gateway.mock.prompts import extra_tokens, last_text
 from gateway.mock.tool_changes import refuse_tool_changes
-from gateway.mock.wire import JsonObject, decode, encode
+from gateway.mock.wire import ApiError, JsonObject, decode
 
 if TYPE_CHECKING:
     from gateway.mock.provider import Exchange
@@ -42,24 +46,38 @@ NO_THOUGHTS: Final = Thoughts()
 
 @dataclass(frozen=True, slots=True)
 class ClaudeCall:
-    """A request that its model accepts."""
+    """A request that a model accepts: the one that was asked for, or one that answers if it refuses."""
 
+    model: str
     controls: Controls
     terms: Terms
     checked: Checked
+    messages: list[JsonObject]
+    """The messages as the model reads them, after context edits."""
+    edits: tuple[Edit, ...] = ()
+    applied: list[JsonObject] | None = None
+    """What context edits cleared; None: the request has none."""
+    max_tokens: int | None = None
+    """The limit of this attempt; None: the request's."""
 
     @property
     def transformations(self) -> list[JsonObject] | None:
         """Return what the response reports about thinking blocks; None: nothing, without the beta."""
         return self.checked.transformations if self.terms.has_beta else None
 
+    @property
+    def compact(self) -> Compact | None:
+        """Return the edit that compacts at a threshold."""
+        return next((edit for edit in self.edits if isinstance(edit, Compact)), None)
+
+    @property
+    def original_tokens(self) -> int:
+        """Return the tokens of the messages before context edits."""
+        return total_of(self.checked.messages)
+
     def sizes(self) -> list[tuple[bytes, int]]:
         """Return each message as billed: without dropped blocks and without signatures, and its tokens."""
-        found: list[tuple[bytes, int]] = []
-        for message in self.checked.messages:
-            billed = _without_signatures(message)
-            found.append((encode(billed), tokens.count_json(billed) + tokens.MESSAGE_TOKENS))
-        return found
+        return sizes_of(self.messages)
 
     def think(self, exchange: Exchange, max_tokens: int) -> Thoughts:
         """Return the thinking of the response; none if the request turns it off or leaves no tokens for it."""
@@ -74,11 +92,35 @@ class ClaudeCall:
         shown = [""] * len(texts) if self.controls.hides_thinking else texts
         return Thoughts(tuple(create(shown, self.checked, self.terms, exchange.number)), spent)
 
+    def summarized(self) -> tuple[JsonObject, ClaudeCall]:
+        """Return an unsigned compaction block of all messages, and the request after it."""
+        block: JsonObject = {"type": "compaction", "content": summary_of(self.messages)}
+        checked = self.checked.after(block)
+        return block, replace(self, checked=checked, messages=checked.messages)
+
+    def signed(self, text: str) -> JsonObject:
+        """Return a signed compaction block with the summary `text`."""
+        checked = self.checked
+        return signed_summary(text, checked.prefix, checked.messages, checked.lineage, self.terms.rules)
+
+    def continues(self, text: str) -> None:
+        """Take a text that another model said before it refused, which this one goes on from."""
+        self.checked.prefix.add("partial", "assistant", {"type": "text", "text": text}, opens=True)
+
+
+class _Request(NamedTuple):
+    """What all attempts to answer a request have in common."""
+
+    exchange: Exchange
+    messages: list[JsonObject]
+    betas: frozenset[str]
+    counts_only: bool
+
 
 def enforce(
     exchange: Exchange, model: str, messages: list[JsonObject], *, counts_only: bool = False
-) -> ClaudeCall | None:
-    """Apply the rules of `model` to a request; None if the provider has none for it.
+) -> list[ClaudeCall]:
+    """Apply the rules of `model` to a request, and those of the models that answer if it refuses.
 
     Args:
         exchange: the call.
@@ -86,37 +128,65 @@ def enforce(
         messages: as sent.
         counts_only: the request only counts tokens, so that nothing is generated after its last message.
 
+    Returns:
+        The request for each model, in the order in which they are asked; empty if the provider has no rules for it.
+
     Raises:
-        ApiError: 400, the model does not accept the request.
+        ApiError: 400, a model does not accept the request.
     """
-    provider, behaviour = exchange.provider, exchange.behaviour
-    rules = rules_of(provider.claude, model)
+    table = exchange.provider.claude
+    rules = rules_of(table, model)
     if rules is None:
-        return None
+        return []
     controls = decode(exchange.request.body, Controls)
-    refuse_thinking(controls, rules, exchange.request)
-    refuse_forced_choice(controls, rules)
-    refuse_sampling(controls, rules)
-    if not counts_only:
-        refuse_messages(controls, rules, messages)
+    request = _Request(exchange, messages, betas.betas_of(exchange.request), counts_only)
+    fallbacks = read_fallbacks(controls, model, table, request.betas)
+    calls = [_call(request, Fallback(model, rules, controls, None, is_named=True))]
+    for fallback in fallbacks:
+        try:
+            calls.append(_call(request, fallback))
+        except ApiError:
+            if fallback.is_named:
+                raise
+    return calls
+
+
+def _call(request: _Request, attempt: Fallback) -> ClaudeCall:
+    controls, rules, messages = attempt.controls, attempt.rules, request.messages
+    behaviour, memory = request.exchange.behaviour, request.exchange.provider.prefix_memory
+    _refuse_fields(request, controls, rules)
+    thinks = controls.mode(rules) in ("adaptive", "enabled")
+    edits = read_edits(controls.context_management, request.betas, thinks=thinks)
+    if any(isinstance(edit, Compact) for edit in edits) and not rules.compacts:
+        raise ApiError(400, "context_management: This model does not support `compact_20260112`.")
     terms = Terms(
         rules=rules,
         account=behaviour.account,
         mismatch=mismatch(controls, rules, is_old_account=behaviour.old_account),
-        has_beta=has_beta(exchange.request),
+        has_beta=betas.BINDING in request.betas,
+        signed=signed_block(messages, Asked(request.betas, edits, controls.task_budget)),
     )
-    checked = check(messages, Prefix(controls.system, controls.tools), terms, provider.prefix_memory)
-    refuse_tool_changes(controls.tools or [], rules, messages, exchange.request)
-    return ClaudeCall(controls, terms, checked)
+    checked = check(messages, Prefix(controls.system, controls.tools), terms, memory)
+    refuse_tool_changes(controls.tools or [], rules, messages, request.betas)
+    beside = beside_of(controls.system, controls.tools)
+    edited = apply_edits(checked.messages, edits, beside=beside, keeps_thinking=rules.keeps_thinking)
+    applied = edited.applied if controls.context_management is not None else None
+    return ClaudeCall(attempt.model, controls, terms, checked, edited.messages, edits, applied, attempt.max_tokens)
 
 
-def _without_signatures(message: JsonObject) -> JsonObject:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    hidden = ("signature", "data")
-    shown = [
-        {key: value for key, value in block.items() if key not in hidden} if is_thinking(block) else block
-        for block in content
-    ]
-    return {**message, "content": shown}
+def _refuse_fields(request: _Request, controls: Controls, rules: ModelRules) -> None:
+    refuse_thinking(controls, rules, request.betas)
+    refuse_task_budget(controls, rules, request.betas)
+    refuse_sampling(controls, rules)
+    if controls.compaction is not None and not request.counts_only:
+        refuse_request(controls, rules, request.messages, request.betas)
+        return
+    refuse_forced_choice(controls, rules)
+    if not request.counts_only:
+        refuse_messages(controls, rules, request.messages)
+
+
+def beside_of(system: object, tools: object) -> int:
+    """Return the tokens of what goes with the messages."""
+    prompt = tokens.count_json(system) + tokens.MESSAGE_TOKENS if system else 0
+    return prompt + extra_tokens(tools)

@@ -3,63 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from gateway.mock.binding import BINDING_BETA, Mismatch
+from gateway.mock import betas
+from gateway.mock.binding import Mismatch
+from gateway.mock.claude_fields import Controls, has_tool_result
 from gateway.mock.claude_rules import ModelRules
+from gateway.mock.context_edits import read_field
 from gateway.mock.prefixes import blocks_of, is_thinking
-from gateway.mock.wire import ApiError, JsonObject, Request
+from gateway.mock.wire import ApiError, JsonObject
 
 _ADVICE: Final = 'Use "thinking.type.adaptive" and "output_config.effort" to control thinking behavior.'
-_HIGH_EFFORTS: Final = frozenset({"xhigh", "max"})
-_EXTRA: Final = "Extra inputs are not permitted"
+#: Efforts that need thinking.
+HIGH_EFFORTS: Final = frozenset({"xhigh", "max"})
 _PREFILL: Final = (
     "This model does not support assistant message prefill. The conversation must end with a user message."
 )
 
 
-class Controls(msgspec.Struct):
-    """The fields of a request that the rules are about, other than its messages."""
-
-    system: object = None
-    tools: list[JsonObject] | None = None
-    thinking: JsonObject | None = None
-    tool_choice: JsonObject | None = None
-    output_config: JsonObject | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: float | None = None
-
-    @property
-    def forces_a_tool(self) -> bool:
-        """Return True if the response must call a tool."""
-        return (self.tool_choice or {}).get("type") in ("any", "tool")
-
-    def mode(self, rules: ModelRules) -> str:
-        """Return the type of thinking, also where it is not set."""
-        if self.thinking is None:
-            return "adaptive" if rules.thinks else "disabled"
-        return str(self.thinking.get("type"))
-
-    @property
-    def hides_thinking(self) -> bool:
-        """Return True if thinking blocks are to come without their text."""
-        return (self.thinking or {}).get("display") == "omitted"
-
-    def thinks(self, rules: ModelRules, messages: Sequence[JsonObject]) -> bool:
-        """Return True if the response begins with thinking; `between_tools` has it after tool results only."""
-        mode = self.mode(rules)
-        if self.forces_a_tool or mode == "disabled":
-            return False
-        return mode != "between_tools" or _has_tool_result(messages)
-
-
-def has_beta(request: Request) -> bool:
-    """Return True if `request` names the beta that controls the check of thinking blocks."""
-    values = [value for name, value in request.headers if name == "anthropic-beta"]
-    return any(part.strip() == BINDING_BETA for value in values for part in value.split(","))
+class _TaskBudget(msgspec.Struct, forbid_unknown_fields=True, tag="tokens"):
+    total: int
+    remaining: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 def mismatch(controls: Controls, rules: ModelRules, *, is_old_account: bool) -> Mismatch:
@@ -71,8 +37,8 @@ def mismatch(controls: Controls, rules: ModelRules, *, is_old_account: bool) -> 
     return "allow" if is_old_account and rules.prefix_check == "new" else "error"
 
 
-def refuse_thinking(controls: Controls, rules: ModelRules, request: Request) -> None:
-    """Refuse a thinking configuration that the model does not accept.
+def refuse_thinking(controls: Controls, rules: ModelRules, named: frozenset[str]) -> None:
+    """Refuse a thinking configuration that the model does not accept. `named`: the betas of the request.
 
     Raises:
         ApiError: 400.
@@ -85,26 +51,26 @@ def refuse_thinking(controls: Controls, rules: ModelRules, request: Request) -> 
         raise ApiError(400, f'"thinking.type.{mode}" is not supported for this model. {_ADVICE}')
     if mode in ("disabled", "between_tools") and rules.off_needs_low_effort:
         effort = (controls.output_config or {}).get("effort")
-        if effort in _HIGH_EFFORTS:
+        if effort in HIGH_EFFORTS:
             raise ApiError(400, f'"thinking.type.{mode}" is not supported with effort "{effort}" for this model.')
     if mode == "between_tools":
         for key in thinking:
             if key != "type":
-                raise ApiError(400, f"thinking.between_tools.{key}: {_EXTRA}")
-    _refuse_binding(thinking.get("block_binding"), mode, request)
+                raise ApiError(400, f"thinking.between_tools.{key}: {betas.EXTRA_INPUTS}")
+    _refuse_binding(thinking.get("block_binding"), mode, named)
 
 
-def _refuse_binding(binding: object, mode: str, request: Request) -> None:
+def _refuse_binding(binding: object, mode: str, named: frozenset[str]) -> None:
     if binding is None:
         return
     path = f"thinking.{mode}.block_binding"
-    if mode == "disabled" or not has_beta(request):
-        raise ApiError(400, f"{path}: {_EXTRA}")
+    if mode == "disabled" or betas.BINDING not in named:
+        raise ApiError(400, f"{path}: {betas.EXTRA_INPUTS}")
     if not isinstance(binding, dict):
         raise ApiError(400, f"{path}: Input should be an object")
     for key, value in binding.items():
         if key != "prefix_mismatch_behavior":
-            raise ApiError(400, f"{path}.{key}: {_EXTRA}")
+            raise ApiError(400, f"{path}.{key}: {betas.EXTRA_INPUTS}")
         if value not in ("error", "drop_block", None):
             raise ApiError(400, f"{path}.{key}: Input should be 'error' or 'drop_block'")
 
@@ -139,18 +105,37 @@ def refuse_sampling(controls: Controls, rules: ModelRules) -> None:
         raise ApiError(400, "`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
 
 
+def refuse_task_budget(controls: Controls, rules: ModelRules, named: frozenset[str]) -> None:
+    """Refuse a task budget without its beta, in another form, or too small for the model.
+
+    Raises:
+        ApiError: 400.
+    """
+    path = "output_config.task_budget"
+    value = (controls.output_config or {}).get("task_budget")
+    if value is None:
+        return
+    if betas.TASK_BUDGETS not in named:
+        raise ApiError(400, f"{path}: {betas.EXTRA_INPUTS}")
+    budget = read_field(value, _TaskBudget, path)
+    if rules.least_task_budget is None:
+        raise ApiError(400, f"{path}: This model does not support task budgets.")
+    if budget.total < rules.least_task_budget:
+        raise ApiError(400, f"`task_budget.total` must be at least {rules.least_task_budget:,} tokens for this model")
+
+
 def refuse_messages(controls: Controls, rules: ModelRules, messages: Sequence[JsonObject]) -> None:
     """Refuse a prefilled response and, where the rules demand it, an open tool round without its thinking.
 
     Raises:
         ApiError: 400.
     """
-    if not rules.prefill and messages and messages[-1].get("role") == "assistant":
+    if not rules.prefill and messages and messages[-1].get("role") == "assistant" and not _ends_compacted(messages):
         raise ApiError(400, _PREFILL)
     if not rules.keeps_open_round or controls.mode(rules) not in ("adaptive", "enabled"):
         return
     number = len(messages) - 2
-    if number < 0 or not _has_tool_result(messages) or messages[number].get("role") != "assistant":
+    if number < 0 or not has_tool_result(messages) or messages[number].get("role") != "assistant":
         return
     first = next(iter(blocks_of(messages[number].get("content"))), {})
     if not is_thinking(first):
@@ -162,7 +147,7 @@ def refuse_messages(controls: Controls, rules: ModelRules, messages: Sequence[Js
         )
 
 
-def _has_tool_result(messages: Sequence[JsonObject]) -> bool:
-    """Return True if the last message holds a tool result."""
-    blocks = blocks_of(messages[-1].get("content")) if messages else []
-    return any(block.get("type") == "tool_result" for block in blocks)
+def _ends_compacted(messages: Sequence[JsonObject]) -> bool:
+    """Return True if the last message is a compaction, after which the model answers what was summarized."""
+    blocks = blocks_of(messages[-1].get("content"))
+    return bool(blocks) and blocks[-1].get("type") == "compaction"

@@ -22,6 +22,9 @@ ForcedChoice = Literal["accepted", "not_thinking", "refused"]
 #: Values of `thinking.type`.
 ThinkingMode = Literal["adaptive", "enabled", "between_tools", "disabled"]
 
+#: platform.claude.com/docs/en/release-notes/overview, 2026-09-24
+BILLED_REFUSALS: Final = frozenset({"bio", "frontier_llm", "reasoning_extraction"})
+
 _DEFAULTS_ONLY: Final = MappingProxyType[str, tuple[float, ...]](
     {"temperature": (1,), "top_p": (0.99, 1), "top_k": ()},
 )
@@ -59,6 +62,16 @@ class ModelRules:
 
     The documentation demands it. A test against the real API (2026-09-26) had requests without it accepted.
     """
+    compacts: bool = True
+    """The model summarizes its conversation, on demand and at a threshold."""
+    keeps_thinking: bool = True
+    """A clear of thinking keeps all of it unless the request says otherwise; False: that of the last response."""
+    least_task_budget: int | None = 20_000
+    """The least `task_budget.total`; None: the model takes no task budget."""
+    fallbacks: tuple[str, ...] = ()
+    """Models that `fallbacks` may name, the default first. Empty: the model does not support the field."""
+    billed_refusals: frozenset[str] = BILLED_REFUSALS
+    """Categories of refusals before any output that are billed (since 2026-09-24)."""
 
     @property
     def name(self) -> str:
@@ -70,7 +83,9 @@ _OLDER: Final = ("opus-4-8", "older")
 _GENERATION_5: Final = ("opus-5", "sonnet-5", "fable-5", *_OLDER)
 
 #: The rules of today's models; the first entry that matches a model's name applies. Haiku 5.5's thinking is read by
-#: every model (documented for Amazon Bedrock only). What generation 5 and Fable 5.2 read is inferred.
+#: every model (documented for Amazon Bedrock only). What generation 5 and Fable 5.2 read is inferred, and so are the
+#: fallbacks of Fable 5.2 and Opus 5.5, and that Sonnet 5 and 5.5 take task budgets as a test of Sonnet 5 (2026-07) did.
+#: Of the older models, only Opus 4.6 and Sonnet 4.6 are documented to compact.
 CLAUDE_RULES: Final = (
     ModelRules(
         models=("fable-5-2", "mythos-5-2"),
@@ -79,6 +94,7 @@ CLAUDE_RULES: Final = (
         modes=("adaptive",),
         forced_choice="refused",
         sampling=_DEFAULTS_ONLY,
+        fallbacks=("opus-5", "opus-4-8"),
     ),
     ModelRules(
         models=("mythos-5-1",),
@@ -87,6 +103,7 @@ CLAUDE_RULES: Final = (
         modes=("adaptive",),
         forced_choice="refused",
         sampling=_DEFAULTS_ONLY,
+        fallbacks=("opus-4-8", "opus-5"),
     ),
     ModelRules(
         models=("fable-5-1",),
@@ -95,6 +112,7 @@ CLAUDE_RULES: Final = (
         modes=("adaptive",),
         forced_choice="refused",
         sampling=_DEFAULTS_ONLY,
+        fallbacks=("opus-4-8", "opus-5"),
     ),
     ModelRules(
         models=("opus-5-5",),
@@ -103,6 +121,7 @@ CLAUDE_RULES: Final = (
         modes=("adaptive",),
         forced_choice="refused",
         sampling=_DEFAULTS_ONLY,
+        fallbacks=("opus-5", "opus-4-8"),
     ),
     ModelRules(
         models=("sonnet-5-5",),
@@ -121,18 +140,23 @@ CLAUDE_RULES: Final = (
         off_needs_low_effort=True,
         sampling=_HAIKU,
         sampling_together=False,
+        compacts=False,
+        keeps_thinking=False,
+        least_task_budget=None,
     ),
     ModelRules(
         models=("fable-5", "mythos-5", "mythos-preview"),
         reads=("opus-5", "sonnet-5", "haiku-5-5", *_OLDER),
         modes=("adaptive",),
         sampling=_DEFAULTS_ONLY,
+        fallbacks=("opus-4-8", "opus-5"),
     ),
     ModelRules(
         models=("opus-5",),
         reads=("sonnet-5", "haiku-5-5", *_OLDER),
         off_needs_low_effort=True,
         sampling=_DEFAULTS_ONLY,
+        fallbacks=("opus-4-8",),
     ),
     ModelRules(models=("sonnet-5",), reads=("haiku-5-5", *_OLDER), sampling=_DEFAULTS_ONLY, tool_changes=False),
     ModelRules(
@@ -150,6 +174,8 @@ CLAUDE_RULES: Final = (
         forced_choice="not_thinking",
         prefill=True,
         tool_changes=False,
+        keeps_thinking=False,
+        least_task_budget=None,
     ),
 )
 
@@ -159,11 +185,15 @@ def rules_of(table: tuple[ModelRules, ...], model: str) -> ModelRules | None:
 
     A prefix (`anthropic/`, `us.anthropic.`), a dot in the version and a date or other suffix do not matter.
     """
-    plain = model.lower().replace(".", "-")
     for rules in table:
-        if any(_pattern(part).search(plain) for part in rules.models):
+        if any(is_named(part, model) for part in rules.models):
             return rules
     return None
+
+
+def is_named(part: str, model: str) -> bool:
+    """Return True if `model` is the model whose name has `part` after `claude-`."""
+    return _pattern(part).search(model.lower().replace(".", "-")) is not None
 
 
 @lru_cache(maxsize=256)

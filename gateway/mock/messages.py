@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from gateway.mock import tokens
-from gateway.mock.claude import NO_THOUGHTS, enforce
-from gateway.mock.prompts import extra_tokens, last_text, read_messages, schema_of, text_of
-from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.claude import NO_THOUGHTS, ClaudeCall, beside_of, enforce
+from gateway.mock.claude_rules import BILLED_REFUSALS
+from gateway.mock.compactions import summary_of
+from gateway.mock.message_shape import Made, Pass, PassKind, Shape
+from gateway.mock.prompts import last_text, read_messages, schema_of, text_of
+from gateway.mock.replies import Ask, Reply, Tool, decide
 from gateway.mock.windows import check_message
-from gateway.mock.wire import (
-    Answer,
-    Frame,
-    JsonObject,
-    Limit,
-    Stream,
-    Usage,
-    Whole,
-    check_model,
-    decode,
-    named_frame,
-)
+from gateway.mock.wire import Answer, JsonObject, Limit, Stream, Usage, Whole, check_model, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from gateway.mock.provider import Exchange
     from gateway.mock.schemas import Schema
@@ -37,12 +29,6 @@ _STOP_REASONS: Final = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "content_filter": "refusal",
-}
-#: How a content block is streamed: type and key of its deltas, the fields that are empty at first, the field they fill.
-_STREAMED: Final[dict[str, tuple[str, str, JsonObject, str]]] = {
-    "text": ("text_delta", "text", {"text": ""}, "text"),
-    "thinking": ("thinking_delta", "thinking", {"thinking": "", "signature": ""}, "thinking"),
-    "tool_use": ("input_json_delta", "partial_json", {"input": {}}, "input"),
 }
 
 
@@ -64,36 +50,32 @@ class MessageRequest(CountRequest, kw_only=True):
     output_config: JsonObject | None = None
 
 
+class _Prompt(NamedTuple):
+    """What a model reads: its tokens, and those of them that are read from the cache and written to it."""
+
+    tokens: int
+    cached: int
+    written: int
+
+    def used(self, output: int) -> Usage:
+        """Return the usage of a pass over it."""
+        return Usage(self.tokens, output, self.cached)
+
+
 def answer(exchange: Exchange) -> Answer:
     """Answer a message request."""
     body = decode(exchange.request.body, MessageRequest)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
-    claude = enforce(exchange, body.model, messages)
-    sizes = claude.sizes() if claude else sizes
-    prompt, beside = sum(size for _, size in sizes), _beside(body)
-    check_message(exchange, body.model, prompt + beside)
-    thoughts = claude.think(exchange, body.max_tokens) if claude else NO_THOUGHTS
-    ask = replace(_ask(body, messages), max_tokens=body.max_tokens - thoughts.tokens)
-    reply = decide(ask, exchange.turn, exchange.behaviour)
-    reply = replace(reply, output_tokens=reply.output_tokens + thoughts.tokens)
-    cached = exchange.provider.cached_tokens(body.model, sizes) if _caches(exchange) else 0
-    counted = Usage(prompt + beside, reply.output_tokens, cached)
-    usage = exchange.settle(counted)
-    # What is marked for caching and was not read from there is written to it.
-    written = prompt - cached if _caches(exchange) and usage is counted else 0
-    shape = _Shape(
-        exchange,
-        body.model,
-        reply,
-        usage,
-        written=written,
-        transformations=claude.transformations if claude else None,
-        thinking=thoughts.blocks,
-    )
+    calls = enforce(exchange, body.model, messages)
+    if calls and calls[0].controls.compaction is not None:
+        made = _summarize(exchange, body, calls[0])
+    else:
+        made = _Attempts(exchange, body, messages, sizes).made(calls)
+    shape = Shape(exchange, made)
     if body.stream:
-        return Stream(list(shape.frames()), body.model, usage)
-    return Whole(shape.message(), body.model, usage)
+        return Stream(list(shape.frames()), made.model, made.billed, made.shares)
+    return Whole(shape.message(), made.model, made.billed, shares=made.shares)
 
 
 def count_input(exchange: Exchange) -> Answer:
@@ -101,21 +83,155 @@ def count_input(exchange: Exchange) -> Answer:
     body = decode(exchange.request.body, CountRequest)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
-    claude = enforce(exchange, body.model, messages, counts_only=True)
-    sizes = claude.sizes() if claude else sizes
-    counted = Usage(sum(size for _, size in sizes) + _beside(body), 0)
-    return Whole({"input_tokens": exchange.settle(counted).input}, body.model)
+    calls = enforce(exchange, body.model, messages, counts_only=True)
+    beside = beside_of(body.system, body.tools)
+    sizes = calls[0].sizes() if calls else sizes
+    counted: JsonObject = {"input_tokens": exchange.settle(Usage(_total(sizes) + beside, 0)).input}
+    if calls and calls[0].applied is not None:
+        counted["context_management"] = {"original_input_tokens": calls[0].original_tokens + beside}
+    return Whole(counted, body.model)
 
 
-def _caches(exchange: Exchange) -> bool:
-    """Whether anything in the request is marked for caching; this API caches nothing unasked."""
-    return b'"cache_control"' in exchange.request.body
+class _Attempts:
+    """The attempts of one or more models to answer a request."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: MessageRequest,
+        messages: list[JsonObject],
+        sizes: list[tuple[bytes, int]],
+    ) -> None:
+        self._exchange = exchange
+        self._body = body
+        self._messages = messages
+        self._sizes = sizes
+        self._passes: list[Pass] = []
+        self._blocks: list[JsonObject] = []
+
+    def made(self, calls: Sequence[ClaudeCall]) -> Made:
+        """Return the response; `calls`: the request for each model, empty for one without rules."""
+        turn = self._exchange.turn
+        refusals = turn.refusals if turn else ()
+        # Only a stream has what was said before a refusal; without one, the next model answers from the beginning.
+        partial = turn.refused_text if turn and self._body.stream and refusals and len(calls) > 1 else ""
+        for number, call in enumerate(calls or [None]):
+            if partial and number and call is not None:
+                call.continues(partial)
+            if number >= len(refusals):
+                return self._finished(self._respond(call, is_fallback=number > 0), partial)
+            self._refuse(call, refusals[number], is_first=number == 0)
+            if number + 1 < len(calls):
+                self._hand_over(calls[number].model, calls[number + 1].model, refusals[number])
+        last = calls[-1] if calls else None
+        category = refusals[max(0, len(calls) - 1)]
+        return self._finished(self._response(last, "refusal", category=category), partial)
+
+    def _finished(self, made: Made, partial: str) -> Made:
+        lists = len(self._passes) > 1 or any(one.kind != "message" for one in self._passes)
+        first = self._body.model if partial else ""
+        return replace(made, lists_passes=lists, partial=partial, first_model=first)
+
+    def _response(self, call: ClaudeCall | None, stop_reason: str, *, category: str | None = None) -> Made:
+        return Made(
+            model=call.model if call else self._body.model,
+            stop_reason=stop_reason,
+            blocks=tuple(self._blocks),
+            passes=tuple(self._passes),
+            category=category,
+            applied_edits=call.applied if call else None,
+            transformations=call.transformations if call else None,
+        )
+
+    def _refuse(self, call: ClaudeCall | None, category: str | None, *, is_first: bool) -> None:
+        turn = self._exchange.turn
+        said = tokens.count(turn.refused_text) if turn and is_first else 0
+        billed = call.terms.rules.billed_refusals if call else BILLED_REFUSALS
+        prompt = self._prompt(call)
+        self._passes.append(
+            Pass(
+                "message" if is_first else "fallback_message",
+                call.model if call else self._body.model,
+                prompt.used(said),
+                prompt.written,
+                is_billed=said > 0 or category in billed,
+            )
+        )
+
+    def _hand_over(self, model: str, other: str, category: str | None) -> None:
+        trigger = {"type": "refusal", "category": category}
+        block: JsonObject = {"type": "fallback", "from": {"model": model}, "to": {"model": other}, "trigger": trigger}
+        self._blocks.append(block)
+
+    def _respond(self, call: ClaudeCall | None, *, is_fallback: bool) -> Made:
+        prompt = self._prompt(call)
+        if call and call.compact and prompt.tokens >= call.compact.threshold:
+            block, after = call.summarized()
+            self._blocks.append(block)
+            self._passes.append(Pass("compaction", call.model, prompt.used(tokens.count(str(block["content"])))))
+            if call.compact.pause_after_compaction:
+                return self._response(call, "compaction")
+            call, prompt = after, self._prompt(after)
+        limit = call.max_tokens if call and call.max_tokens is not None else self._body.max_tokens
+        thoughts = call.think(self._exchange, limit) if call else NO_THOUGHTS
+        ask = replace(_ask(self._body, self._messages), max_tokens=limit - thoughts.tokens)
+        reply = decide(ask, self._exchange.turn, self._exchange.behaviour)
+        counted = prompt.used(reply.output_tokens + thoughts.tokens)
+        usage = self._exchange.settle(counted)
+        kind: PassKind = "fallback_message" if is_fallback else "message"
+        model = call.model if call else self._body.model
+        self._passes.append(Pass(kind, model, usage, prompt.written if usage is counted else 0))
+        self._blocks += [*thoughts.blocks, *_blocks(reply, self._exchange.number, is_empty=not thoughts.blocks)]
+        return self._response(call, _STOP_REASONS.get(reply.finish_reason, reply.finish_reason))
+
+    def _prompt(self, call: ClaudeCall | None) -> _Prompt:
+        model = call.model if call else self._body.model
+        sizes = call.sizes() if call else self._sizes
+        return _read(self._exchange, model, sizes, beside_of(self._body.system, self._body.tools))
 
 
-def _beside(body: CountRequest) -> int:
-    """Tokens of what goes with the messages."""
-    system = tokens.count_json(body.system) + tokens.MESSAGE_TOKENS if body.system else 0
-    return system + extra_tokens(body.tools)
+def _summarize(exchange: Exchange, body: MessageRequest, call: ClaudeCall) -> Made:
+    """Answer a request for a summary: with a signed compaction block, or with nothing if the model wrote none."""
+    turn = exchange.turn
+    prompt = _read(exchange, call.model, call.sizes(), beside_of(body.system, body.tools))
+    wanted = turn.text if turn and turn.text is not None else summary_of(call.messages)
+    text, is_cut = tokens.truncate(wanted, body.max_tokens)
+    stop_reason = "compaction"
+    if turn and turn.refusals:
+        stop_reason, text = "refusal", ""
+    elif turn and turn.tool_calls:
+        stop_reason = "tool_use"
+    elif is_cut:
+        stop_reason = "max_tokens"
+    elif not text:
+        stop_reason = "end_turn"
+    usage = exchange.settle(prompt.used(tokens.count(text)))
+    category = turn.refusals[0] if turn and turn.refusals else None
+    is_billed = stop_reason != "refusal" or category in call.terms.rules.billed_refusals
+    return Made(
+        model=call.model,
+        stop_reason=stop_reason,
+        blocks=(call.signed(text),) if stop_reason == "compaction" else (),
+        passes=(Pass("compaction", call.model, usage, prompt.written, is_billed=is_billed),),
+        lists_passes=True,
+        category=category,
+        transformations=call.transformations,
+    )
+
+
+def _read(exchange: Exchange, model: str, sizes: Sequence[tuple[bytes, int]], beside: int) -> _Prompt:
+    total = _total(sizes)
+    check_message(exchange, model, total + beside)
+    if b'"cache_control"' not in exchange.request.body:
+        # This API caches nothing unasked.
+        return _Prompt(total + beside, 0, 0)
+    cached = exchange.provider.cached_tokens(model, sizes)
+    # What is marked for caching and was not read from there is written to it.
+    return _Prompt(total + beside, cached, total - cached)
+
+
+def _total(sizes: Sequence[tuple[bytes, int]]) -> int:
+    return sum(size for _, size in sizes)
 
 
 def _ask(body: MessageRequest, messages: list[JsonObject]) -> Ask:
@@ -148,105 +264,12 @@ def _schema(output_config: JsonObject) -> Schema | None:
     return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
 
 
-class _Shape:
-    """One message in its wire format: at once, or as the events that build it up."""
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        model: str,
-        reply: Reply,
-        usage: Usage,
-        *,
-        written: int,
-        transformations: list[JsonObject] | None,
-        thinking: tuple[JsonObject, ...],
-    ) -> None:
-        self._exchange = exchange
-        self._model = model
-        self._reply = reply
-        self._usage = usage
-        self._written = written
-        self._transformations = transformations
-        self._thinking = thinking
-
-    def message(self) -> JsonObject:
-        """The message when all of it is there."""
-        return self._message(self._blocks(), self._stop_reason, self._usage.output)
-
-    def frames(self) -> Iterator[Frame]:
-        """The events of a stream, in the API's order."""
-        yield named_frame({"type": "message_start", "message": self._message([], None, 1)})
-        for index, block in enumerate(self._blocks()):
-            yield from self._block(index, block)
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
-        closing: JsonObject = {"type": "message_delta", "delta": delta}
-        if self._exchange.show_usage:
-            closing["usage"] = self._final_usage()
-        yield named_frame(closing)
-        yield named_frame({"type": "message_stop"}, "done")
-
-    @property
-    def _stop_reason(self) -> str:
-        return _STOP_REASONS.get(self._reply.finish_reason, self._reply.finish_reason)
-
-    def _message(self, content: list[JsonObject], stop_reason: str | None, output: int) -> JsonObject:
-        message: JsonObject = {
-            "id": f"msg_mock{self._exchange.number}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": content,
-            "stop_reason": stop_reason,
-            "stop_sequence": None,
-        }
-        if self._exchange.show_usage:
-            message["usage"] = self._usage_json(output)
-        if self._transformations is not None:
-            message["input_transformations"] = self._transformations
-        return message
-
-    def _usage_json(self, output: int) -> JsonObject:
-        """Usage as this API splits it: `input_tokens` excludes what was read from or written to the cache."""
-        usage = self._usage
-        return {
-            "input_tokens": usage.input - usage.cached - self._written,
-            "cache_creation_input_tokens": self._written,
-            "cache_read_input_tokens": usage.cached,
-            "cache_creation": {"ephemeral_5m_input_tokens": self._written, "ephemeral_1h_input_tokens": 0},
-            "output_tokens": output,
-            "service_tier": "standard",
-        }
-
-    def _final_usage(self) -> JsonObject:
-        """Usage of `message_delta`: the output, and with any other placement than the API's the input once more."""
-        if self._exchange.behaviour.usage == "trailing":
-            return {"output_tokens": self._usage.output}
-        return self._usage_json(self._usage.output)
-
-    def _blocks(self) -> list[JsonObject]:
-        found = list(self._thinking)
-        if self._reply.text or not (found or self._reply.tool_calls):
-            found.append({"type": "text", "text": self._reply.text})
-        for index, call in enumerate(self._reply.tool_calls):
-            name = f"toolu_mock{self._exchange.number}_{index}"
-            found.append(
-                {"type": "tool_use", "id": name, "name": call.name, "input": msgspec.json.decode(call.arguments)}
-            )
-        return found
-
-    def _block(self, index: int, block: JsonObject) -> Iterator[Frame]:
-        """The events of one content block; the API pings after the first one opens."""
-        kind, key, opened, whole = _STREAMED[str(block["type"])]
-        yield named_frame({"type": "content_block_start", "index": index, "content_block": {**block, **opened}})
-        if index == 0:
-            yield named_frame({"type": "ping"})
-        content = block[whole]
-        text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
-        for part in chunked(text, self._exchange.behaviour.chunks):
-            delta = {"type": kind, key: part}
-            yield named_frame({"type": "content_block_delta", "index": index, "delta": delta}, "content")
-        if "signature" in block:
-            signed = {"type": "signature_delta", "signature": block["signature"]}
-            yield named_frame({"type": "content_block_delta", "index": index, "delta": signed})
-        yield named_frame({"type": "content_block_stop", "index": index})
+def _blocks(reply: Reply, number: int, *, is_empty: bool) -> list[JsonObject]:
+    """Return the content blocks of a reply; `is_empty`: nothing comes before them, so that there is at least one."""
+    found: list[JsonObject] = []
+    if reply.text or (is_empty and not reply.tool_calls):
+        found.append({"type": "text", "text": reply.text})
+    for index, call in enumerate(reply.tool_calls):
+        name = f"toolu_mock{number}_{index}"
+        found.append({"type": "tool_use", "id": name, "name": call.name, "input": msgspec.json.decode(call.arguments)})
+    return found

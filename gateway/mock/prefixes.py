@@ -49,9 +49,18 @@ class Prefix:
         """Return the parts so far; a copy."""
         return list(self._parts)
 
+    @property
+    def start(self) -> bytes:
+        """Return the digest of the system prompt and the tools."""
+        return self._start[-1].digest
+
     def restart(self) -> None:
         """Forget everything but the system prompt and the tools, as at a compaction block."""
         self._parts = list(self._start)
+
+    def resume(self, name: str, digest: bytes) -> None:
+        """Go on from the content that a signed compaction block replaces, whose digest is `digest`."""
+        self._parts = [*self._start, Part(name, digest)]
 
     def add(self, name: str, role: str, block: JsonObject, *, opens: bool) -> None:
         """Add a content block of a message; `opens`: the first one of its message that is not thinking."""
@@ -75,7 +84,8 @@ class PrefixMemory:
         """Remember the digests of `prefix`."""
         before = b""
         for part in prefix.parts:
-            self._before[part.digest] = before
+            # What a compaction block replaces is known from the requests before it.
+            self._before.setdefault(part.digest, before)
             self._before.move_to_end(part.digest)
             before = part.digest
         while len(self._before) > MAX_REMEMBERED:

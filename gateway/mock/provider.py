@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.mock.claude_rules import ModelRules
 from gateway.mock.prefixes import PrefixMemory
 from gateway.mock.turns import BadBehaviourError, Behaviour, Turn, with_header
-from gateway.mock.wire import ApiError, JsonObject, Request, Usage
+from gateway.mock.wire import ApiError, JsonObject, Request, Share, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -122,6 +122,7 @@ class Provider:
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_RECORDS)
         self._total = Billed()
         self._sessions: dict[str, Billed] = {}
+        self._models: dict[str, Billed] = {}
         self._prefixes: OrderedDict[int, None] = OrderedDict()
         self._stored: OrderedDict[str, int] = OrderedDict()
         self._made: OrderedDict[str, list[JsonObject]] = OrderedDict()
@@ -144,6 +145,11 @@ class Provider:
         with self._lock:
             return dict(self._sessions)
 
+    def billed_by_model(self) -> dict[str, Billed]:
+        """Return what was charged at the rates of each model; a copy."""
+        with self._lock:
+            return dict(self._models)
+
     def push(self, *turns: Turn) -> None:
         """Add turns to the end of the script."""
         self._script.extend(turns)
@@ -155,6 +161,7 @@ class Provider:
             self._calls.clear()
             self._total = Billed()
             self._sessions.clear()
+            self._models.clear()
             self._prefixes.clear()
             self._stored.clear()
             self._made.clear()
@@ -227,8 +234,16 @@ class Provider:
             self._prefixes.popitem(last=False)
         return seen if seen >= MIN_CACHED_TOKENS else 0
 
-    def record(self, request: Request, *, status: int, model: str = "", usage: Usage | None = None) -> None:
-        """Keep `request` and charge `usage` for it, to its session too."""
+    def record(
+        self,
+        request: Request,
+        *,
+        status: int,
+        model: str = "",
+        usage: Usage | None = None,
+        shares: Sequence[Share] = (),
+    ) -> None:
+        """Keep `request` and charge `usage` for it, to its session and to its models too."""
         small = len(request.body) <= MAX_KEPT_BODY
         call = RecordedCall(
             method=request.method,
@@ -248,6 +263,8 @@ class Provider:
             if usage is None:
                 return
             self._total = self._total.plus(usage)
+            for share in shares or [Share(model, usage)]:
+                self._models[share.model] = self._models.get(share.model, Billed()).plus(share.usage)
             if session is not None:
                 self._sessions[session] = self._sessions.get(session, Billed()).plus(usage)
 

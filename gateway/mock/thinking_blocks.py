@@ -1,4 +1,7 @@
-"""Sign thinking blocks, and read signatures back. A signature holds all that a later request is checked against."""
+"""Sign thinking and compaction blocks, and read signatures back.
+
+A signature holds all that a later request is checked against.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import base64
 import binascii
 import hashlib
 import hmac
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,6 +19,8 @@ THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking"})
 #: Not a secret: signatures must be the same in every run, so that recorded sessions can be replayed.
 _KEY: Final = b"built-in provider"
 _MAC_BYTES: Final = 12
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):
@@ -39,26 +44,43 @@ class Seal(msgspec.Struct, frozen=True, array_like=True):
     """Its place among the thinking blocks of its response."""
     count: int
     """The number of thinking blocks in its response."""
+    compaction: bytes = b""
+    """The identifier of the signed compaction block that was in place when it was created; empty if there was none."""
 
 
-def sign(seal: Seal) -> str:
-    """Return the signature of a thinking block."""
+class CompactionSeal(msgspec.Struct, frozen=True, array_like=True):
+    """What a signature says about its compaction block."""
+
+    content: bytes
+    """The digest of the summary."""
+    start: bytes
+    """The digest of the system prompt and the tools of the request."""
+    end: bytes
+    """The digest of the whole request, which kept turns go on from; empty if their thinking does not stay valid."""
+    role: str
+    """The role of the last summarized message."""
+    before: list[bytes]
+    """The identifiers of the signed compaction blocks that it replaces."""
+
+
+def sign(seal: Seal | CompactionSeal) -> str:
+    """Return the signature of a block."""
     data = msgspec.msgpack.encode(seal)
     return base64.b64encode(_mac(data) + data).decode()
 
 
-def read(signature: str) -> Seal | None:
-    """Return what `signature` says, or None if this provider did not create it."""
+def read(signature: str, kind: type[S]) -> S | None:
+    """Return what `signature` says of a block of this `kind`, or None if this provider did not create it."""
     try:
         raw = base64.b64decode(signature, validate=True)
         mac, data = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
-        return msgspec.msgpack.decode(data, type=Seal) if hmac.compare_digest(mac, _mac(data)) else None
+        return msgspec.msgpack.decode(data, type=kind) if hmac.compare_digest(mac, _mac(data)) else None
     except (binascii.Error, ValueError, msgspec.DecodeError):
         return None
 
 
 def identifier(signature: str) -> bytes:
-    """Return a short identifier of the thinking block with this signature.
+    """Return a short identifier of the block with this signature.
 
     The visible text is not part of it: the real API accepts a block whose text was edited, because the signature holds
     the thinking itself.

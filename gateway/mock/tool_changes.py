@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gateway.mock.betas import INLINE_TOOLS, TOOL_CHANGES
 from gateway.mock.claude_rules import ModelRules
 from gateway.mock.prefixes import blocks_of
-from gateway.mock.wire import ApiError, JsonObject, Request
+from gateway.mock.wire import ApiError, JsonObject
 
-_BETAS: Final = ("mid-conversation-tool-changes-2026-07-01", "inline-tools-2026-09-15")
+_BETAS: Final = frozenset({TOOL_CHANGES, INLINE_TOOLS})
 _CHANGES: Final = ("tool_addition", "tool_removal")
 
 
 def refuse_tool_changes(
-    tools: Sequence[JsonObject], rules: ModelRules, messages: Sequence[JsonObject], request: Request
+    tools: Sequence[JsonObject], rules: ModelRules, messages: Sequence[JsonObject], betas: frozenset[str]
 ) -> None:
     """Refuse tool changes in a wrong place, and those that the model, the headers or the tools do not allow.
 
@@ -29,7 +30,7 @@ def refuse_tool_changes(
         if message.get("role") != "system" or not changes:
             continue
         _check_place(number, messages)
-        if not (rules.tool_changes and _has_beta(request)):
+        if not (rules.tool_changes and betas & _BETAS):
             raise ApiError(400, f"messages.{number}.content.0.type: Input should be 'text'")
         names = {tool.get("name") for tool in tools}
         for name in _unresolved(changes, names):
@@ -54,8 +55,3 @@ def _unresolved(changes: Sequence[JsonObject], names: set[object]) -> Iterator[o
         tool = change.get("tool")
         if isinstance(tool, dict) and tool.get("type") == "tool_reference" and tool.get("name") not in names:
             yield tool.get("name")
-
-
-def _has_beta(request: Request) -> bool:
-    values = [value for name, value in request.headers if name == "anthropic-beta"]
-    return any(beta in value for value in values for beta in _BETAS)

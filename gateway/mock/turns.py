@@ -89,6 +89,10 @@ class Turn:
     """(input, output) tokens to report and bill; `behaviour.tokens` goes before it."""
     behaviour: Behaviour | None = None
     """None: the provider's default."""
+    refusals: tuple[str | None, ...] = ()
+    """Messages: the categories with which models refuse the request, one for each of the first models asked."""
+    refused_text: str = ""
+    """Messages: what the first of them said before it refused."""
 
 
 class BadBehaviourError(ValueError):

@@ -86,6 +86,22 @@ class Usage:
         """Input and output together."""
         return self.input + self.output
 
+    def plus(self, other: Usage) -> Usage:
+        """Return this and what another pass used."""
+        return Usage(
+            self.input + other.input,
+            self.output + other.output,
+            self.cached + other.cached,
+            self.reasoning + other.reasoning,
+        )
+
+
+class Share(NamedTuple):
+    """What one model bills for a call that several models worked on."""
+
+    model: str
+    usage: Usage
+
 
 class Frame(NamedTuple):
     """One event of a stream as sent. `content` counts for `chunks`, `interval` and `die`; `done` ends the stream."""
@@ -104,6 +120,8 @@ class Whole:
     status: int = 200
     content_type: str = "application/json"
     headers: Sequence[tuple[str, str]] = field(default=())
+    shares: Sequence[Share] = ()
+    """What each model bills; empty: `model` bills all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +131,8 @@ class Stream:
     frames: list[Frame]
     model: str = ""
     usage: Usage | None = None
+    shares: Sequence[Share] = ()
+    """What each model bills; empty: `model` bills all of it."""
 
 
 Answer = Whole | Stream
@@ -166,4 +186,7 @@ def anthropic_error(error: ApiError, request_id: str) -> JsonObject:
     """The body of `error` in Anthropic's shape."""
     other = "api_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
     kind = _ERROR_TYPES.get(error.status, ("", other))[1]
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    body: JsonObject = {"type": kind, "message": error.message}
+    if error.code and error.code.startswith("compaction_"):
+        body["details"] = {"error_code": error.code}
+    return {"type": "error", "error": body, "request_id": request_id}

@@ -292,3 +292,38 @@ def test_after_any_changes_the_thinking_that_is_left_is_valid(turns: list[tuple[
         if sent != raws(messages):
             state = state.with_sent_prefix(after.to_json(), instead_of=known.received if known else None)
         messages = [*messages, provider.answer(sent, number), user(str(number))]
+
+
+BLOCK = {"type": "compaction", "content": "All lists were read."}
+
+
+@pytest.mark.parametrize(
+    ("first", "is_compacted"),
+    [
+        ({"role": "assistant", "content": [BLOCK]}, True),
+        ({"role": "user", "content": [{**BLOCK, "signature": "s"}, {"type": "text", "text": "go on"}]}, True),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": None}]}, False),
+        ({"role": "user", "content": "compaction"}, False),
+        ({"role": "user", "content": ["compaction"]}, False),
+        ({"role": "user", "compaction": [BLOCK]}, False),
+        (["compaction", BLOCK], False),
+        ("compaction", False),
+        (user("a"), False),
+    ],
+)
+def test_a_conversation_that_begins_with_a_compaction(first: Any, is_compacted: bool) -> None:
+    assert bound([first, *FOUR]).is_compacted is is_compacted
+
+
+def test_an_empty_conversation_begins_with_no_compaction() -> None:
+    assert not bound([]).is_compacted
+
+
+def test_all_thinking_of_an_unknown_conversation_is_removed_and_later_thinking_is_sent() -> None:
+    conversation = bound(FOUR)
+    unknown = conversation.as_unknown()
+    assert conversation.thinking
+    assert conversation.blocks_in(conversation.without(unknown.removed)) == 0
+    later = bound([*FOUR, thought(4), user("e")])
+    assert later.find([unknown.to_json()]) == unknown
+    assert later.blocks_in(later.without(unknown.removed)) == 1

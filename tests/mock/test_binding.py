@@ -18,6 +18,7 @@ from tests.support.thinking import BETA, without_thinking
 PATH = "/v1/messages"
 Body = dict[str, Any]
 Change = Callable[[Body], object]
+TOOL_CHANGES = "mid-conversation-tool-changes-2026-07-01"
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 PICTURE = {"type": "image", "source": {"type": "url", "url": "https://files.example/a.png?signature=1"}}
@@ -34,6 +35,7 @@ BOUND = (
     '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
 )
 NEEDS_BETA = " That setting requires the `thinking-binding-controls-2026-08-01` value in the `anthropic-beta` header."
+COMPACTS = {"edits": [{"type": "compact_20260112"}]}
 SYSTEM = " The `system` prompt differs from the one this block was created with."
 TOOLS = " The `tools` list differs from the one this block was created with."
 MISSING = " The `thinking` block that preceded this one when it was created is missing from this request."
@@ -57,8 +59,14 @@ class Agent:
         return found
 
     def send(self, body: Body | None = None, *, path: str = PATH, beta: bool = False, **fields: object) -> Reply:
-        betas = f"other-2025-01-01, {BETA}" if beta else "mid-conversation-tool-changes-2026-07-01"
-        headers = {"x-mock": self.mock, "anthropic-beta": betas}
+        betas = [
+            "other-2025-01-01",
+            "context-management-2025-06-27",
+            "compact-2026-01-12",
+            TOOL_CHANGES,
+            *([BETA] if beta else []),
+        ]
+        headers = {"x-mock": self.mock, "anthropic-beta": ", ".join(betas)}
         return self._web.send("POST", path, {**(body or self.body), **fields}, headers)
 
     def step(self, *added: Body, **fields: object) -> Any:
@@ -530,6 +538,7 @@ def test_a_deferred_tool_counts_from_where_it_is_referenced(agent: Agent) -> Non
 
 
 def test_the_prefix_restarts_at_the_newest_compaction(agent: Agent) -> None:
+    agent.body["context_management"] = COMPACTS
     agent.step(user("more"))  # 9, 10
     agent.messages[10]["content"].insert(0, {"type": "compaction", "content": "it was found"})
     agent.messages[10]["content"].pop(1)
@@ -542,6 +551,7 @@ def test_the_prefix_restarts_at_the_newest_compaction(agent: Agent) -> None:
 
 
 def test_thinking_before_a_compaction_is_ignored(agent: Agent) -> None:
+    agent.body["context_management"] = COMPACTS
     agent.messages.append({"role": "assistant", "content": [{"type": "compaction", "content": "it was found"}]})
     body = agent.changed(edit("messages/3/content/0/signature", "forged"))
     assert agent.send(body).status == 200
