@@ -104,9 +104,11 @@ def env(
         typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=lambda: list(CLIENTS)),
     ],
     session: Annotated[
-        str | None, typer.Option("--session", help="Name a session by the path of the base URL.")
+        str | None, typer.Option("--session", metavar="ID", help="Name a session by the path of the base URL.")
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Where the gateway is, if not where it listens.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Where the gateway is, if not where it listens.")
+    ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:

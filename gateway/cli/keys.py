@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,10 @@ import typer
 
 from gateway.cli.common import (
     AsJson,
+    Command,
     ConfigFile,
     Exit,
+    Group,
     load,
     options_follow,
     print_json,
@@ -22,6 +25,7 @@ from gateway.cli.common import (
     quoted,
     stop,
 )
+from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from gateway.core.ports import Store
     from gateway.core.stored import StoredKey
 
-app = typer.Typer(help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sessions of the key are kept under this name.")]
 
@@ -42,7 +46,7 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
         show_list(config, store, as_json=as_json)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
     from gateway.core.stored import StoredKey
@@ -61,19 +65,25 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     if as_json:
         print_json(rows)
         return
-    columns = ("name", "models", "tokens", "usd", "calls", "window s", "rpm", "used", "created")
-    print_table(columns, [[_shown(value) for value in row.values()] for row in rows])
+    columns = ("name", "models", "tokens", "dollars", "calls", "window", "rpm", "used", "created")
+    numbers = ("tokens", "dollars", "calls", "window", "rpm", "used", "created")
+    going = ("created", "rpm", "calls", "models")
+    print_table(columns, [_cells(row) for row in rows], right=numbers, first_to_go=going)
 
 
-@app.command()
+@app.command(cls=Command)
 def add(  # noqa: PLR0917  # typer calls it by name
     name: Name,
-    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens of all its sessions together.")] = None,
+    budget_tokens: Annotated[
+        int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of all its sessions together.")
+    ] = None,
     budget_usd: Annotated[str | None, typer.Option(metavar="N", help="US dollars, the same.")] = None,
-    budget_calls: Annotated[int | None, typer.Option(min=0, help="Calls, the same.")] = None,
+    budget_calls: Annotated[int | None, typer.Option(metavar="N", parser=count(0), help="Calls, the same.")] = None,
     window: Annotated[str | None, typer.Option(metavar="1h|1d|...", help="The budget refills after this.")] = None,
-    models: Annotated[list[str] | None, typer.Option(help="Pattern of models it may call; repeat for more.")] = None,
-    rpm: Annotated[int | None, typer.Option(min=1, max=2**53, help="Requests a minute.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of models it may call; repeat for more.")
+    ] = None,
+    rpm: Annotated[int | None, typer.Option(metavar="N", parser=count(1), help="Requests a minute.")] = None,
     config: ConfigFile = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
@@ -142,7 +152,7 @@ def _take_back(name: str, config: Path | None, store: str | None) -> None:
         typer.echo(f"{name}: the key could not be shown, {said}", err=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
     settings = load(config, {"store.url": store} if store else None).settings
@@ -170,11 +180,18 @@ def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str 
     from gateway.core.errors import ConfigError
     from gateway.policies import limits_of
 
-    given = {"tokens": tokens, "usd": usd, "calls": calls, "window": window}
+    given = {"tokens": tokens, "usd": _amount(usd), "calls": calls, "window": window}
     try:
         return limits_of(key_budget(given))
     except ConfigError as error:
         stop("\n".join(_refused(problem, given) for problem in error.problems), Exit.USAGE)
+
+
+def _amount(usd: str | None) -> Decimal | str | None:
+    """Return dollars as a number; a text that is none is left for the configuration's own complaint."""
+    with contextlib.suppress(ValueError):
+        return number(usd) if usd is not None else None
+    return usd
 
 
 def _refused(problem: str, given: Mapping[str, object]) -> str:
@@ -224,9 +241,20 @@ def _row(key: StoredKey, stands: Standing | None) -> dict[str, Any]:
     }
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(value) or "all"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+
+    def counted(value: int | None) -> str:
+        return f"{value:,}" if value is not None else ""
+
+    return [
+        row["name"],
+        ", ".join(row["models"]) or "all",
+        counted(row["tokens"]),
+        dollars(row["usd"]) if row["usd"] is not None else "",
+        counted(row["calls"]),
+        span(row["window_s"]) if row["window_s"] is not None else "",
+        counted(row["rpm"]),
+        share(row["used_fraction"]) if row["used_fraction"] is not None else "",
+        moment(row["created_at"]),
+    ]

@@ -9,14 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, quoted, stop
+from gateway.cli.numbers import count, dollars
 
-_NUMBERS = ("window", "input", "output", "in $/M", "out $/M", "cached $/M")
+_COLUMNS = ("model", "provider", "window", "input", "output", "in/M", "out/M", "cached/M", "tokenizer", "from")
+_NUMBERS = ("window", "input", "output", "in/M", "out/M", "cached/M")
+#: columns that a narrow terminal has no room for, in this order
+_FIRST_TO_GO = ("from", "input", "tokenizer", "cached/M", "provider", "output")
 
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of the model's name, or a shell pattern.")] = "",
     config: ConfigFile = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 100_000), help="Most rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, limits of input and output, prices and tokenizer of models, and which file each came from."""
@@ -52,11 +56,7 @@ def models(
     if as_json:
         print_json(rows[:limit])
         return
-    print_table(
-        ("model", "provider", "window", "input", "output", "in $/M", "out $/M", "cached $/M", "tokenizer", "from"),
-        [_row(row) for row in rows[:limit]],
-        right=_NUMBERS,
-    )
+    print_table(_COLUMNS, [_row(row) for row in rows[:limit]], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
     if len(rows) > limit:
         typer.echo(f"and more; name a part of the model, or raise --limit {limit}", err=True)
 
@@ -69,9 +69,14 @@ def _row(row: dict[str, Any]) -> list[str]:
         f"{row['window']:,}" if row["window"] else "?",
         f"{row['input']:,}" if row["input"] else "",
         f"{row['output']:,}" if row["output"] else "?",
-        price.get("input") or "?",
-        price.get("output") or "?",
-        price.get("cache_read") or "",
+        _price(price.get("input")) or "?",
+        _price(price.get("output")) or "?",
+        _price(price.get("cache_read")),
         row["tokenizer"] or "",
         ", ".join(dict.fromkeys(row["sources"].values())) or "nowhere",
     ]
+
+
+def _price(usd: str | None) -> str:
+    """Dollars for a million tokens."""
+    return dollars(usd) if usd else ""

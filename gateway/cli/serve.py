@@ -15,6 +15,7 @@ import typer
 
 from gateway.cli.address import url_of
 from gateway.cli.common import ConfigFile, Exit, config_problems, load, quoted, stop
+from gateway.cli.numbers import count, dollars
 
 if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
@@ -27,8 +28,10 @@ _ALWAYS_SHOWN = ("openai", "anthropic")
 
 def serve(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (server.host).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on (server.port); 0: a free one.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="HOST", help="Address to listen on (server.host).")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="Port to listen on (server.port); 0: a free one.")
+    ] = None,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -43,10 +46,12 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     ] = False,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
     context: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Input tokens of a call (context.budget).")
+        int | None, typer.Option(metavar="N", parser=count(1), help="Input tokens of a call (context.budget).")
     ] = None,
-    budget: Annotated[int | None, typer.Option(metavar="N", min=0, help="Tokens of a session (budget.tokens).")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes (server.workers).")] = None,
+    budget: Annotated[
+        int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of a session (budget.tokens).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes (server.workers).")] = None,
 ) -> None:
     """Run the gateway."""
     if mock and upstream:
@@ -214,7 +219,7 @@ def _place(name: str, row: Any) -> str:
 def _budget(settings: Settings) -> str:
     row = settings.budget
     limits = [f"{row.tokens:,} tokens"] if row.tokens is not None else []
-    limits += [f"{row.usd} USD"] if row.usd is not None else []
+    limits += [dollars(row.usd)] if row.usd is not None else []
     limits += [f"{row.calls:,} calls"] if row.calls is not None else []
     return (" or ".join(limits) or "none") + (f" per {row.window}" if row.window else "")
 

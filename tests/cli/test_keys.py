@@ -55,6 +55,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
         ["cred-1"],
         ["x", "--window", "soon"],
         ["x", "--budget-usd", "much"],
+        ["x", "--budget-tokens", str(2**53 + 1)],
         ["x", "--rpm", "0"],
         ["x", "--rpm", str(2**53 + 1)],
         ["x", "--rpm", "99999999999999999999999"],
@@ -71,7 +72,6 @@ def test_a_key_that_makes_no_sense_is_refused(
     ("asked", "said"),
     [
         (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
-        (["x", "--budget-tokens", str(2**53 + 1)], f'--budget-tokens "{2**53 + 1}": input should be less than'),
         (["x", "--window", "1d"], "--window needs something to refill: --budget-tokens, "),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
         (["a\x07b"], '"a?b" is no name'),
