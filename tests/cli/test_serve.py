@@ -76,6 +76,38 @@ def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_c
     assert store.exists()
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_each_line_of_several_workers_has_its_time_and_its_worker(
+    form: str, serving: Serve, gateway_command: Commands
+) -> None:
+    gateway = serving("--mock", "--workers", "2", env={"GATEWAY_TELEMETRY_LOG_FORMAT": form})
+    banner = len(gateway.log.splitlines())
+    assert gateway.web.chat("s").status == 200
+    gateway.signal(signal.SIGHUP)  # each worker says that it has read the configuration again
+    until(lambda: len(gateway.log.splitlines()) >= banner + 3, what="the call's line, and one of each worker")
+    lines = gateway.log.splitlines()[banner:]
+    pids = {str(pid) for pid in gateway.children}
+    if form == "json":
+        found = [json.loads(line) for line in lines]
+        assert all(line["time"] > 0 for line in found)
+        assert {str(line["worker"]) for line in found} == pids
+        assert {line["event"] for line in found} == {"call", "log"}
+        return
+    marked = [
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z worker (\d+) (chat|INFO) .+", line) for line in lines
+    ]
+    assert all(marked), lines
+    assert {match[1] for match in marked if match} == pids
+    assert {match[2] for match in marked if match} == {"chat", "INFO"}
+
+
+def test_a_line_of_the_only_worker_has_its_time_alone(serving: Serve) -> None:
+    gateway = serving("--mock", env={"GATEWAY_TELEMETRY_LOG_FORMAT": "text"})
+    assert gateway.web.chat("s").status == 200
+    says(gateway, "session s")
+    assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}\.\d{3}Z chat .+", gateway.log.splitlines()[-1])
+
+
 def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serve) -> None:
     gateway = serving("--mock", "--store", "memory://")
     assert gateway.web.get("/healthz").status == 200
