@@ -115,7 +115,10 @@ def env(
     """Print what leads a client through the gateway: eval "$(gateway env claude-code)"."""
     known = CLIENTS.get(client)
     if known is None:
-        stop(f"{quoted(client)} is no client known here; known: {', '.join(CLIENTS)}.", Exit.USAGE)
+        from gateway.config.complaints import did_you_mean
+
+        alike = did_you_mean(client, CLIENTS)
+        stop(f"{quoted(client)} is no client known here{alike}; known: {', '.join(CLIENTS)}.", Exit.USAGE)
     place = _path(client, known, session)
     root = (_listens(config) if url is None else _given(url)).rstrip("/").removesuffix("/v1") + place
     written = shlex.quote if known.where in (None, _SHELL) else str

@@ -172,7 +172,14 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_jso
             Exit.FAILED,
         )
     if not is_gone:
-        stop(f"There is no key {quoted(name)} in the store.", Exit.FAILED)
+        stop(f"There is no key {quoted(name)} in the store{_like_key(name, config, store)}.", Exit.FAILED)
+
+
+def _like_key(name: str, config: Path | None, store: str | None) -> str:
+    """Return which key may have been meant, to be said behind an unknown name, or nothing."""
+    from gateway.config.complaints import did_you_mean
+
+    return did_you_mean(name, [key.name for key in with_store(config, store, lambda opened: opened.keys())])
 
 
 def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:

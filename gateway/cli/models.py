@@ -13,6 +13,8 @@ from gateway.cli.numbers import count, dollars
 
 _COLUMNS = ("model", "provider", "window", "input", "output", "in/M", "out/M", "cached/M", "tokenizer", "from")
 _NUMBERS = ("window", "input", "output", "in/M", "out/M", "cached/M")
+#: what is said of a model that no table knows
+_OF_ANY_NAME = frozenset({"tokenizer"})
 #: columns that a narrow terminal has no room for, in this order
 _FIRST_TO_GO = ("from", "input", "tokenizer", "cached/M", "provider", "output")
 
@@ -24,6 +26,7 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, limits of input and output, prices and tokenizer of models, and which file each came from."""
+    from gateway.config.complaints import did_you_mean
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import is_pattern
     from gateway.counters.registry import Counters
@@ -47,12 +50,15 @@ def models(
     if not rows and is_pattern(pattern):
         stop(f"No model that is known has a name like {quoted(pattern)}.", Exit.FAILED)
     if not rows and pattern:
-        # A name that no table knows still has a route.
+        # A name with its provider, `groq/llama-…`, stands in no list, and may be known.
         try:
             route = routes.resolve(pattern)
         except UnknownModel as fault:
             stop(fault.message, Exit.FAILED)
         rows = [model_json(pattern, route, catalog.facts(route))]
+        if rows[0]["sources"].keys() <= _OF_ANY_NAME:
+            alike = did_you_mean(pattern, [row["model"] for row in models_json(routes, catalog, "")])
+            stop(f"No model {quoted(pattern)} is known{alike}. Calls for it go to {route.provider}.", Exit.FAILED)
     if as_json:
         print_json(rows[:limit])
         return

@@ -12,7 +12,7 @@ import typer
 from gateway.cli.common import Exit, config_problems, load, print_json, print_table, quoted, stop
 from gateway.cli.numbers import cost
 from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, draw, lines_of, share_of
-from gateway.cli.sessions import with_store
+from gateway.cli.sessions import like_session, with_store
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -148,7 +148,8 @@ def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[
     async def read(store: Store) -> tuple[list[Noted], dict[str, KeyBudget]]:
         for name, key in zip(sessions, named or (), strict=True):
             if await store.session(key) is None:
-                stop(f"There is neither a file nor a session {quoted(name)}.", Exit.FAILED)
+                alike = await like_session(store, name)
+                stop(f"There is neither a file nor a session {quoted(name)}{alike}.", Exit.FAILED)
         budgets = {key.name: KeyBudget(key.limits) for key in await store.keys()}
         return [call async for call in read_store(store, named)], budgets
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -40,6 +40,8 @@ _UNITS = ("tokens", "usd", "calls")
 #: columns of the list, and of a session's calls, that a narrow terminal has no room for, in this order
 _LISTED_LAST = ("usage", "input", "output", "last call", "calls")
 _CALLS_LAST = ("usage", "outcome", "tools", "ms")
+#: sessions among which one is looked for whose name is like another one
+_SEARCHED = 1_000
 #: parts of a session that are not among its facts: most of them have a table of their own
 _IN_TABLES = ("recent_tools", "tools", "steps", "last_calls")
 
@@ -106,7 +108,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
 
     found = with_store(config, store, read)
     if found is None:
-        stop(f'There is no session "{session}" in {_place(config, store)}.', Exit.FAILED)
+        _no_session(session, config, store)
     if as_json:
         print_json(found)
         return
@@ -151,7 +153,10 @@ def budget(  # noqa: PLR0917  # typer calls it by name
         return await _changed(opened, key, settings)
 
     now = with_store(config, store, change)
-    remark = "" if "calls" in now else f"; it has made no call yet in {_place(config, store)}"
+    remark = ""
+    if "calls" not in now:
+        alike = with_store(config, store, lambda opened: like_session(opened, session))
+        remark = f"; it has made no call yet in {_place(config, store)}{alike}"
     _tell(now, f"{session}: {_budget_said(now['budget'])}{remark}", as_json=as_json)
 
 
@@ -167,7 +172,7 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
 
     now = with_store(config, store, change)
     if now is None:
-        stop(f'There is no session "{session}" in {_place(config, store)}.', Exit.FAILED)
+        _no_session(session, config, store)
     _tell(now, f"reset {session}", as_json=as_json)
 
 
@@ -179,7 +184,7 @@ def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None
 
     key = _key(session)
     if not with_store(config, store, lambda opened: delete_session(opened, key)):
-        stop(f'There is no session "{session}" in {_place(config, store)}.', Exit.FAILED)
+        _no_session(session, config, store)
     _tell(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
 
 
@@ -276,6 +281,25 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
             return asyncio.run(run())
         except StoreUnavailable as fault:
             stop(fault.message, Exit.FAILED)
+
+
+def _no_session(session: str, config: Path | None, store: str | None) -> NoReturn:
+    """End the command, with the name of a session that may have been meant."""
+    alike = with_store(config, store, lambda opened: like_session(opened, session))
+    stop(f"There is no session {quoted(session)} in {_place(config, store)}{alike}.", Exit.FAILED)
+
+
+async def like_session(opened: Store, name: str) -> str:
+    """Return which session of those called last may have been meant, to be said behind an unknown name, or nothing.
+
+    That is the session of a client key with the same id, else the one whose name is most alike.
+    """
+    from gateway.config.complaints import did_you_mean
+
+    page = await opened.sessions(None, _SEARCHED, None, "recent")
+    names = [view.key.shown() for view in page.sessions]
+    same_id = [known for known in names if known.rpartition("/")[2] == name]
+    return f" (did you mean {same_id[0]}?)" if same_id else did_you_mean(name, names)
 
 
 def _place(file: Path | None, url: str | None) -> str:

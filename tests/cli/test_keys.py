@@ -85,6 +85,15 @@ def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, g
     assert done.err.startswith(said)
 
 
+def test_a_key_or_a_client_that_may_have_been_meant_is_suggested(gateway_command: Commands) -> None:
+    assert gateway_command("keys", "add", "alice").code == 0
+    done = gateway_command("keys", "revoke", "alise")
+    assert (done.code, done.err) == (1, 'There is no key "alise" in the store (did you mean alice?).\n')
+    done = gateway_command("env", "claude-cod")
+    assert done.code == 2
+    assert '"claude-cod" is no client known here (did you mean claude-code?); known: ' in done.err
+
+
 @pytest.mark.parametrize("given", [["--store", "sqlite://other.db"], ["-c", "other.yaml"], ["--json"]])
 @pytest.mark.parametrize("then", [["revoke", "carol"], ["add", "carol"], ["list"]])
 def test_an_option_before_the_command_is_refused_and_not_passed_over(

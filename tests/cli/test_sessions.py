@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gateway.core.namespaces import SessionKey
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.stores.files import write
+from tests.support import records
 from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI
@@ -142,7 +147,7 @@ def test_a_session_that_is_not_there_is_named(
     what: str, more: tuple[str, ...], store: str, gateway_command: Commands
 ) -> None:
     done = gateway_command("sessions", what, "smal", "--store", store, *more)
-    assert (done.code, done.out, done.err) == (1, "", f'There is no session "smal" in {store}.\n')
+    assert (done.code, done.out, done.err) == (1, "", f'There is no session "smal" in {store} (did you mean small?).\n')
 
 
 @pytest.fixture
@@ -221,6 +226,26 @@ def test_a_name_with_markup_is_shown_as_it_is(
     assert gateway.web.chat("s", model="[red]mock[/red]").status == 200
     text = gateway_command("sessions", "show", "s", "--store", f"sqlite://{gateway.store}").out
     assert "[red]mock[/red]" in text
+
+
+@pytest.mark.parametrize("command", ["show", "reset", "delete"])
+def test_a_session_that_may_have_been_meant_is_suggested(
+    command: str, tmp_path: Path, gateway_command: Commands
+) -> None:
+    one = records.record("", time.time())
+    keys = [SessionKey("alice", "coder"), SessionKey("default", "reviewer-17")]
+    records.settle(
+        tmp_path / "s.db", [replace(one, call_id=f"{number:032x}", session=key) for number, key in enumerate(keys)]
+    )
+    store = ["--store", f"sqlite://{tmp_path / 's.db'}"]
+    for typed, meant in (("coder", "alice/coder"), ("reviewer-71", "reviewer-17"), ("alice/codr", "alice/coder")):
+        done = gateway_command("sessions", command, typed, *store)
+        assert (done.code, done.out) == (1, "")
+        assert f'There is no session "{typed}" in sqlite:' in done.err
+        assert f"(did you mean {meant}?)" in done.err
+    assert "did you mean" not in gateway_command("sessions", command, "zzz", *store).err
+    assert "(did you mean alice/coder?)" in gateway_command("sessions", "budget", "coder", "5", *store).err
+    assert "(did you mean alice/coder?)" in gateway_command("replay", "--records", "codr", *store).err
 
 
 def test_a_memory_store_is_said_to_be_out_of_reach(gateway_command: Commands) -> None:

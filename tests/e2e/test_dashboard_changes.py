@@ -197,7 +197,7 @@ def expect_all(page: Page, calls: int) -> None:
     """The tile, the list and the charts agree."""
     expect(page.locator(".tile", has_text="Calls").locator(".value").first).to_have_text(f"{calls:,}", timeout=20_000)
     expect(page.get_by_role("button", name=f"All {calls:,}", exact=True)).to_be_visible()
-    expect(page.locator("h2:has-text('Calls') + span")).to_have_text(str(calls))
+    expect(page.locator("h2:has-text('Calls') + span")).to_have_text(f"{calls:,}")
     chart = page.locator("figure", has_text="Tokens in all").locator("[role=img]")
     expect(chart).to_have_attribute("aria-label", re.compile(f"{calls} points"))
 
