@@ -84,13 +84,15 @@ def add(  # noqa: PLR0917  # typer calls it by name
         list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of models it may call; repeat for more.")
     ] = None,
     rpm: Annotated[int | None, typer.Option(metavar="N", parser=count(1), help="Requests a minute.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first key, for scripts.")] = False,
     config: ConfigFile = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed once, on stdout; the store keeps a hash of it.
 
-    A key that cannot be printed is revoked again.
+    A key that cannot be printed is revoked again. The first key ends open access: calls without one are refused then,
+    so a terminal is asked before.
     """
     import secrets
 
@@ -103,7 +105,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
         stop(f"{quoted(name)} is no name: it is {ID_FORM}.", Exit.USAGE)
     if is_reserved(name):
         stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
-    if any(key.name == name for key in load(config).settings.auth.keys):
+    auth = load(config).settings.auth
+    if any(key.name == name for key in auth.keys):
         stop(f'"{name}" is the name of a key in the configuration (auth.keys); choose another.', Exit.USAGE)
     for pattern in models or ():
         # A script's empty variable must not make a key that is shown to have all models, and has none.
@@ -112,6 +115,9 @@ def add(  # noqa: PLR0917  # typer calls it by name
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
     if window is not None and (budget_tokens, budget_usd, budget_calls) == (None, None, None):
         stop("--window needs something to refill: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
+    is_open = not auth.keys and not auth.required
+    if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
+        _end_open_access(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     key = f"gw-{secrets.token_urlsafe(32)}"
     kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
     row = with_store(config, store, lambda opened: _add(opened, kept), make=True)
@@ -122,6 +128,13 @@ def add(  # noqa: PLR0917  # typer calls it by name
     except OSError:
         _take_back(name, config, store)
         raise
+
+
+def _end_open_access(*, is_asked: bool) -> None:
+    """Say what the first key changes for everybody else. `is_asked`: go on only where the terminal says yes."""
+    typer.echo("This is the first client key: from now on every call without a client key is refused (401).", err=True)
+    if is_asked and not typer.confirm("Make it?", err=True):
+        stop("No key was made.", Exit.FAILED)
 
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.address import url_of
+from gateway.cli.address import network_url_of, url_of
 from gateway.cli.common import ConfigFile, Exit, config_problems, load, quoted, stop
 from gateway.cli.numbers import count, dollars
 
@@ -179,6 +179,9 @@ def banner(loaded: Loaded, port: int) -> str:
     settings = loaded.settings
     url = url_of(settings.server.host, port)
     lines = [f"gateway {__version__} · {url}"]
+    network = network_url_of(settings.server.host, port)
+    if network is not None:
+        lines.append(f"  network   {network}")
     shown_providers = _shown_providers(loaded)
     names = max((len(name) for name, _, _ in shown_providers), default=0)
     places = [_place(name, row) for name, row, _ in shown_providers]
@@ -188,7 +191,7 @@ def banner(loaded: Loaded, port: int) -> str:
         for (name, _, key), place in zip(shown_providers, places, strict=True)
     ]
     origin = str(loaded.file) if loaded.file else "built-in defaults"
-    lines.append(f"  store     {_store(settings)}      session budget: {_budget(settings)}      config: {origin}")
+    lines += [f"  store     {_store(settings)}", f"  budget    {_budget(settings)}", f"  config    {origin}"]
     if settings.auth.keys:
         lines.append(f"  clients   {', '.join(key.name for key in settings.auth.keys)}")
     lines.append(f"  try       export OPENAI_BASE_URL={url}/v1")
@@ -221,7 +224,8 @@ def _budget(settings: Settings) -> str:
     limits = [f"{row.tokens:,} tokens"] if row.tokens is not None else []
     limits += [dollars(row.usd)] if row.usd is not None else []
     limits += [f"{row.calls:,} calls"] if row.calls is not None else []
-    return (" or ".join(limits) or "none") + (f" per {row.window}" if row.window else "")
+    said = " or ".join(limits) + (f" per {row.window}" if row.window else "")
+    return f"{said}, for each session" if limits else "none"
 
 
 def _store(settings: Settings) -> str:

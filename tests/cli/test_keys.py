@@ -17,6 +17,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.support.commands import Commands, shut, to
 from tests.support.gateways import GatewayThread, until
+from tests.support.terminals import Terminal
 
 ALICE = 'auth: {keys: [{name: alice, key: "0123456789abcdef"}]}'
 
@@ -44,6 +45,49 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert gateway_command("keys", "revoke", "carol", *store).code == 0
     until(lambda: gateway.web.post("/v1/chat/completions", body).status == 200)
     assert gateway_command("keys", "revoke", "carol", *store).code == 1
+
+
+FIRST = "This is the first client key: from now on every call without a client key is refused (401)."
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y", 401), ("n", 200)])
+def test_a_terminal_is_asked_before_the_first_key_ends_open_access(
+    answer: str, status: int, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    assert gateway.web.chat("s").status == 200
+    args = ("keys", "add", "carol", "--store", f"sqlite://{gateway.store}")
+    done = Terminal(tmp_path, 80, *args, stdin=f"{answer}\n", has_stderr=True).done()
+    assert FIRST in " ".join(done.out.split())
+    assert "Make it? [y/N]" in done.out
+    assert (done.code, "gw-" in done.out) == ((0, True) if answer == "y" else (1, False))
+    if status == 200:
+        assert "No key was made." in done.out
+        assert gateway.web.chat("s").status == 200
+    else:
+        until(lambda: gateway.web.chat("s").status == status)
+        again = Terminal(tmp_path, 80, "keys", "add", "dave", *args[3:], has_stderr=True).done()
+        assert (again.code, "Make it?" in again.out) == (0, False), "there is nothing left to end"
+
+
+@pytest.mark.parametrize("more", [(), ("--yes",)])
+def test_a_script_is_told_that_the_first_key_ends_open_access(more: tuple[str, ...], gateway_command: Commands) -> None:
+    done = gateway_command.process("keys", "add", "carol", *more, stdin="")
+    assert (done.code, done.out[:3]) == (0, "gw-")
+    assert done.err.startswith(FIRST)
+    assert FIRST not in gateway_command("keys", "add", "dave").err
+
+
+def test_a_terminal_that_says_yes_beforehand_is_not_asked(tmp_path: Path) -> None:
+    done = Terminal(tmp_path, 80, "keys", "add", "carol", "--yes", has_stderr=True).done()
+    assert done.code == 0
+    assert "Make it?" not in done.out
+
+
+@pytest.mark.parametrize("auth", [ALICE, "auth: {required: true}"])
+def test_where_calls_need_a_key_already_nothing_is_said(auth: str, gateway_command: Commands) -> None:
+    gateway_command.file(auth, "gateway.yaml")
+    assert FIRST not in gateway_command("keys", "add", "carol").err
 
 
 @pytest.mark.parametrize(
@@ -143,7 +187,7 @@ def test_a_key_that_is_kept_and_configured_is_revoked_where_it_is_kept(gateway_c
 def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command: Commands) -> None:
     store = ["--store", "sqlite://own.db"]
     done = gateway_command("keys", "add", "carol", "--budget-usd", "2", "--models", "gpt-*", "--json", *store)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, f"{FIRST}\n")
     added = json.loads(done.out)
     key = added.pop("key")
     assert key.startswith("gw-")

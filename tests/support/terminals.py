@@ -10,7 +10,6 @@ import re
 import struct
 import subprocess
 import termios
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.commands import Done, checked, command, environment
@@ -20,14 +19,21 @@ _STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A command whose stdin and stdout are a terminal, `columns` wide."""
+    """A command whose stdin and stdout are a terminal, `columns` wide; `has_stderr`: so is its stderr."""
 
-    def __init__(self, folder: Path, columns: int, *args: str | Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, columns: int, *args: str | Path, stdin: str = "", has_stderr: bool = False
+    ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environ = environment(folder, {"NO_COLOR": "1", "TERM": "xterm", **(env or {})})
+        os.write(self._master, stdin.encode())
         self._process = subprocess.Popen(
-            command(args), stdin=slave, stdout=slave, stderr=subprocess.PIPE, env=environ, cwd=folder
+            command(args),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave if has_stderr else subprocess.PIPE,
+            env=environment(folder, {"NO_COLOR": "1", "TERM": "xterm"}),
+            cwd=folder,
         )
         os.close(slave)
 
@@ -45,4 +51,4 @@ class Terminal:
                 text += piece
         os.close(self._master)
         _, errors = self._process.communicate(timeout=LIMIT_S)
-        return checked(self._process.returncode, _STYLES.sub("", text.decode()), errors.decode())
+        return checked(self._process.returncode, _STYLES.sub("", text.decode()), (errors or b"").decode())
