@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gateway.config import Loaded
+    from gateway.config import Loaded, Settings
 
 
 class Command(TyperCommand):
@@ -74,6 +74,8 @@ _WIDEST: Final = 100_000
 #: columns of a terminal that a shortened text has at the least, and what names a row
 _LEAST: Final = 12
 _LEAST_NAME: Final = 28
+#: what `--store` takes in the place of a URL
+MOCK_STORE: Final = "mock"
 #: between two columns of a table
 GAP: Final = 2
 
@@ -115,6 +117,13 @@ def load(file: Path | None, flags: Mapping[str, object] | None = None) -> Loaded
         from gateway import config
 
         return config.load(file, flags=flags)
+
+
+def with_store_url(file: Path | None, url: str | None) -> Settings:
+    """The settings with the store that `--store` names, if any: a URL, or `mock` for that of `serve --mock`."""
+    if url != MOCK_STORE:
+        return load(file, {"store.url": url} if url else None).settings
+    return load(file, {"store.url": load(file).settings.store.mock_url}).settings
 
 
 @contextmanager

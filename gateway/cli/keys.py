@@ -24,6 +24,7 @@ from gateway.cli.common import (
     print_table,
     quoted,
     stop,
+    with_store_url,
 )
 from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store
@@ -168,7 +169,7 @@ def _take_back(name: str, config: Path | None, store: str | None) -> None:
 @app.command(cls=Command)
 def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
-    settings = load(config, {"store.url": store} if store else None).settings
+    settings = with_store_url(config, store)
     is_configured = any(key.name == name for key in settings.auth.keys)
     path = settings.store.sqlite_path
     has_store = settings.store.is_redis or (path is not None and path.exists())

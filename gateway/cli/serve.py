@@ -42,7 +42,11 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     ] = None,
     mock: Annotated[
         bool,
-        typer.Option("--mock", help="The built-in provider in the same way: to try a configuration without a key."),
+        typer.Option(
+            "--mock",
+            help="The built-in provider in the same way: to try a configuration without a key. Its sessions are kept "
+            "in a store of their own, which other commands find with --store mock.",
+        ),
     ] = False,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
     context: Annotated[
@@ -75,6 +79,9 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
             provider = Provider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES, strict=STRICT_MODELS)
             server = stack.enter_context(MockServer(provider))
             flags |= only_provider("mock", server.url, _MOCK_FACTS, auth="none")
+            if store is None:
+                # What a trial spends and sets must not count among real sessions.
+                flags["store.url"] = load(config, flags).settings.store.mock_url
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)
         _run(load(config, flags), config, flags)

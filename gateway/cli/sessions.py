@@ -23,6 +23,7 @@ from gateway.cli.common import (
     print_table,
     quoted,
     stop,
+    with_store_url,
 )
 from gateway.cli.listed import Row, SortName, order, rows
 from gateway.cli.numbers import RAISE, cost, count, dollars, moment, number, raised, share, span, whole_number
@@ -49,7 +50,10 @@ app = typer.Typer(cls=Group, help="Sessions: totals, calls, reset, delete.", inv
 
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id; KEY/ID for that of a client key.")]
 Limit = Annotated[int, typer.Option(metavar="N", parser=count(1, 10_000), help="Most sessions.")]
-StoreUrl = Annotated[str | None, typer.Option("--store", metavar="URL", help="Instead of store.url.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL|mock", help="Instead of store.url; mock: that of gateway serve --mock."),
+]
 
 
 @app.callback()
@@ -259,7 +263,7 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
     from gateway.core.errors import StoreUnavailable
     from gateway.opening import open_store
 
-    settings = load(file, {"store.url": url} if url else None).settings
+    settings = with_store_url(file, url)
     path = settings.store.sqlite_path
     if path is None and not settings.store.is_redis:
         stop(
@@ -303,8 +307,10 @@ async def like_session(opened: Store, name: str) -> str:
 
 
 def _place(file: Path | None, url: str | None) -> str:
-    """The store that was looked into: a running gateway may have been started on another."""
-    return load(file, {"store.url": url} if url else None).settings.store.shown_url
+    """The store that was looked into: a running gateway may have been started on another, as `serve --mock` is."""
+    store = with_store_url(file, url).store
+    has_mock = url is None and Path(store.mock_url.removeprefix("sqlite://")).exists()
+    return store.shown_url + (" (that of serve --mock: --store mock)" if has_mock else "")
 
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

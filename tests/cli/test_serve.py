@@ -68,7 +68,7 @@ def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_c
     lines = gateway.log.splitlines()
     assert lines[0] == f"gateway {__version__} · {gateway.url}"
     assert re.fullmatch(r"  provider  mock +http://127\.0\.0\.1:\d+/v1 +key: none needed", lines[1])
-    store = gateway_command.folder / ".local/share/gateway/gateway.db"
+    store = gateway_command.folder / ".local/share/gateway/gateway-mock.db"
     assert lines[2:] == [
         f"  store     sqlite {store}",
         "  budget    none",
@@ -131,6 +131,32 @@ def own_addresses() -> set[str]:
 
 def test_a_gateway_for_one_address_says_no_other(serving: Serve) -> None:
     assert "  network " not in serving("--mock", "--store", "memory://").log
+
+
+def test_a_trial_with_the_built_in_provider_touches_no_real_session(serving: Serve, gateway_command: Commands) -> None:
+    own = gateway_command.file(f"store: {{url: 'sqlite://{gateway_command.folder / 'real.db'}'}}")
+    shared = gateway_command.file("store: {url: 'redis://127.0.0.1:1/0'}", "redis.yaml")
+    for file, path in ((own, "real-mock.db"), (shared, ".local/share/gateway/gateway-mock.db")):
+        gateway = serving("--mock", "-c", file)
+        assert gateway.web.chat("trial").status == 200
+        assert f"sqlite {gateway_command.folder / path}\n" in gateway.log
+        listed = gateway_command.process("sessions", "-c", file, "--store", "mock", "--json")
+        assert [row["id"] for row in json.loads(listed.out)] == ["trial"]
+        elsewhere = gateway_command.process("sessions", "show", "trial", "-c", file)
+        assert (elsewhere.code, elsewhere.out) == (1, "")
+        assert "1" in gateway_command.process("sessions", "budget", "trial", "1", "-c", file, "--store", "mock").err
+        assert gateway.web.chat("trial").status == 400, "the budget holds"
+        gateway.stop()
+    assert not (gateway_command.folder / "real.db").exists()
+
+
+def test_a_trial_keeps_to_the_store_that_is_named(serving: Serve, gateway_command: Commands) -> None:
+    named = gateway_command.folder / "named.db"
+    assert serving("--mock", "--store", f"sqlite://{named}").web.chat("s").status == 200
+    assert named.exists()
+    refused = gateway_command("serve", "--store", "mock")
+    assert refused.code == 2
+    assert "store.url" in refused.err
 
 
 def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serve) -> None:
