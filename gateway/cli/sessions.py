@@ -271,7 +271,7 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
             Exit.FAILED,
         )
     if path is not None and not make and not path.exists():
-        stop(f"There is no store at {path} yet; the first call makes it.", Exit.FAILED)
+        stop(f"There is no store at {path} yet; the first call makes it{_mock_said(settings, url)}.", Exit.FAILED)
 
     async def run() -> T:
         store = open_store(settings)
@@ -308,9 +308,14 @@ async def like_session(opened: Store, name: str) -> str:
 
 def _place(file: Path | None, url: str | None) -> str:
     """The store that was looked into: a running gateway may have been started on another, as `serve --mock` is."""
-    store = with_store_url(file, url).store
-    has_mock = url is None and Path(store.mock_url.removeprefix("sqlite://")).exists()
-    return store.shown_url + (" (that of serve --mock: --store mock)" if has_mock else "")
+    settings = with_store_url(file, url)
+    return settings.store.shown_url + _mock_said(settings, url)
+
+
+def _mock_said(settings: Settings, url: str | None) -> str:
+    """Return how to look into the store of `serve --mock`, where there is one and no store was named."""
+    has_mock = url is None and Path(settings.store.mock_url.removeprefix("sqlite://")).exists()
+    return " (that of serve --mock: --store mock)" if has_mock else ""
 
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

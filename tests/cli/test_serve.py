@@ -144,6 +144,7 @@ def test_a_trial_with_the_built_in_provider_touches_no_real_session(serving: Ser
         assert [row["id"] for row in json.loads(listed.out)] == ["trial"]
         elsewhere = gateway_command.process("sessions", "show", "trial", "-c", file)
         assert (elsewhere.code, elsewhere.out) == (1, "")
+        assert "--store mock" in elsewhere.err or file == shared
         assert "1" in gateway_command.process("sessions", "budget", "trial", "1", "-c", file, "--store", "mock").err
         assert gateway.web.chat("trial").status == 400, "the budget holds"
         gateway.stop()
