@@ -413,9 +413,11 @@ def commands_page() -> str:
             problems, 130 interrupted by Ctrl-C (`serve` and `top` end with 0 then). Tables go to stdout, everything
             else to stderr; `--json` prints JSON instead of text, with the fields that [the API](api.md) has for the
             same thing (of `gateway trim` those of its `context`; the body goes where `-o` says). Without a terminal,
-            or with `NO_COLOR`, nothing is coloured; without a terminal nothing is cut or folded either. Output that
-            cannot be written (a full disk, a closed stdout) is one line on stderr and exit code 1; a reader that goes
-            away early, as `head` does, is told nothing, and the code is 1 if something was left to print.
+            or with `NO_COLOR`, nothing is coloured. In a terminal a row of a table is one line: texts are shortened
+            and columns left out where there is no room; without a terminal nothing is. Numbers may be written as
+            `600,000`, `500k` or `1.5M`. Output that cannot be written (a full disk, a closed stdout) is one line on
+            stderr and exit code 1; a reader that goes away early, as `head` does, is told nothing, and the code is 1
+            if something was left to print.
         """),
         prose("""
             `gateway --install-completion` makes the Tab key complete commands and options in bash, zsh, fish and

@@ -124,7 +124,8 @@ class Worker:
 
     def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
         as_json = logs_json(settings)
-        log.configure(as_json=as_json, level=settings.telemetry.log.level)
+        number = os.getpid() if settings.server.workers > 1 else None
+        log.configure(as_json=as_json, level=settings.telemetry.log.level, worker=number)
         # What may be wrong with the configuration comes before anything that would have to be closed again.
         own = callbacks.made(settings.callbacks.observers)
         self._counters = Counters()

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import typer
 
 from gateway.cli import bench, demo, env, inspect, keys, models, replay, serve, sessions, setup, top
-from gateway.cli.common import Exit
+from gateway.cli.common import Command, Exit, Group
 
 #: what is said where a disk, a device or a reader takes no more
 _WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF})
@@ -21,23 +21,24 @@ _STANDARD: Final = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), (
 
 app = typer.Typer(
     name="gateway",
+    cls=Group,
     help="An OpenAI-compatible gateway that meters every session of a long-running agent.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve.serve)
-app.command("demo")(demo.demo)
-app.command("check")(setup.check)
-app.command("init")(setup.init)
-app.command("schema")(setup.schema)
-app.command("count")(inspect.count)
-app.command("trim")(inspect.trim)
-app.command("models")(models.models)
-app.command("env")(env.env)
-app.command("top")(top.top)
-app.command("replay")(replay.replay)
-app.command("bench")(bench.bench)
+app.command("serve", cls=Command)(serve.serve)
+app.command("demo", cls=Command)(demo.demo)
+app.command("check", cls=Command)(setup.check)
+app.command("init", cls=Command)(setup.init)
+app.command("schema", cls=Command)(setup.schema)
+app.command("count", cls=Command)(inspect.count)
+app.command("trim", cls=Command)(inspect.trim)
+app.command("models", cls=Command)(models.models)
+app.command("env", cls=Command)(env.env)
+app.command("top", cls=Command)(top.top)
+app.command("replay", cls=Command)(replay.replay)
+app.command("bench", cls=Command)(bench.bench)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(keys.app, name="keys")
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from ipaddress import ip_address
+from typing import Final
+
+#: Addresses for documentation (RFC 5737, RFC 3849). What the system would use to reach them is its address in the
+#: network; nothing is sent there.
+_ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def url_of(host: str, port: int) -> str:
@@ -17,3 +24,16 @@ def url_of(host: str, port: int) -> str:
     # `::` takes no IPv4 calls. The % of a zone (fe80::1%eth0) is written as in any URL.
     zoned = "::1" if address.is_unspecified else str(address).replace("%", "%25")
     return f"http://[{zoned}]:{port}"
+
+
+def network_url_of(host: str, port: int) -> str | None:
+    """Return the URL for other machines where `host` stands for every address; None where there is none to tell."""
+    bare = host.removeprefix("[").removesuffix("]")
+    with contextlib.suppress(ValueError, OSError):  # a name; a machine without a network
+        if ip_address(bare or "0.0.0.0").is_unspecified:
+            family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((_ELSEWHERE[family], port))
+                own = probe.getsockname()[0]
+            return None if ip_address(own).is_loopback else url_of(own, port)
+    return None

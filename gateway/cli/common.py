@@ -6,19 +6,49 @@ import io
 import json
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gateway.config import Loaded
+    from gateway.config import Loaded, Settings
+
+
+class Command(TyperCommand):
+    """A command whose help names what an option takes in words."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its parameters, those of `--help` and of flags included."""
+        return _in_words(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help does the same."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its parameters."""
+        return _in_words(super().get_params(ctx))
+
+
+def _in_words(parameters: Sequence[Any]) -> list[Any]:
+    """Have help show `on/off` for a flag and its name for an argument, not the names of their types in Python."""
+    for one in parameters:
+        if one.param_type_name == "argument":
+            one.display_type_rich = _no_type
+        elif one.metavar is None and one.is_flag:
+            one.metavar = "on/off"
+    return list(parameters)
+
+
+def _no_type(ctx: object) -> None:
+    del ctx
 
 
 class Exit(IntEnum):
@@ -41,8 +71,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 _REPEATED: Final = 80
 #: columns of a table that goes to a file
 _WIDEST: Final = 100_000
-#: columns that a folded text has at the least
-_FOLDED: Final = 12
+#: columns of a terminal that a shortened text has at the least, and what names a row
+_LEAST: Final = 12
+_LEAST_NAME: Final = 28
+#: what `--store` takes in the place of a URL
+MOCK_STORE: Final = "mock"
 #: between two columns of a table
 GAP: Final = 2
 
@@ -86,6 +119,13 @@ def load(file: Path | None, flags: Mapping[str, object] | None = None) -> Loaded
         return config.load(file, flags=flags)
 
 
+def with_store_url(file: Path | None, url: str | None) -> Settings:
+    """The settings with the store that `--store` names, if any: a URL, or `mock` for that of `serve --mock`."""
+    if url != MOCK_STORE:
+        return load(file, {"store.url": url} if url else None).settings
+    return load(file, {"store.url": load(file).settings.store.mock_url}).settings
+
+
 @contextmanager
 def config_problems() -> Iterator[None]:
     """Turn a ConfigError into the end of the command."""
@@ -104,26 +144,74 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A table on stdout; `right`: columns of numbers. Cells are text, never markup.
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), first_to_go: Sequence[str] = ()
+) -> None:
+    """Print a table on stdout. Cells are text, never markup.
 
-    In a narrow terminal text is folded, a number never: lines may be longer than it is wide. A table of rich's takes
-    thirty times the work for a row, which is seconds for the thousands of a large store.
+    In a terminal each row is one line that fits: texts are shortened, then columns are left out, and no number is
+    ever cut. A file or a pipe gets all of it. rich's tables take thirty times the work for a row, which is seconds
+    for the thousands of rows of a large store.
+
+    Args:
+        columns: their names.
+        rows: a cell for each column.
+        right: names of the columns that hold numbers or times.
+        first_to_go: names of the columns that a narrow terminal shows last, in the order in which they are left out.
     """
     from rich.text import Text
 
     shown = [[*map(printable, row)] for row in rows]
-    longest, least = [], []
-    for place, column in enumerate(columns):
-        longest.append(max(map(_cells, (column, *(row[place] for row in shown)))))
-        least.append(longest[-1] if column in right else min(longest[-1], max(_cells(column), _FOLDED)))
+    longest = [max(map(_cells, (column, *(row[place] for row in shown)))) for place, column in enumerate(columns)]
+    least = [
+        width if column in right else min(width, max(_cells(column), _LEAST if place else _LEAST_NAME))
+        for place, (column, width) in enumerate(zip(columns, longest, strict=True))
+    ]
+    empty = [place for place in range(1, len(columns)) if not any(row[place] for row in shown)]
     out = console()
-    widths = _narrowed(longest, least, out.width - GAP * (len(columns) - 1))
-    is_right = [column in right for column in columns]
+    widths = fitted(longest, least, out.width, [*empty, *map(columns.index, first_to_go)])
+    is_right = {place for place in widths if columns[place] in right}
     if any(columns):
-        for line in _lines(columns, widths, is_right, out):
-            out.print(Text(line, "bold"), soft_wrap=True)
-    out.file.writelines(f"{line}\n" for row in shown for line in _lines(row, widths, is_right, out))
+        out.print(Text(_line(columns, widths, is_right), "bold"), soft_wrap=True)
+    out.file.writelines(f"{_line(row, widths, is_right)}\n" for row in shown)
+
+
+def fitted(longest: Sequence[int], least: Sequence[int], width: int, first_to_go: Sequence[int] = ()) -> dict[int, int]:
+    """Return the columns that fit into `width`, each with its own width. The first column always stays.
+
+    Args:
+        longest: the width that each column takes with nothing shortened.
+        least: the width that each column needs.
+        width: of the terminal.
+        first_to_go: the columns that are left out first; all others follow, from the right.
+    """
+    kept = list(range(len(longest)))
+    for place in dict.fromkeys([*first_to_go, *reversed(kept[1:])]):
+        if _line_width(least[place] for place in kept) <= width:
+            break
+        kept.remove(place)
+    room = width - GAP * (len(kept) - 1)
+    bounds = [(min(least[place], room), longest[place]) for place in kept]
+
+    def at_most(most: int) -> list[int]:
+        return [max(low, min(high, most)) for low, high in bounds]
+
+    most = bisect_right(range(max(longest) + 1), room, key=lambda most: sum(at_most(most)))
+    return dict(zip(kept, at_most(most - 1), strict=True))
+
+
+def _line_width(widths: Iterable[int]) -> int:
+    return sum(width + GAP for width in widths) - GAP
+
+
+def _line(cells: Sequence[str], widths: Mapping[int, int], is_right: Collection[int]) -> str:
+    """Return one row, as wide as its columns."""
+    padded = []
+    for place, width in widths.items():
+        text = _shortened(cells[place], width)
+        space = " " * (width - _cells(text))
+        padded.append(space + text if place in is_right else text + space)
+    return (" " * GAP).join(padded)
 
 
 def _cells(text: str) -> int:
@@ -135,33 +223,13 @@ def _cells(text: str) -> int:
     return cell_len(text)
 
 
-def _narrowed(longest: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """How wide columns are: as their longest text, or the widest ones less, and none less than its least."""
-
-    def bounded(most: int) -> list[int]:
-        return [max(low, min(high, most)) for low, high in zip(least, longest, strict=True)]
-
-    most = bisect_right(range(max(longest) + 1), room, key=lambda most: sum(bounded(most)))
-    return bounded(most - 1)
-
-
-def _lines(cells: Sequence[str], widths: Sequence[int], is_right: Sequence[bool], out: Console) -> Iterator[str]:
-    """A row: one line, or several where a text is folded."""
-    folded = [_folded(cell, width, out) for cell, width in zip(cells, widths, strict=True)]
-    for line in zip_longest(*folded, fillvalue=""):
-        padded = []
-        for text, width, at_right in zip(line, widths, is_right, strict=True):
-            space = " " * (width - _cells(text))
-            padded.append(space + text if at_right else text + space)
-        yield (" " * GAP).join(padded)
-
-
-def _folded(text: str, width: int, out: Console) -> list[str]:
+def _shortened(text: str, width: int) -> str:
+    """Return the text, with an ellipsis for what does not fit into `width` columns of a terminal."""
     if _cells(text) <= width:
-        return [text]
-    from rich.text import Text
+        return text
+    from rich.cells import set_cell_size
 
-    return [line.plain for line in Text(text).wrap(out, width, justify="left", overflow="fold")]
+    return set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def console() -> Console:

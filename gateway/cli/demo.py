@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from gateway.cli.common import AsJson, Exit, config_problems, print_json, print_table, stop
+from gateway.cli.numbers import count
 
 _MODEL = "mock-small"
 _SESSION = "demo"
@@ -27,15 +29,18 @@ _COLUMNS = (
     "answered with",
     "context",
     "sent",
+    "allowed",
     "trimmed",
-    "tokens in",
+    "in",
     "out",
-    "session total",
-    "budget left",
+    "used",
+    "left",
     "results as",
     "overhead",
 )
-_RIGHT = ("context", "sent", "tokens in", "out", "session total", "budget left", "overhead")
+_RIGHT = ("context", "sent", "allowed", "in", "out", "used", "left", "overhead")
+#: columns that a narrow terminal has no room for, in this order
+_FIRST_TO_GO = ("overhead", "results as", "", "asked with", "out", "in", "answered with")
 _TOOLS = [
     {
         "type": "function",
@@ -49,9 +54,13 @@ _TOOLS = [
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, max=200, help="Questions the user asks.")] = 8,
-    context: Annotated[int, typer.Option(min=500, help="Input tokens of a call (context.budget).")] = _CONTEXT,
-    budget: Annotated[int, typer.Option(min=1000, help="Tokens of the session (budget.tokens).")] = _BUDGET,
+    steps: Annotated[int, typer.Option(metavar="N", parser=count(1, 200), help="Questions the user asks.")] = 8,
+    context: Annotated[
+        int, typer.Option(metavar="N", parser=count(500), help="Input tokens of a call (context.budget).")
+    ] = _CONTEXT,
+    budget: Annotated[
+        int, typer.Option(metavar="N", parser=count(1000), help="Tokens of the session (budget.tokens).")
+    ] = _BUDGET,
     as_json: AsJson = False,
 ) -> None:
     """Play one session against the built-in provider: what is trimmed, what is metered, and how its budget ends it."""
@@ -88,13 +97,8 @@ def demo(
             }
         )
     else:
-        print_table(_COLUMNS, [_row(row) for row in rows], right=_RIGHT)
-        trimmed = [row for row in rows if row["headers"]["x-context-trimmed"] != "none"]
-        saved = sum(_saved(row) for row in trimmed)
-        typer.echo(
-            f"\nShortened to fit {context:,} tokens, or what was left of the budget: "
-            f"{len(trimmed)} of {len(rows)} calls, {saved:,} tokens not sent."
-        )
+        print_table(_COLUMNS, [_row(row) for row in rows], right=_RIGHT, first_to_go=_FIRST_TO_GO)
+        typer.echo(f"\n{_trimmed(rows, context)}")
         if client.refused is not None:
             typer.echo(f"Call {len(rows) + 1} was refused: {client.refused['message']}")
         typer.echo(f"The session's total in the last answer: {total:,} tokens.")
@@ -154,8 +158,17 @@ class _Client:
         message = _read_stream(content, ours) if stream else json.loads(content)["choices"][0]["message"]
         asked_with = self._messages[-1]["role"]
         self._messages.append({key: value for key, value in message.items() if value is not None})
-        self._rows.append({"asked_with": asked_with, "stream": stream, "answer": message, "headers": ours})
+        context = self._record(ours["x-gateway-request-id"])["context"]
+        self._rows.append(
+            {"asked_with": asked_with, "stream": stream, "answer": message, "headers": ours, "context": context}
+        )
         return message
+
+    def _record(self, request_id: str) -> dict[str, Any]:
+        """The gateway's record of a call."""
+        self._connection.request("GET", f"/api/calls/{request_id}")
+        record: dict[str, Any] = json.loads(self._connection.getresponse().read())
+        return record
 
 
 def _read_stream(content: str, headers: dict[str, str]) -> dict[str, Any]:
@@ -176,13 +189,34 @@ def _order(step: int, line: int) -> dict[str, Any]:
     return {"order": step * 100 + line, "item": item, "paid": line % 3 > 0, "depot": f"hall-{line * 7 % 5}"}
 
 
-def _saved(row: dict[str, Any]) -> int:
-    headers = row["headers"]
-    return int(headers["x-context-tokens-original"]) - int(headers["x-context-tokens"])
+def _trimmed(rows: Sequence[dict[str, Any]], context: int) -> str:
+    """Say which calls were trimmed, to which limit, and how much was not sent."""
+    from gateway.core.modes import MODES
+
+    records = [row["context"] for row in rows]
+    cut = [record for record in records if record["trimmed"].keys() - set(MODES)]
+    to_context = sum(record["budget"] == context for record in cut)
+    shorter = sum(bool(record["trimmed"]) for record in records) - len(cut)
+    saved = sum(record["original_tokens"] - record["tokens"] for record in records)
+    return (
+        f"Trimmed to the context budget of {context:,} tokens: {_calls(to_context)}.\n"
+        f"Trimmed to what was left of the session's budget: {_calls(len(cut) - to_context)}.\n"
+        f"Sent whole, but with shorter tool results as the budget ran low: {_calls(shorter)}.\n"
+        f"Not sent: about {saved:,} tokens. Numbers with ~ are estimates."
+    )
+
+
+def _calls(number: int) -> str:
+    return f"{number:,} call{'' if number == 1 else 's'}"
+
+
+def _about(tokens: int, source: str) -> str:
+    """Return a number of tokens, marked where it is an estimate."""
+    return f"{tokens:,}" if source == "exact" else f"~{tokens:,}"
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    headers = row["headers"]
+    headers, context = row["headers"], row["context"]
     usage = json.loads(headers["x-token-usage"])
     total = json.loads(headers["x-session-cumulative-token-usage"])
     calls = [call["function"]["name"] for call in row["answer"].get("tool_calls") or []]
@@ -192,8 +226,9 @@ def _row(row: dict[str, Any]) -> list[str]:
         "stream" if row["stream"] else "",
         row["asked_with"],
         f"call {', '.join(calls)}" if calls else "text",
-        f"{int(headers['x-context-tokens-original']):,}",
-        f"{int(headers['x-context-tokens']):,}",
+        _about(context["original_tokens"], context["source"]),
+        _about(context["tokens"], context["source"]),
+        f"{context['budget']:,}",
         headers["x-context-trimmed"].replace("none", ""),
         f"{usage['promptTokens']:,}",
         f"{usage['completionTokens']:,}",

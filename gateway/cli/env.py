@@ -104,16 +104,21 @@ def env(
         typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=lambda: list(CLIENTS)),
     ],
     session: Annotated[
-        str | None, typer.Option("--session", help="Name a session by the path of the base URL.")
+        str | None, typer.Option("--session", metavar="ID", help="Name a session by the path of the base URL.")
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Where the gateway is, if not where it listens.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Where the gateway is, if not where it listens.")
+    ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what leads a client through the gateway: eval "$(gateway env claude-code)"."""
     known = CLIENTS.get(client)
     if known is None:
-        stop(f"{quoted(client)} is no client known here; known: {', '.join(CLIENTS)}.", Exit.USAGE)
+        from gateway.config.complaints import did_you_mean
+
+        alike = did_you_mean(client, CLIENTS)
+        stop(f"{quoted(client)} is no client known here{alike}; known: {', '.join(CLIENTS)}.", Exit.USAGE)
     place = _path(client, known, session)
     root = (_listens(config) if url is None else _given(url)).rstrip("/").removesuffix("/v1") + place
     written = shlex.quote if known.where in (None, _SHELL) else str

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, printable, stop
+from gateway.cli.numbers import count as count_of
 
 if TYPE_CHECKING:
     from gateway.inspection import Inspector
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Body = Annotated[str, typer.Argument(metavar="FILE|-", help="A request body as JSON; - reads it from stdin.")]
-ModelName = Annotated[str | None, typer.Option("-m", "--model", help="Model to count for, instead of the body's own.")]
+ModelName = Annotated[
+    str | None, typer.Option("-m", "--model", metavar="NAME", help="Model to count for, instead of the body's own.")
+]
 WireName = Annotated[
-    str | None, typer.Option("--wire", help="chat, responses, messages, completions or embeddings; else guessed.")
+    str | None,
+    typer.Option("--wire", metavar="NAME", help="chat, responses, messages, completions or embeddings; else guessed."),
 ]
 
 
@@ -73,7 +77,8 @@ def count(  # noqa: PLR0917  # typer makes an option of each
 def trim(  # noqa: PLR0917  # typer makes an option of each
     body: Body,
     budget: Annotated[
-        int | None, typer.Option("--budget", min=1, help="Input tokens; else the model's window.")
+        int | None,
+        typer.Option("--budget", metavar="N", parser=count_of(1), help="Input tokens; else the model's window."),
     ] = None,
     model: ModelName = None,
     explain: Annotated[bool, typer.Option("--explain", help="A table of what became of each message.")] = False,

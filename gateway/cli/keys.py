@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,15 +14,19 @@ import typer
 
 from gateway.cli.common import (
     AsJson,
+    Command,
     ConfigFile,
     Exit,
+    Group,
     load,
     options_follow,
     print_json,
     print_table,
     quoted,
     stop,
+    with_store_url,
 )
+from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.core.ports import Store
     from gateway.core.stored import StoredKey
 
-app = typer.Typer(help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sessions of the key are kept under this name.")]
 
@@ -42,7 +47,7 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
         show_list(config, store, as_json=as_json)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
     from gateway.core.stored import StoredKey
@@ -61,26 +66,34 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     if as_json:
         print_json(rows)
         return
-    columns = ("name", "models", "tokens", "usd", "calls", "window s", "rpm", "used", "created")
-    print_table(columns, [[_shown(value) for value in row.values()] for row in rows])
+    columns = ("name", "models", "tokens", "dollars", "calls", "window", "rpm", "used", "created")
+    numbers = ("tokens", "dollars", "calls", "window", "rpm", "used", "created")
+    going = ("created", "rpm", "calls", "models")
+    print_table(columns, [_cells(row) for row in rows], right=numbers, first_to_go=going)
 
 
-@app.command()
+@app.command(cls=Command)
 def add(  # noqa: PLR0917  # typer calls it by name
     name: Name,
-    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens of all its sessions together.")] = None,
+    budget_tokens: Annotated[
+        int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of all its sessions together.")
+    ] = None,
     budget_usd: Annotated[str | None, typer.Option(metavar="N", help="US dollars, the same.")] = None,
-    budget_calls: Annotated[int | None, typer.Option(min=0, help="Calls, the same.")] = None,
+    budget_calls: Annotated[int | None, typer.Option(metavar="N", parser=count(0), help="Calls, the same.")] = None,
     window: Annotated[str | None, typer.Option(metavar="1h|1d|...", help="The budget refills after this.")] = None,
-    models: Annotated[list[str] | None, typer.Option(help="Pattern of models it may call; repeat for more.")] = None,
-    rpm: Annotated[int | None, typer.Option(min=1, max=2**53, help="Requests a minute.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of models it may call; repeat for more.")
+    ] = None,
+    rpm: Annotated[int | None, typer.Option(metavar="N", parser=count(1), help="Requests a minute.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first key, for scripts.")] = False,
     config: ConfigFile = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed once, on stdout; the store keeps a hash of it.
 
-    A key that cannot be printed is revoked again.
+    A key that cannot be printed is revoked again. The first key ends open access: calls without one are refused then,
+    so a terminal is asked before.
     """
     import secrets
 
@@ -93,7 +106,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
         stop(f"{quoted(name)} is no name: it is {ID_FORM}.", Exit.USAGE)
     if is_reserved(name):
         stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
-    if any(key.name == name for key in load(config).settings.auth.keys):
+    auth = load(config).settings.auth
+    if any(key.name == name for key in auth.keys):
         stop(f'"{name}" is the name of a key in the configuration (auth.keys); choose another.', Exit.USAGE)
     for pattern in models or ():
         # A script's empty variable must not make a key that is shown to have all models, and has none.
@@ -102,6 +116,9 @@ def add(  # noqa: PLR0917  # typer calls it by name
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
     if window is not None and (budget_tokens, budget_usd, budget_calls) == (None, None, None):
         stop("--window needs something to refill: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
+    is_open = not auth.keys and not auth.required
+    if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
+        _end_open_access(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     key = f"gw-{secrets.token_urlsafe(32)}"
     kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
     row = with_store(config, store, lambda opened: _add(opened, kept), make=True)
@@ -112,6 +129,13 @@ def add(  # noqa: PLR0917  # typer calls it by name
     except OSError:
         _take_back(name, config, store)
         raise
+
+
+def _end_open_access(*, is_asked: bool) -> None:
+    """Say what the first key changes for everybody else. `is_asked`: go on only where the terminal says yes."""
+    typer.echo("This is the first client key: from now on every call without a client key is refused (401).", err=True)
+    if is_asked and not typer.confirm("Make it?", err=True):
+        stop("No key was made.", Exit.FAILED)
 
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
@@ -142,10 +166,10 @@ def _take_back(name: str, config: Path | None, store: str | None) -> None:
         typer.echo(f"{name}: the key could not be shown, {said}", err=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
-    settings = load(config, {"store.url": store} if store else None).settings
+    settings = with_store_url(config, store)
     is_configured = any(key.name == name for key in settings.auth.keys)
     path = settings.store.sqlite_path
     has_store = settings.store.is_redis or (path is not None and path.exists())
@@ -162,7 +186,14 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_jso
             Exit.FAILED,
         )
     if not is_gone:
-        stop(f"There is no key {quoted(name)} in the store.", Exit.FAILED)
+        stop(f"There is no key {quoted(name)} in the store{_like_key(name, config, store)}.", Exit.FAILED)
+
+
+def _like_key(name: str, config: Path | None, store: str | None) -> str:
+    """Return which key may have been meant, to be said behind an unknown name, or nothing."""
+    from gateway.config.complaints import did_you_mean
+
+    return did_you_mean(name, [key.name for key in with_store(config, store, lambda opened: opened.keys())])
 
 
 def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:
@@ -170,11 +201,18 @@ def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str 
     from gateway.core.errors import ConfigError
     from gateway.policies import limits_of
 
-    given = {"tokens": tokens, "usd": usd, "calls": calls, "window": window}
+    given = {"tokens": tokens, "usd": _amount(usd), "calls": calls, "window": window}
     try:
         return limits_of(key_budget(given))
     except ConfigError as error:
         stop("\n".join(_refused(problem, given) for problem in error.problems), Exit.USAGE)
+
+
+def _amount(usd: str | None) -> Decimal | str | None:
+    """Return dollars as a number; a text that is none is left for the configuration's own complaint."""
+    with contextlib.suppress(ValueError):
+        return number(usd) if usd is not None else None
+    return usd
 
 
 def _refused(problem: str, given: Mapping[str, object]) -> str:
@@ -224,9 +262,20 @@ def _row(key: StoredKey, stands: Standing | None) -> dict[str, Any]:
     }
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(value) or "all"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+
+    def counted(value: int | None) -> str:
+        return f"{value:,}" if value is not None else ""
+
+    return [
+        row["name"],
+        ", ".join(row["models"]) or "all",
+        counted(row["tokens"]),
+        dollars(row["usd"]) if row["usd"] is not None else "",
+        counted(row["calls"]),
+        span(row["window_s"]) if row["window_s"] is not None else "",
+        counted(row["rpm"]),
+        share(row["used_fraction"]) if row["used_fraction"] is not None else "",
+        moment(row["created_at"]),
+    ]

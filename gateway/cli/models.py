@@ -9,17 +9,24 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, quoted, stop
+from gateway.cli.numbers import count, dollars
 
-_NUMBERS = ("window", "input", "output", "in $/M", "out $/M", "cached $/M")
+_COLUMNS = ("model", "provider", "window", "input", "output", "in/M", "out/M", "cached/M", "tokenizer", "from")
+_NUMBERS = ("window", "input", "output", "in/M", "out/M", "cached/M")
+#: what is said of a model that no table knows
+_OF_ANY_NAME = frozenset({"tokenizer"})
+#: columns that a narrow terminal has no room for, in this order
+_FIRST_TO_GO = ("from", "input", "tokenizer", "cached/M", "provider", "output")
 
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of the model's name, or a shell pattern.")] = "",
     config: ConfigFile = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 100_000), help="Most rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, limits of input and output, prices and tokenizer of models, and which file each came from."""
+    from gateway.config.complaints import did_you_mean
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import is_pattern
     from gateway.counters.registry import Counters
@@ -43,20 +50,19 @@ def models(
     if not rows and is_pattern(pattern):
         stop(f"No model that is known has a name like {quoted(pattern)}.", Exit.FAILED)
     if not rows and pattern:
-        # A name that no table knows still has a route.
+        # A name with its provider, `groq/llama-…`, stands in no list, and may be known.
         try:
             route = routes.resolve(pattern)
         except UnknownModel as fault:
             stop(fault.message, Exit.FAILED)
         rows = [model_json(pattern, route, catalog.facts(route))]
+        if rows[0]["sources"].keys() <= _OF_ANY_NAME:
+            alike = did_you_mean(pattern, [row["model"] for row in models_json(routes, catalog, "")])
+            stop(f"No model {quoted(pattern)} is known{alike}. Calls for it go to {route.provider}.", Exit.FAILED)
     if as_json:
         print_json(rows[:limit])
         return
-    print_table(
-        ("model", "provider", "window", "input", "output", "in $/M", "out $/M", "cached $/M", "tokenizer", "from"),
-        [_row(row) for row in rows[:limit]],
-        right=_NUMBERS,
-    )
+    print_table(_COLUMNS, [_row(row) for row in rows[:limit]], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
     if len(rows) > limit:
         typer.echo(f"and more; name a part of the model, or raise --limit {limit}", err=True)
 
@@ -69,9 +75,14 @@ def _row(row: dict[str, Any]) -> list[str]:
         f"{row['window']:,}" if row["window"] else "?",
         f"{row['input']:,}" if row["input"] else "",
         f"{row['output']:,}" if row["output"] else "?",
-        price.get("input") or "?",
-        price.get("output") or "?",
-        price.get("cache_read") or "",
+        _price(price.get("input")) or "?",
+        _price(price.get("output")) or "?",
+        _price(price.get("cache_read")),
         row["tokenizer"] or "",
         ", ".join(dict.fromkeys(row["sources"].values())) or "nowhere",
     ]
+
+
+def _price(usd: str | None) -> str:
+    """Dollars for a million tokens."""
+    return dollars(usd) if usd else ""

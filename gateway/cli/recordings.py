@@ -15,6 +15,7 @@ from typing import Final
 import typer
 
 from gateway.cli.common import Exit, printable, quoted, stop
+from gateway.cli.numbers import share
 
 #: lines that are complained about one by one
 _COMPLAINTS = 5
@@ -56,9 +57,9 @@ def lines_of(name: str) -> Iterator[bytes]:
         stop(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}", Exit.FAILED)
 
 
-def share(part: int, whole: int) -> str:
-    """A part in percent of the whole; empty where the whole is 0."""
-    return f"{part / whole:.0%}" if whole else ""
+def share_of(part: int, whole: int) -> str:
+    """Return a part in percent of the whole; empty where the whole is 0."""
+    return share(part / whole) if whole else ""
 
 
 @dataclass(frozen=True, slots=True)

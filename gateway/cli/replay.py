@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
-from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, check_plot, draw, lines_of, share
+from gateway.cli.numbers import cost, count
+from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, check_plot, draw, lines_of, share_of
 from gateway.cli.sessions import StoreUrl
 
 if TYPE_CHECKING:
     from gateway.replaying import Recorded, Sums, Turn
+
+_NUMBERS: Final = ("requests", "refused", "cuts", "tokens", "sent", "cached", "cached as sent", "cost", "as sent")
+#: columns that a narrow terminal has no room for, in this order
+_FIRST_TO_GO: Final = ("cuts", "cached", "cached as sent", "refused", "cost", "as sent")
 
 
 @dataclass(slots=True)
@@ -38,12 +43,23 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
         bool, typer.Option("--records", help="Read the gateway's own records of calls, which hold no text.")
     ] = False,
     budget: Annotated[
-        int | None, typer.Option("--budget", min=1, help="Input tokens of a call, if lower than configured.")
+        int | None,
+        typer.Option(
+            "--budget", metavar="N", parser=count(1), help="Input tokens of a call, if lower than configured."
+        ),
     ] = None,
     session_budget: Annotated[
-        int | None, typer.Option("--session-budget", min=0, help="Tokens of a session (budget.tokens); with --records.")
+        int | None,
+        typer.Option(
+            "--session-budget",
+            metavar="N",
+            parser=count(0),
+            help="Tokens of a session (budget.tokens); with --records.",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option("-m", "--model", help="Plan for this model, not their own.")] = None,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="NAME", help="Plan for this model, not their own.")
+    ] = None,
     conversations: Annotated[
         bool, typer.Option("--conversations", help="Each line is a whole conversation; every call of it is made anew.")
     ] = False,
@@ -51,7 +67,10 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
         Path | None,
         typer.Option("--plot", metavar="PNG|SVG|PDF", help="Draw tokens over the requests; needs matplotlib."),
     ] = None,
-    top: Annotated[int, typer.Option("--sessions", min=0, help="Sessions to list, those with most tokens.")] = 20,
+    top: Annotated[
+        int,
+        typer.Option("--sessions", metavar="N", parser=count(0), help="Sessions to list, those with most tokens."),
+    ] = 20,
     config: ConfigFile = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
@@ -159,11 +178,11 @@ def _replayed(asked: _Asked) -> _Found:
 
 
 def _print(sessions: dict[str, Sums], total: Sums, top: int) -> None:
-    numbers = ("requests", "refused", "cuts", "tokens", "sent", "cached", "cached as sent", "cost $", "as sent")
-    columns = ("session", *numbers)
+    columns = ("session", *_NUMBERS)
     shown = sorted(sessions.items(), key=lambda pair: -pair[1].came)[:top]
     rows = [_row(name[:LONGEST_NAME], sums) for name, sums in shown]
-    print_table(columns, [*rows, _row(f"all {len(sessions):,}", total)], right=numbers)
+    rows.append(_row(f"all {len(sessions):,}", total))
+    print_table(columns, rows, right=_NUMBERS, first_to_go=_FIRST_TO_GO)
     rules = ", ".join(f"{rule} {number:,}" for rule, number in total.rules.most_common()) or "nothing"
     typer.echo(f"{total.trimmed:,} of {total.turns:,} requests trimmed; messages changed: {rules}", err=True)
     if total.refused:
@@ -171,9 +190,6 @@ def _print(sessions: dict[str, Sums], total: Sums, top: int) -> None:
 
 
 def _row(name: str, sums: Sums) -> list[str]:
-    def money(value: Any) -> str:
-        return f"{value:.4f}" if value is not None else "?"
-
     return [
         name,
         f"{sums.turns:,}",
@@ -181,8 +197,8 @@ def _row(name: str, sums: Sums) -> list[str]:
         f"{sums.cuts:,}" if sums.cuts else "",
         f"{sums.came:,}",
         f"{sums.sent:,}",
-        share(sums.came_cached, sums.came),
-        share(sums.sent_cached, sums.sent),
-        money(sums.came_usd),
-        money(sums.sent_usd),
+        share_of(sums.came_cached, sums.came),
+        share_of(sums.sent_cached, sums.sent),
+        cost(sums.came_usd),
+        cost(sums.sent_usd),
     ]

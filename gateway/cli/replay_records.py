@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from gateway.cli.common import Exit, config_problems, load, print_json, print_table, quoted, stop
-from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, draw, lines_of, share
-from gateway.cli.sessions import with_store
+from gateway.cli.numbers import cost
+from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, draw, lines_of, share_of
+from gateway.cli.sessions import like_session, with_store
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from gateway.recorded import Noted
     from gateway.recorded_budgets import Outcome, Rules, Sums
 
-_USED: Final = ("calls", "input", "output", "cached", "cost $", "over budget", "most over")
+_USED: Final = ("calls", "input", "output", "cached", "cost", "over budget", "most over")
 #: what is shown where a session, or a client key, has a budget: the first call in each mode, and without room
-_BUDGETED: Final = ("table at", "summary at", "handle at", "refused at", "refused", "spent", "spent $")
+_BUDGETED: Final = ("table at", "summary at", "handle at", "refused at", "refused", "spent", "of it dollars")
+#: columns that a narrow terminal has no room for, in this order
+_FIRST_TO_GO: Final = (
+    "most over", "table at", "summary at", "handle at", "of it dollars", "spent", "cached", "over budget", "input",
+    "output", "refused",
+)  # fmt: skip
 #: what is surely meant for a file, whether there is one or not
 _OF_FILES: Final = frozenset({".gz", ".json", ".jsonl", ".log", ".ndjson", ".txt"})
 #: client keys that are named where there are more of them
@@ -142,7 +148,8 @@ def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[
     async def read(store: Store) -> tuple[list[Noted], dict[str, KeyBudget]]:
         for name, key in zip(sessions, named or (), strict=True):
             if await store.session(key) is None:
-                stop(f"There is neither a file nor a session {quoted(name)}.", Exit.FAILED)
+                alike = await like_session(store, name)
+                stop(f"There is neither a file nor a session {quoted(name)}{alike}.", Exit.FAILED)
         budgets = {key.name: KeyBudget(key.limits) for key in await store.keys()}
         return [call async for call in read_store(store, named)], budgets
 
@@ -165,7 +172,8 @@ def _print(sessions: dict[str, Sums], total: Sums, top: int, *, has_budget: bool
     last = [f"all {len(sessions):,}", *_used(total)]
     last += ["", "", "", "", *_budgeted(total)[4:]] if has_budget else []
     numbers = _USED + (_BUDGETED if has_budget else ())
-    print_table(("session", *numbers), [*cells, last], right=numbers)
+    going = [name for name in _FIRST_TO_GO if name in numbers]
+    print_table(("session", *numbers), [*cells, last], right=numbers, first_to_go=going)
     for line in _remarks(total, has_budget=has_budget):
         typer.echo(line, err=True)
 
@@ -175,8 +183,8 @@ def _used(sums: Sums) -> list[str]:
         f"{sums.calls:,}",
         f"{sums.input:,}",
         f"{sums.output:,}",
-        share(sums.cached, sums.input) if sums.cached is not None else "?",
-        f"{sums.cost_usd:.4f}" if sums.cost_usd is not None else "?",
+        share_of(sums.cached, sums.input) if sums.cached is not None else "?",
+        cost(sums.cost_usd),
         f"{len(sums.over):,}" if sums.over else "",
         f"{sums.most_over:,}" if sums.over else "",
     ]
@@ -190,7 +198,7 @@ def _budgeted(sums: Sums) -> list[str]:
         *(f"call {one.number:,}" if one is not None else "" for one in first),
         f"{sums.refused:,}" if sums.refused else "",
         f"{sums.spent.tokens:,}",
-        usd(sums.spent.nano_usd) if sums.cost_usd is not None or sums.spent.nano_usd else "?",
+        cost(usd(sums.spent.nano_usd) if sums.cost_usd is not None or sums.spent.nano_usd else None),
     ]
 
 

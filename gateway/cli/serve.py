@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.address import url_of
+from gateway.cli.address import network_url_of, url_of
 from gateway.cli.common import ConfigFile, Exit, config_problems, load, quoted, stop
+from gateway.cli.numbers import count, dollars
 
 if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
@@ -27,8 +28,10 @@ _ALWAYS_SHOWN = ("openai", "anthropic")
 
 def serve(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (server.host).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on (server.port); 0: a free one.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="HOST", help="Address to listen on (server.host).")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="Port to listen on (server.port); 0: a free one.")
+    ] = None,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -39,14 +42,20 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     ] = None,
     mock: Annotated[
         bool,
-        typer.Option("--mock", help="The built-in provider in the same way: to try a configuration without a key."),
+        typer.Option(
+            "--mock",
+            help="The built-in provider in the same way: to try a configuration without a key. Its sessions are kept "
+            "in a store of their own, which other commands find with --store mock.",
+        ),
     ] = False,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
     context: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Input tokens of a call (context.budget).")
+        int | None, typer.Option(metavar="N", parser=count(1), help="Input tokens of a call (context.budget).")
     ] = None,
-    budget: Annotated[int | None, typer.Option(metavar="N", min=0, help="Tokens of a session (budget.tokens).")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes (server.workers).")] = None,
+    budget: Annotated[
+        int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of a session (budget.tokens).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes (server.workers).")] = None,
 ) -> None:
     """Run the gateway."""
     if mock and upstream:
@@ -70,6 +79,9 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
             provider = Provider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES, strict=STRICT_MODELS)
             server = stack.enter_context(MockServer(provider))
             flags |= only_provider("mock", server.url, _MOCK_FACTS, auth="none")
+            if store is None:
+                # What a trial spends and sets must not count among real sessions.
+                flags["store.url"] = load(config, flags).settings.store.mock_url
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)
         _run(load(config, flags), config, flags)
@@ -174,6 +186,9 @@ def banner(loaded: Loaded, port: int) -> str:
     settings = loaded.settings
     url = url_of(settings.server.host, port)
     lines = [f"gateway {__version__} · {url}"]
+    network = network_url_of(settings.server.host, port)
+    if network is not None:
+        lines.append(f"  network   {network}")
     shown_providers = _shown_providers(loaded)
     names = max((len(name) for name, _, _ in shown_providers), default=0)
     places = [_place(name, row) for name, row, _ in shown_providers]
@@ -183,7 +198,7 @@ def banner(loaded: Loaded, port: int) -> str:
         for (name, _, key), place in zip(shown_providers, places, strict=True)
     ]
     origin = str(loaded.file) if loaded.file else "built-in defaults"
-    lines.append(f"  store     {_store(settings)}      session budget: {_budget(settings)}      config: {origin}")
+    lines += [f"  store     {_store(settings)}", f"  budget    {_budget(settings)}", f"  config    {origin}"]
     if settings.auth.keys:
         lines.append(f"  clients   {', '.join(key.name for key in settings.auth.keys)}")
     lines.append(f"  try       export OPENAI_BASE_URL={url}/v1")
@@ -214,9 +229,10 @@ def _place(name: str, row: Any) -> str:
 def _budget(settings: Settings) -> str:
     row = settings.budget
     limits = [f"{row.tokens:,} tokens"] if row.tokens is not None else []
-    limits += [f"{row.usd} USD"] if row.usd is not None else []
+    limits += [dollars(row.usd)] if row.usd is not None else []
     limits += [f"{row.calls:,} calls"] if row.calls is not None else []
-    return (" or ".join(limits) or "none") + (f" per {row.window}" if row.window else "")
+    said = " or ".join(limits) + (f" per {row.window}" if row.window else "")
+    return f"{said}, for each session" if limits else "none"
 
 
 def _store(settings: Settings) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.common import GAP, AsJson, ConfigFile, Exit, console, load, print_json
+from gateway.cli.common import AsJson, ConfigFile, Exit, console, fitted, load, print_json
 from gateway.cli.listed import Row, SortName, order, rows
+from gateway.cli.numbers import cost, count, share
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
@@ -26,21 +27,21 @@ _BAR: Final = 10
 #: share of a budget that is left, from which down it is shown in this color
 _COLORS: Final = ((0.05, "red"), (0.2, "yellow"))
 _MINUTE_S: Final = 60.0
-_COLUMNS: Final = ("session", "run", "calls", "input", "output", "tok/min", "budget left", "mode", "cost $", "idle")
+_COLUMNS: Final = ("session", "run", "calls", "input", "output", "tok/min", "budget left", "mode", "cost", "idle")
 #: columns that are aligned to the left
 _LEFT: Final = ("session", "budget left", "mode")
 #: characters that are shown of a session's name at the least
 _LEAST_NAME: Final = 15
 #: columns that a narrow terminal has no room for, in this order
-_FIRST_TO_GO: Final = ("mode", "input", "output", "tok/min", "cost $", "calls", "run", "budget left")
+_FIRST_TO_GO: Final = ("mode", "input", "output", "tok/min", "cost", "calls", "run", "budget left")
 
 
 def top(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
     store: StoreUrl = None,
     sort: SortName = "recent",
-    limit: Annotated[int, typer.Option(min=1, max=200, help="Sessions.")] = 20,
-    every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
+    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 200), help="Most sessions.")] = 20,
+    every: Annotated[float, typer.Option(metavar="N", min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -98,27 +99,17 @@ def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Tabl
     lines = [dict(zip(_COLUMNS, _cells(row, rates.get(row["id"])), strict=True)) for row in found]
     if not lines:
         lines = [{**dict.fromkeys(_COLUMNS, Text("")), _COLUMNS[0]: Text("no sessions yet", style="dim")}]
-    widths = {name: max([len(name), *(line[name].cell_len for line in lines)]) for name in _COLUMNS}
-    names = _fitting(widths, width)
+    longest = [max([len(name), *(line[name].cell_len for line in lines)]) for name in _COLUMNS]
     # A session's name gives way, never a number.
-    others = sum(widths[name] + GAP for name in names[1:])
-    widths[names[0]] = min(widths[names[0]], max(_LEAST_NAME, width - others))
+    least = [min(longest[0], _LEAST_NAME), *longest[1:]]
+    widths = fitted(longest, least, width, [*map(_COLUMNS.index, _FIRST_TO_GO)])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, width=widths[name])
+    for place, wide in widths.items():
+        is_left = _COLUMNS[place] in _LEFT
+        table.add_column(_COLUMNS[place], justify="left" if is_left else "right", no_wrap=True, width=wide)
     for line in lines:
-        table.add_row(*(line[name] for name in names))
+        table.add_row(*(line[_COLUMNS[place]] for place in widths))
     return table
-
-
-def _fitting(widths: Mapping[str, int], width: int) -> list[str]:
-    """The columns for which there is room."""
-    names = list(_COLUMNS)
-    for name in _FIRST_TO_GO:
-        if _LEAST_NAME + sum(widths[other] + GAP for other in names[1:]) <= width:
-            break
-        names.remove(name)
-    return names
 
 
 def _cells(row: Row, rate: float | None) -> Iterator[Text]:
@@ -134,7 +125,7 @@ def _cells(row: Row, rate: float | None) -> Iterator[Text]:
     yield Text(f"{rate:,.0f}" if rate and rate > 0 else "")  # below zero after a reset
     yield _bar(max(0.0, 1 - budget["used_fraction"])) if budget is not None else Text("")
     yield Text(row["response_mode"] if budget is not None else "")
-    yield Text(row["cost_usd"] or "?")
+    yield Text(cost(row["cost_usd"]))
     yield Text(_ago(row["last_call_at"]))
 
 
@@ -143,7 +134,7 @@ def _bar(left: float) -> Text:
 
     full = round(left * _BAR)
     color = next((name for share, name in _COLORS if left <= share), "green")
-    return Text.assemble(("█" * full, color), ("░" * (_BAR - full), "dim"), f" {left:>4.0%}")
+    return Text.assemble(("█" * full, color), ("░" * (_BAR - full), "dim"), f" {share(left):>5}")
 
 
 def _ago(moment: str) -> str:

@@ -12,6 +12,7 @@ from gateway.config.section import LARGEST, Section, at_home
 from gateway.core import redis_url
 
 _SQLITE: Final = "sqlite://"
+_DEFAULT: Final = "sqlite://~/.local/share/gateway/gateway.db"
 _JOURNALS: Final = "~/.local/share/gateway/journal"
 
 
@@ -19,7 +20,7 @@ class StoreSettings(Section):
     """Where sessions are kept."""
 
     url: str = Field(
-        "sqlite://~/.local/share/gateway/gateway.db",
+        _DEFAULT,
         description="memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB, "
         "redis+cluster://HOST:PORT,…; rediss instead of redis: over TLS. USER:PASSWORD@ may stand before the host, "
         "ssl_ca_certs=FILE and other options behind a question mark.",
@@ -89,6 +90,14 @@ class StoreSettings(Section):
         # What waits for one store must not be settled in another.
         store = str(beside.absolute()) if beside is not None else redis_url.parse(self.url).place
         return at_home(folder) / hashlib.sha256(store.encode()).hexdigest()[:12]
+
+    @property
+    def mock_url(self) -> str:
+        """The store of `gateway serve --mock`: beside the SQLite file, so that no trial changes a real session."""
+        if self.url == "memory://":
+            return self.url
+        beside = self.sqlite_path or at_home(_DEFAULT.removeprefix(_SQLITE))
+        return f"{_SQLITE}{beside.with_name(f'{beside.stem}-mock{beside.suffix}')}"
 
     @property
     def sqlite_path(self) -> Path | None:

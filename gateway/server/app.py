@@ -21,7 +21,7 @@ from gateway.core.ports import Store
 from gateway.server import headers
 from gateway.server.auth import check_single, foreign_page
 from gateway.server.context import ContextApi
-from gateway.server.dashboard import Dashboard
+from gateway.server.dashboard import Dashboard, is_browser
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
 from gateway.server.events import EventsApi
 from gateway.server.handling import fault_response
@@ -138,7 +138,9 @@ class GatewayApp:
             await fault_response(errors.ShuttingDown("The gateway is stopping. Try again shortly."))(
                 scope, receive, send
             )
-        elif scope["path"].startswith(_OWN_PATHS):
+        elif scope["path"].startswith(_OWN_PATHS) or (
+            scope["path"] == "/" and self._runtime.dashboard.is_on and is_browser(scope)
+        ):
             named = self._naming(scope, send)
             try:
                 check_single(scope["headers"])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.core import errors
+from gateway.core.forwarding import header
 from gateway.server.handling import StaticFile, fault_response, unless_known
 
 FOLDER: Final = Path(__file__).parent / "static"
@@ -45,6 +47,7 @@ class Dashboard:
     """The files, read once. `is_on`: without it nothing is found under /ui."""
 
     def __init__(self, *, is_on: bool, folder: Path = FOLDER) -> None:
+        self.is_on = is_on
         self._files = _read(folder) if is_on else {}
         digest = hashlib.sha256()
         for name, file in sorted(self._files.items()):
@@ -56,6 +59,7 @@ class Dashboard:
     def paths(self) -> list[Route]:
         """The routes."""
         return [
+            Route("/", _from_root, methods=["GET"]),
             Route("/ui", self.page, methods=["GET"]),
             Route("/ui/", _without_slash, methods=["GET"]),
             Route("/ui/{version}/{name:path}", self.file, methods=["GET"]),
@@ -84,6 +88,17 @@ def _answer(request: Request, file: StaticFile | None, keep: str) -> Response:
             errors.NotFound("There is nothing under this path. The dashboard, where it is on, is /ui.")
         )
     return unless_known(request, file, {**_HEADERS, "cache-control": keep})
+
+
+def is_browser(scope: Mapping[str, Any]) -> bool:
+    """Return True for a GET that takes a page: a person opened the address. API clients ask for JSON, or `*/*`."""
+    accepted = header(scope["headers"], b"accept")
+    return scope["method"] == "GET" and b"text/html" in accepted.lower()
+
+
+async def _from_root(_: Request) -> Response:
+    """Send a browser to the dashboard; relative, as `_without_slash`."""
+    return RedirectResponse("ui", 307, headers={**_HEADERS, "vary": "accept"})
 
 
 async def _without_slash(_: Request) -> Response:

@@ -23,6 +23,7 @@ import msgspec
 from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import FAILED, REFUSED, CallRecord, ContextRecord
+from gateway.core.times import time_text
 from gateway.core.usage import Totals
 
 #: lines that may wait to be written, and characters of them
@@ -45,6 +46,8 @@ class _Writer:
 
     def __init__(self, stream: TextIO) -> None:
         self.as_json = False
+        #: process id to mark lines with, where several workers write to the stream
+        self.worker: int | None = None
         self._stream = stream
         self._queue = SimpleQueue[str | threading.Event]()
         self._dropped = 0
@@ -62,9 +65,16 @@ class _Writer:
             with self._lock:
                 self._dropped += 1
             return
-        self._add((self._dropped_line() if self._dropped else "") + line + "\n")
+        self._add((self._dropped_line() if self._dropped else "") + self._marked(line) + "\n")
         if self._thread is None:
             self._start()
+
+    def _marked(self, line: str) -> str:
+        """Return a line of text with the time before it, a JSON object as it is; both with the worker, if any."""
+        if self.as_json:
+            return line if self.worker is None else f'{line[:-1]},"worker":{self.worker}}}'
+        worker = "" if self.worker is None else f" worker {self.worker}"
+        return f"{time_text(time.time())}{worker} {line}"
 
     def flush(self, timeout_s: float) -> None:
         """Wait until what was put before is written, at most so long."""
@@ -126,7 +136,7 @@ class _Writer:
             return ""
         message = f"{dropped} lines of the log were dropped: nobody read it in time"
         record = logging.LogRecord("gateway", logging.WARNING, "", 0, message, (), None)
-        return _formatter(as_json=self.as_json).format(record) + "\n"
+        return self._marked(_formatter(as_json=self.as_json).format(record)) + "\n"
 
 
 _writers: Final[list[_Writer]] = []
@@ -319,9 +329,14 @@ def _formatter(*, as_json: bool) -> logging.Formatter:
     return JsonFormatter() if as_json else logging.Formatter("%(levelname)s %(message)s")
 
 
-def configure(*, as_json: bool, level: str) -> None:
-    """Send what the gateway itself has to say to stderr; uvicorn says nothing."""
-    handler = _Handler(_writer_for(sys.stderr, as_json=as_json))
+def configure(*, as_json: bool, level: str, worker: int | None = None) -> None:
+    """Send what the gateway itself has to say to stderr; uvicorn says nothing.
+
+    `worker`: the id of this process where several write there. All lines are marked with it, those of calls too.
+    """
+    writer = _writer_for(sys.stderr, as_json=as_json)
+    writer.worker = worker
+    handler = _Handler(writer)
     handler.setFormatter(_formatter(as_json=as_json))
     for name in ("gateway", "opentelemetry"):
         log = logging.getLogger(name)

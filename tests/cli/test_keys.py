@@ -17,6 +17,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.support.commands import Commands, shut, to
 from tests.support.gateways import GatewayThread, until
+from tests.support.terminals import Terminal
 
 ALICE = 'auth: {keys: [{name: alice, key: "0123456789abcdef"}]}'
 
@@ -46,6 +47,49 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert gateway_command("keys", "revoke", "carol", *store).code == 1
 
 
+FIRST = "This is the first client key: from now on every call without a client key is refused (401)."
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y", 401), ("n", 200)])
+def test_a_terminal_is_asked_before_the_first_key_ends_open_access(
+    answer: str, status: int, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    assert gateway.web.chat("s").status == 200
+    args = ("keys", "add", "carol", "--store", f"sqlite://{gateway.store}")
+    done = Terminal(tmp_path, 80, *args, stdin=f"{answer}\n", has_stderr=True).done()
+    assert FIRST in " ".join(done.out.split())
+    assert "Make it? [y/N]" in done.out
+    assert (done.code, "gw-" in done.out) == ((0, True) if answer == "y" else (1, False))
+    if status == 200:
+        assert "No key was made." in done.out
+        assert gateway.web.chat("s").status == 200
+    else:
+        until(lambda: gateway.web.chat("s").status == status)
+        again = Terminal(tmp_path, 80, "keys", "add", "dave", *args[3:], has_stderr=True).done()
+        assert (again.code, "Make it?" in again.out) == (0, False), "there is nothing left to end"
+
+
+@pytest.mark.parametrize("more", [(), ("--yes",)])
+def test_a_script_is_told_that_the_first_key_ends_open_access(more: tuple[str, ...], gateway_command: Commands) -> None:
+    done = gateway_command.process("keys", "add", "carol", *more, stdin="")
+    assert (done.code, done.out[:3]) == (0, "gw-")
+    assert done.err.startswith(FIRST)
+    assert FIRST not in gateway_command("keys", "add", "dave").err
+
+
+def test_a_terminal_that_says_yes_beforehand_is_not_asked(tmp_path: Path) -> None:
+    done = Terminal(tmp_path, 80, "keys", "add", "carol", "--yes", has_stderr=True).done()
+    assert done.code == 0
+    assert "Make it?" not in done.out
+
+
+@pytest.mark.parametrize("auth", [ALICE, "auth: {required: true}"])
+def test_where_calls_need_a_key_already_nothing_is_said(auth: str, gateway_command: Commands) -> None:
+    gateway_command.file(auth, "gateway.yaml")
+    assert FIRST not in gateway_command("keys", "add", "carol").err
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -55,6 +99,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
         ["cred-1"],
         ["x", "--window", "soon"],
         ["x", "--budget-usd", "much"],
+        ["x", "--budget-tokens", str(2**53 + 1)],
         ["x", "--rpm", "0"],
         ["x", "--rpm", str(2**53 + 1)],
         ["x", "--rpm", "99999999999999999999999"],
@@ -71,7 +116,6 @@ def test_a_key_that_makes_no_sense_is_refused(
     ("asked", "said"),
     [
         (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
-        (["x", "--budget-tokens", str(2**53 + 1)], f'--budget-tokens "{2**53 + 1}": input should be less than'),
         (["x", "--window", "1d"], "--window needs something to refill: --budget-tokens, "),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
         (["a\x07b"], '"a?b" is no name'),
@@ -83,6 +127,15 @@ def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, g
     done = gateway_command("keys", "add", *asked)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(said)
+
+
+def test_a_key_or_a_client_that_may_have_been_meant_is_suggested(gateway_command: Commands) -> None:
+    assert gateway_command("keys", "add", "alice").code == 0
+    done = gateway_command("keys", "revoke", "alise")
+    assert (done.code, done.err) == (1, 'There is no key "alise" in the store (did you mean alice?).\n')
+    done = gateway_command("env", "claude-cod")
+    assert done.code == 2
+    assert '"claude-cod" is no client known here (did you mean claude-code?); known: ' in done.err
 
 
 @pytest.mark.parametrize("given", [["--store", "sqlite://other.db"], ["-c", "other.yaml"], ["--json"]])
@@ -134,7 +187,7 @@ def test_a_key_that_is_kept_and_configured_is_revoked_where_it_is_kept(gateway_c
 def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command: Commands) -> None:
     store = ["--store", "sqlite://own.db"]
     done = gateway_command("keys", "add", "carol", "--budget-usd", "2", "--models", "gpt-*", "--json", *store)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, f"{FIRST}\n")
     added = json.loads(done.out)
     key = added.pop("key")
     assert key.startswith("gw-")

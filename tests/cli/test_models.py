@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 
+import pytest
+
 from tests.support.commands import Commands
 
 MOCK = """
@@ -34,9 +36,9 @@ def test_the_table_shows_the_same(gateway_command: Commands) -> None:
         "openai",
         "128,000",
         "16,384",
-        "0.15",
-        "0.6",
-        "0.075",
+        "$0.15",
+        "$0.60",
+        "$0.075",
         "o200k_base",
         "litellm,",
         "families.yaml",
@@ -106,12 +108,20 @@ def test_a_tokenizer_that_nothing_is_counted_with_is_not_shown(gateway_command: 
     assert "models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?)" in done.err
 
 
-def test_an_unknown_model_is_said_to_be_known_nowhere_and_where_it_would_go(gateway_command: Commands) -> None:
-    (row,) = json.loads(gateway_command("models", "no-such-model-1", "--json").out)
-    assert (row["model"], row["provider"]) == ("no-such-model-1", "openai")
-    assert (row["window"], row["price"], row["sources"]) == (None, None, {"tokenizer": "families.yaml"})
-    shown = gateway_command("models", "no-such-model-1").lines[1].split()
-    assert shown == ["no-such-model-1", "openai", "?", "?", "?", "?", "o200k_base", "families.yaml"]
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_an_unknown_model_is_an_error_that_says_where_calls_for_it_go(
+    more: tuple[str, ...], gateway_command: Commands
+) -> None:
+    done = gateway_command.process("models", "no-such-model-1", *more)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith('No model "no-such-model-1" is known')
+    assert done.err.endswith("Calls for it go to openai.\n")
+
+
+def test_a_model_whose_name_is_alike_is_suggested(gateway_command: Commands) -> None:
+    done = gateway_command("models", "gpt-4o-mni")
+    assert (done.code, done.out) == (1, "")
+    assert "(did you mean gpt-4o-mini?)" in done.err
 
 
 def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands) -> None:

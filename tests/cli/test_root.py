@@ -215,9 +215,13 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     done = gateway_command.process("demo", env={"COLUMNS": "40"})
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out, "no colour, as this is no terminal"
-    assert "session total" in done.out, "nor is anything cut to its width"
+    assert "overhead" in done.out, "nor is anything cut to its width"
     assert "condense=" in done.out, "the conversation outgrows its budget"
     assert all(f"  {mode}  " in done.out for mode in ("raw", "table", "summary")), "and the session its own"
+    trimmed = [int(number) for number in re.findall(r"(\d+) calls?\.$", done.out, re.MULTILINE)]
+    assert trimmed == [1, 2, 3], "to the context budget, to the rest of the session's, and results alone"
+    for line in done.lines[1:14]:
+        assert len(re.findall(r"~[0-9,]+", line)) == 2, "its two estimates are marked"
     assert 'was refused: Session "demo" has used' in done.out
     numbers = [int(line.split()[0]) for line in done.out.splitlines() if line.endswith(" ms")]
     assert numbers == [*range(1, 1 + len(numbers))]

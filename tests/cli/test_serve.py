@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -67,21 +68,104 @@ def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_c
     lines = gateway.log.splitlines()
     assert lines[0] == f"gateway {__version__} · {gateway.url}"
     assert re.fullmatch(r"  provider  mock +http://127\.0\.0\.1:\d+/v1 +key: none needed", lines[1])
-    store = gateway_command.folder / ".local/share/gateway/gateway.db"
-    assert lines[2] == f"  store     sqlite {store}      session budget: none      config: built-in defaults"
-    assert lines[3] == f"  try       export OPENAI_BASE_URL={gateway.url}/v1"
-    assert lines[4] == f"            export ANTHROPIC_BASE_URL={gateway.url}"
-    assert lines[5] == f"  dashboard {gateway.url}/ui"
-    assert len(lines) == 6
+    store = gateway_command.folder / ".local/share/gateway/gateway-mock.db"
+    assert lines[2:] == [
+        f"  store     sqlite {store}",
+        "  budget    none",
+        "  config    built-in defaults",
+        f"  try       export OPENAI_BASE_URL={gateway.url}/v1",
+        f"            export ANTHROPIC_BASE_URL={gateway.url}",
+        f"  dashboard {gateway.url}/ui",
+    ]
     assert store.exists()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_each_line_of_several_workers_has_its_time_and_its_worker(
+    form: str, serving: Serve, gateway_command: Commands
+) -> None:
+    gateway = serving("--mock", "--workers", "2", env={"GATEWAY_TELEMETRY_LOG_FORMAT": form})
+    banner = len(gateway.log.splitlines())
+    assert gateway.web.chat("s").status == 200
+    gateway.signal(signal.SIGHUP)  # each worker says that it has read the configuration again
+    until(lambda: len(gateway.log.splitlines()) >= banner + 3, what="the call's line, and one of each worker")
+    lines = gateway.log.splitlines()[banner:]
+    pids = {str(pid) for pid in gateway.children}
+    if form == "json":
+        found = [json.loads(line) for line in lines]
+        assert all(line["time"] > 0 for line in found)
+        assert {str(line["worker"]) for line in found} == pids
+        assert {line["event"] for line in found} == {"call", "log"}
+        return
+    marked = [
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z worker (\d+) (chat|INFO) .+", line) for line in lines
+    ]
+    assert all(marked), lines
+    assert {match[1] for match in marked if match} == pids
+    assert {match[2] for match in marked if match} == {"chat", "INFO"}
+
+
+def test_a_line_of_the_only_worker_has_its_time_alone(serving: Serve) -> None:
+    gateway = serving("--mock", env={"GATEWAY_TELEMETRY_LOG_FORMAT": "text"})
+    assert gateway.web.chat("s").status == 200
+    says(gateway, "session s")
+    assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}\.\d{3}Z chat .+", gateway.log.splitlines()[-1])
+
+
+def test_a_gateway_for_all_addresses_says_one_that_can_be_opened_here_and_one_for_others(serving: Serve) -> None:
+    gateway = serving("--mock", "--store", "memory://", "--host", "0.0.0.0")
+    assert gateway.url.startswith("http://127.0.0.1:")
+    assert "0.0.0.0" not in gateway.log
+    found = re.search(r"^  network   (http://\S+)$", gateway.log, re.MULTILINE)
+    is_alone = not any(address for address in own_addresses() if not address.startswith("127."))
+    assert (found is None) == is_alone
+    for url in (gateway.url, *([found[1]] if found else [])):
+        assert Web(url).get("/healthz").status == 200
+
+
+def own_addresses() -> set[str]:
+    """The IPv4 addresses of this machine."""
+    listed = Path("/proc/net/fib_trie").read_text().splitlines()
+    return {before.split()[-1] for before, line in itertools.pairwise(listed) if "/32 host LOCAL" in line}
+
+
+def test_a_gateway_for_one_address_says_no_other(serving: Serve) -> None:
+    assert "  network " not in serving("--mock", "--store", "memory://").log
+
+
+def test_a_trial_with_the_built_in_provider_touches_no_real_session(serving: Serve, gateway_command: Commands) -> None:
+    own = gateway_command.file(f"store: {{url: 'sqlite://{gateway_command.folder / 'real.db'}'}}")
+    shared = gateway_command.file("store: {url: 'redis://127.0.0.1:1/0'}", "redis.yaml")
+    for file, path in ((own, "real-mock.db"), (shared, ".local/share/gateway/gateway-mock.db")):
+        gateway = serving("--mock", "-c", file)
+        assert gateway.web.chat("trial").status == 200
+        assert f"sqlite {gateway_command.folder / path}\n" in gateway.log
+        listed = gateway_command.process("sessions", "-c", file, "--store", "mock", "--json")
+        assert [row["id"] for row in json.loads(listed.out)] == ["trial"]
+        elsewhere = gateway_command.process("sessions", "show", "trial", "-c", file)
+        assert (elsewhere.code, elsewhere.out) == (1, "")
+        assert "--store mock" in elsewhere.err or file == shared
+        assert "1" in gateway_command.process("sessions", "budget", "trial", "1", "-c", file, "--store", "mock").err
+        assert gateway.web.chat("trial").status == 400, "the budget holds"
+        gateway.stop()
+    assert not (gateway_command.folder / "real.db").exists()
+
+
+def test_a_trial_keeps_to_the_store_that_is_named(serving: Serve, gateway_command: Commands) -> None:
+    named = gateway_command.folder / "named.db"
+    assert serving("--mock", "--store", f"sqlite://{named}").web.chat("s").status == 200
+    assert named.exists()
+    refused = gateway_command("serve", "--store", "mock")
+    assert refused.code == 2
+    assert "store.url" in refused.err
 
 
 def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serve) -> None:
     gateway = serving("--mock", "--store", "memory://")
     assert gateway.web.get("/healthz").status == 200
-    assert len(gateway.log.splitlines()) == 6
+    assert len(gateway.log.splitlines()) == 8
     assert gateway.web.chat("s").status == 200
-    until(lambda: len(gateway.log.splitlines()) == 7)
+    until(lambda: len(gateway.log.splitlines()) == 9)
     line = json.loads(gateway.log.splitlines()[-1])
     assert (line["event"], line["session"], line["status"]) == ("call", "s", 200)
     assert gateway.said == "", "talk goes to stderr"
@@ -693,4 +777,4 @@ def test_no_key_of_anybody_is_ever_said(
     assert mock.calls[0].header("authorization") == f"Bearer {SECRET}-own", "it was used"
     said = gateway.log + gateway.said + "".join(f"{answer.headers}{answer.body!r}" for answer in shown)
     assert SECRET not in said
-    assert len(gateway.log.splitlines()) > 6
+    assert len(gateway.log.splitlines()) > 8

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gateway.core.namespaces import SessionKey
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.stores.files import write
+from tests.support import records
 from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread, until, write_config
 from tests.support.web import CHAT, HI
@@ -65,7 +70,7 @@ def test_the_budget_of_serve_is_shown_without_its_configuration_and_follows_a_re
     commands = (("sessions", "list"), ("top",), ("sessions", "show", "half"))
     assert shown() == [1000, 1000, 1000]
     assert "500" in gateway_command("sessions", "list", "--store", store).lines[1].split()
-    assert "50%" in gateway_command("top", "--once", "--store", store).out
+    assert "50 %" in gateway_command("top", "--once", "--store", store).out
     write_config(gateway.folder, mock_server.url, {"budget.tokens": 2000})
     assert gateway.web.post("/api/reload").status == 200
     until(lambda: shown() == [2000, 2000, 2000])
@@ -135,14 +140,14 @@ def test_a_refused_child_is_shown_with_its_parent_the_declared_budget_and_the_me
     refused = filled.web.post(CHAT, {"model": "mock-small", "messages": HI}, headers)
     done = gateway_command("sessions", "show", "child", "--store", store)
     facts = [re.split(r"\s{2,}", line.strip()) for line in done.lines]
-    assert ["parent large", "570 tokens (100% used)"] in facts
+    assert ["parent large", "570 tokens (100 % used)"] in facts
     assert ["declared by its last call", "900 tokens"] in facts
     assert any("budget_exhausted" in line for line in facts)
     assert refused.json["error"]["message"] in done.out
 
 
 def test_a_session_is_shown_with_its_tools(filled: GatewayThread, store: str, gateway_command: Commands) -> None:
-    assert "results in its context" not in gateway_command("sessions", "show", "small", "--store", store).out
+    assert "results in context" not in gateway_command("sessions", "show", "small", "--store", store).out
     filled.web.chat("small", tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
     shown = json.loads(gateway_command("sessions", "show", "small", "--json", "--store", store).out)
     assert shown["recent_tools"] == ["look"]
@@ -188,7 +193,7 @@ def test_a_session_that_is_not_there_is_named(
     what: str, more: tuple[str, ...], store: str, gateway_command: Commands
 ) -> None:
     done = gateway_command("sessions", what, "smal", "--store", store, *more)
-    assert (done.code, done.out, done.err) == (1, "", f'There is no session "smal" in {store}.\n')
+    assert (done.code, done.out, done.err) == (1, "", f'There is no session "smal" in {store} (did you mean small?).\n')
 
 
 @pytest.fixture
@@ -269,6 +274,26 @@ def test_a_name_with_markup_is_shown_as_it_is(
     assert "[red]mock[/red]" in text
 
 
+@pytest.mark.parametrize("command", ["show", "reset", "delete"])
+def test_a_session_that_may_have_been_meant_is_suggested(
+    command: str, tmp_path: Path, gateway_command: Commands
+) -> None:
+    one = records.record("", time.time())
+    keys = [SessionKey("alice", "coder"), SessionKey("default", "reviewer-17")]
+    records.settle(
+        tmp_path / "s.db", [replace(one, call_id=f"{number:032x}", session=key) for number, key in enumerate(keys)]
+    )
+    store = ["--store", f"sqlite://{tmp_path / 's.db'}"]
+    for typed, meant in (("coder", "alice/coder"), ("reviewer-71", "reviewer-17"), ("alice/codr", "alice/coder")):
+        done = gateway_command("sessions", command, typed, *store)
+        assert (done.code, done.out) == (1, "")
+        assert f'There is no session "{typed}" in sqlite:' in done.err
+        assert f"(did you mean {meant}?)" in done.err
+    assert "did you mean" not in gateway_command("sessions", command, "zzz", *store).err
+    assert "(did you mean alice/coder?)" in gateway_command("sessions", "budget", "coder", "5", *store).err
+    assert "(did you mean alice/coder?)" in gateway_command("replay", "--records", "codr", *store).err
+
+
 def test_a_memory_store_is_said_to_be_out_of_reach(gateway_command: Commands) -> None:
     for args in (["list"], ["show", "s"], ["reset", "s"], ["delete", "s"]):
         done = gateway_command("sessions", *args, "--store", "memory://")
@@ -330,7 +355,7 @@ def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
     store = ["--store", f"sqlite://{gateway.store}"]
     done = gateway_command("sessions", "budget", "s", "--calls", "3", *store)
     assert done.code == 0
-    assert "s: 3 calls (33% used)" in done.err
+    assert "s: 3 calls (33 % used)" in done.err
     assert [gateway.web.chat("s").status for _ in range(3)] == [200, 200, 400]
     assert gateway_command("sessions", "budget", "s", "--calls", "none", *store).code == 0
     assert gateway.web.chat("s").status == 200
@@ -368,7 +393,7 @@ def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_comman
         (["many"], 'tokens "many": '),
         (["9007199254740993"], "from 0 to 9,007,199,254,740,992"),
         (["--usd", "-1"], '--usd "-1": '),
-        (["--usd", "1e15"], "from 0.000000001 to 4,500,000"),
+        (["--usd", "99,999,999,999"], "from 0.000000001 to 4,500,000"),
         (["--calls", "nan"], '--calls "nan": '),
         (["5\x1b[2J"], 'tokens "5?[2J": '),
     ],
@@ -390,6 +415,6 @@ def test_a_budget_for_a_session_without_calls_says_so(store: str, gateway_comman
 def test_a_spent_budget_is_never_less_than_nothing(store: str, gateway_command: Commands) -> None:
     gateway_command("sessions", "budget", "small", "--calls", "1", "--store", store)
     line = next(line for line in gateway_command("sessions", "--store", store).lines if line.startswith("small"))
-    assert line.split()[5] == "0%"
+    assert line.split()[5:7] == ["0", "%"]
     shown = gateway_command("sessions", "show", "small", "--store", store).lines
     assert ["budget", "calls", "2", "of", "1", "used"] in [line.split() for line in shown]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import pty
-import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import threading
 from pathlib import Path
 
@@ -23,6 +18,7 @@ from tests.conftest import StartGateway, StartUpstream
 from tests.support.commands import Commands, environment
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import Held, completion
+from tests.support.terminals import Terminal
 from tests.support.web import CHAT, HI
 
 
@@ -82,30 +78,6 @@ def test_it_stays_until_it_is_interrupted(served: GatewayThread, tmp_path: Path)
     os.close(master)
     assert process.returncode == 0
     assert errors == b""
-
-
-class Terminal:
-    """A command in a terminal, `columns` wide."""
-
-    def __init__(self, folder: Path, columns: int, *args: str | Path) -> None:
-        self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environ = environment(folder, {"NO_COLOR": "1", "TERM": "xterm"})
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", *map(str, args)], stdout=slave, stderr=subprocess.PIPE, env=environ
-        )
-        os.close(slave)
-
-    def shown(self) -> list[str]:
-        """All its lines, without what styles them, once it has ended."""
-        text = b""
-        with contextlib.suppress(OSError):  # the end, where the other side is closed
-            while piece := os.read(self._master, 65536):
-                text += piece
-        os.close(self._master)
-        _, errors = self._process.communicate(timeout=60)
-        assert (self._process.returncode, errors) == (0, b"")
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from gateway.cli import numbers
 from gateway.mock import MockServer
 from tests.conftest import StartGateway
 from tests.support import browsers, records
@@ -174,7 +175,7 @@ def test_thousands_of_sessions_and_calls_are_scrolled_with_few_elements(
         expect(page.get_by_role("region", name="Calls of this session")).to_have_attribute("tabindex", "0")
         assert page.locator("tbody tr").count() < 100
         page.get_by_role("button", name="Load older calls").click()
-        expect(page.get_by_role("button", name="All 1050")).to_be_visible()
+        expect(page.get_by_role("button", name="All 1,050")).to_be_visible()
         expect(page.get_by_role("button", name="Load older calls")).to_be_hidden()
 
 
@@ -237,14 +238,28 @@ def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) ->
 
 
 def test_numbers_that_round_up_to_the_next_unit_are_told_in_that(ui: Ui) -> None:
+    told = {9_999: "9,999", 10_049: "10 k", 999_499: "999 k", 999_500: "1 M", 999_999_999: "1 G", 2.5e12: "2.50 T"}
+    assert formatted(ui, "compact", list(told)) == list(told.values())
+
+
+def test_numbers_dollars_and_shares_are_written_as_the_commands_write_them(ui: Ui) -> None:
+    amounts = ["0", "0.000001", "0.0000001", "0.0123", "0.15", "0.9999", "1", "1.5", "20", "1234.5", "37037.03673"]
+    assert formatted(ui, "usd", amounts) == [numbers.cost(amount) for amount in amounts]
+    whole = [0, 7, 1_500, 12_345, 9_007_199_254_740_991]
+    assert formatted(ui, "number", whole) == [f"{number:,}" for number in whole]
+    shares = [0, 0.004, 0.5, 1, 1851.852]
+    assert formatted(ui, "percent", shares) == [numbers.share(share) for share in shares]
+
+
+def formatted(ui: Ui, function: str, values: Sequence[object]) -> list[str]:
+    """What a function of the dashboard's format.js makes of each value."""
     ui.show("#/")
-    numbers = {9_999: "9999", 10_049: "10 k", 999_499: "999 k", 999_500: "1 M", 999_999_999: "1 G", 2.5e12: "2.50 T"}
     shown = ui.page.evaluate(
-        """numbers => import(document.querySelector("script[type=module]").src.replace("app.js", "format.js"))
-            .then(format => numbers.map(format.compact))""",
-        list(numbers),
+        """([name, values]) => import(document.querySelector("script[type=module]").src.replace("app.js", "format.js"))
+            .then(format => values.map(value => format[name](value)))""",
+        [function, list(values)],
     )
-    assert [text.replace("\u202f", " ") for text in shown] == list(numbers.values())
+    return [text.replace("\u202f", " ") for text in shown]
 
 
 def test_a_new_call_of_the_session_appears_by_itself(ui: Ui) -> None:

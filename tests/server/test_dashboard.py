@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -44,6 +45,29 @@ def test_every_file_is_served_as_what_it_is(path: Path, web: Web) -> None:
     assert answer.body == path.read_bytes()
     kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
     assert (answer.header("content-type") or "").split(";")[0] == kinds[path.suffix]
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+def test_a_browser_that_opens_the_address_alone_is_sent_to_the_dashboard(web: Web) -> None:
+    answer = web.get("/", BROWSER)
+    assert (answer.status, answer.header("location"), answer.header("vary")) == (307, "ui", "accept")
+    assert urljoin(f"{web.url}/", answer.header("location")) == f"{web.url}/ui"
+    assert web.get("/?a=b", BROWSER).status == 307
+
+
+@pytest.mark.parametrize("headers", [{}, {"accept": "*/*"}, {"accept": "application/json"}])
+def test_clients_of_the_api_get_what_they_got_at_the_root(headers: dict[str, str], web: Web) -> None:
+    answer = web.get("/", headers)
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+    assert web.post("/", {}, {**headers, **BROWSER}).status == 404
+
+
+def test_without_a_dashboard_a_browser_is_sent_nowhere(mock_server: MockServer, gateway_server: StartGateway) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.dashboard": False})
+    assert gateway.web.get("/", BROWSER).body.replace(b" ", b"") == gateway.web.get("/").body.replace(b" ", b"")
+    assert gateway.web.get("/", BROWSER).status == 404
 
 
 def test_the_page_is_asked_for_again_and_its_files_never(web: Web) -> None:

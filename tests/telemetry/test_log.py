@@ -26,6 +26,7 @@ from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
 from tests.support.timing import ends, in_time
 
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHARGE = Charge(Usage.of(7951, 212), "provider", Decimal("0.0032"))
 TOTALS = Totals(calls=4, input_tokens=61200, output_tokens=2210, total_tokens=63410, cost_usd=Decimal("0.1032"))
 CALL = CallRecord(
@@ -215,7 +216,7 @@ def test_configuring_twice_does_not_say_things_twice(capsys: pytest.CaptureFixtu
         logger.info("not this")
         logger.warning("this")
         log.flush(60)
-        assert capsys.readouterr().err == "WARNING this\n"
+        assert re.fullmatch(rf"{TIME} WARNING this\n", capsys.readouterr().err)
     finally:
         logger.handlers[:], logger.propagate, level = before
         logger.setLevel(level)
@@ -303,8 +304,9 @@ def test_lines_and_messages_keep_their_order(monkeypatch: pytest.MonkeyPatch) ->
         logger.handlers[:], logger.propagate, level = before
         logger.setLevel(level)
     lines = stream.getvalue().splitlines()
-    assert lines[::2] == [f"INFO message {number}" for number in range(50)]
-    assert [line.split()[1] for line in lines[1::2]] == [f"m{number}" for number in range(50)]
+    assert all(re.match(rf"{TIME} ", line) for line in lines)
+    assert [line.split(" ", 1)[1] for line in lines[::2]] == [f"INFO message {number}" for number in range(50)]
+    assert [line.split()[2] for line in lines[1::2]] == [f"m{number}" for number in range(50)]
 
 
 def test_one_stream_has_one_thread_however_often_a_log_is_made_for_it() -> None:
@@ -358,7 +360,7 @@ def test_the_lines_of_a_process_that_ends_are_written() -> None:
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
         assert process.wait(60) == 0
-    assert [line.split()[2] for line in lines] == [f"{number:06}" for number in range(200)]
+    assert [line.split()[3] for line in lines] == [f"{number:06}" for number in range(200)]
 
 
 def test_a_process_whose_log_nobody_reads_can_end() -> None:

@@ -301,6 +301,11 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
         "get": _operation("describe", "This document.", {"200": _answer("OpenAPI 3.1.", {"type": "object"})},
                           security=_NOBODY_ASKED)
     },
+    "/": {
+        "get": _operation("openDashboard", "Leads a browser (`Accept: text/html`) to `/ui`.",
+                          {"307": {"description": "To `/ui`."}, "default": {"$ref": "#/components/responses/Error"}},
+                          security=_NOBODY_ASKED)
+    },
     "/ui": {"get": _other("showDashboard", "The dashboard, a page.", "text/html", security=_NOBODY_ASKED)},
     "/ui/": {
         "get": _operation("leadToDashboard", "Leads to `/ui`.", {"308": {"description": "To `/ui`."}},

@@ -14,14 +14,14 @@ const UNITS = /** @type {const} */ ([
 ]);
 
 /**
- * 12 345, in groups of three.
+ * 12,345, as commands print it and take it.
  * @param {number | null | undefined} value
  * @param {number} [digits] behind the point
  */
 export function number(value, digits = 0) {
   if (value === null || value === undefined || Number.isNaN(value)) return NONE;
   const [whole, rest] = Math.abs(value).toFixed(digits).split(".");
-  const grouped = whole.length > 4 ? whole.replace(/\B(?=(\d{3})+$)/g, THIN) : whole;
+  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, ",");
   return `${value < 0 ? "−" : ""}${grouped}${rest ? `.${rest}` : ""}`;
 }
 
@@ -56,17 +56,16 @@ export function compact(value) {
 }
 
 /**
- * Dollars; as many digits as say something.
+ * $20, $0.50, $0.0123: cents from one dollar up, three digits below.
  * @param {number | string | null | undefined} value
  */
 export function usd(value) {
   if (value === null || value === undefined) return NONE;
   const amount = Number(value);
   const size = Math.abs(amount);
-  if (size === 0 || size >= 1) return `$${number(amount, 2)}`;
   // Three digits, wherever they begin; a millionth is the least that records tell.
-  const digits = Math.min(6, 2 - Math.floor(Math.log10(size)));
-  return `$${number(amount, digits).replace(/(\.\d\d\d*?)0+$/, "$1")}`;
+  const digits = size === 0 || size >= 1 ? 2 : Math.min(6, 2 - Math.floor(Math.log10(size)));
+  return `$${number(amount, digits).replace(/\.0+$|(\.\d\d\d*?)0+$/, "$1")}`;
 }
 
 /**
