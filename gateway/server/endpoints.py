@@ -183,10 +183,11 @@ class Forwarder:
             directives = ours.directives(headers)
             target = endpoint(method, path, anthropic=anthropic, body=body)
         except Disconnected:
-            memory.release()
             return None
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            refused = as_fault(error, request_id)
+            # Others may have its room while it is answered.
+            memory.release()
+            body, refused = b"", as_fault(error, request_id)
         except BaseException:
             memory.release()
             raise
