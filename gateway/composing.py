@@ -99,6 +99,32 @@ class Composer:
             InvalidRequest: it has too many messages for the budget that it asks for.
             ContextOverflow: what must stay of it is over its budget.
         """
+        if not self._planner.is_huge(call):
+            await self._compose(progress, call, mode, all_results=all_results)
+            return
+        async with self._planner.huge_turn:
+            try:
+                await self._compose(progress, call, mode, all_results=all_results)
+            finally:
+                self._unload(progress)
+
+    @staticmethod
+    def _unload(progress: Progress) -> None:
+        """Let go of messages that are sent as they stand in the body, until something has to be changed in them."""
+        asked, progress.contents = progress.asked, None
+        if asked is not None and not (asked.is_changed or asked.contents.marked) and progress.thinking is None:
+            progress.asked = replace(asked, contents=asked.contents.unloaded, weighing=None)
+
+    async def loaded(self, progress: Progress) -> Asked | None:
+        """Return what was planned, its messages read again if they were let go of."""
+        asked, call = progress.asked, progress.call
+        if asked is None or call is None or not asked.contents.is_unloaded:
+            return asked
+        contents = await self._contents(progress, call)
+        progress.asked = replace(asked, contents=contents) if contents is not None else None
+        return progress.asked
+
+    async def _compose(self, progress: Progress, call: Call, mode: ResponseMode, *, all_results: bool) -> None:
         contents = await self._contents(progress, call)
         if contents is None:
             return

@@ -66,6 +66,7 @@ class Contents:
         fresh: the messages in it.
         pinned: indices of messages that the client wants sent as they are.
         priorities: of messages that the client gave one; 1 is usual.
+        is_unloaded: the messages were let go of, to be read again from the body if they are needed.
     """
 
     wire: Wire
@@ -76,6 +77,13 @@ class Contents:
     fresh: tuple[bytes, ...] = ()
     pinned: frozenset[int] = frozenset()
     priorities: Mapping[int, float] | None = None
+    is_unloaded: bool = False
+
+    @property
+    def unloaded(self) -> Contents:
+        """The same without the messages, which take twice the size of the body."""
+        fields = {name: value for name, value in self.fields.items() if name != ITEMS[self.wire]}
+        return Contents(self.wire, fields, is_unloaded=True)
 
     @cached_property
     def messages(self) -> tuple[bytes, ...] | None:
