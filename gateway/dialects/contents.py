@@ -253,7 +253,8 @@ def _split(array: bytes) -> tuple[bytes, ...]:
     """The elements of an array, or of what is left of one behind some of its elements."""
     if not array.startswith(b"["):
         array = b"[" + array.lstrip(_SPACE).removeprefix(b",")
-    return tuple(map(bytes, _LIST.decode(array)))
+    # No `map`: within one call of C no other thread has its turn.
+    return tuple([bytes(raw) for raw in _LIST.decode(array)])
 
 
 @dataclass(frozen=True, slots=True)
