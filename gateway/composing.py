@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -33,6 +34,7 @@ from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import TOO_MUCH, Contents, with_messages
+from gateway.dialects.elsewhere import kept_elsewhere
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
 from gateway.dialects.thinking_fields import with_drop_block
@@ -108,6 +110,12 @@ class Composer:
             finally:
                 self._unload(progress)
 
+    async def look_elsewhere(self, progress: Progress, call: Call, contents: Contents | None = None) -> None:
+        """Find what a large body names that others keep, once; of a small one that is found when it is told."""
+        if progress.found_elsewhere is None and self._planner.is_large(call):
+            look = partial(kept_elsewhere, call.fields, progress.incoming.endpoint.wire, contents)
+            progress.found_elsewhere = await self._planner.read(len(call.body), look)
+
     @staticmethod
     def _unload(progress: Progress) -> None:
         """Let go of messages that are sent as they stand in the body, until something has to be changed in them."""
@@ -126,6 +134,7 @@ class Composer:
 
     async def _compose(self, progress: Progress, call: Call, mode: ResponseMode, *, all_results: bool) -> None:
         contents = await self._contents(progress, call)
+        await self.look_elsewhere(progress, call, contents)
         if contents is None:
             return
         progress.mode = mode

@@ -59,7 +59,7 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.core.thinking_origin import ThinkingRules
 from gateway.dialects.base import Call
-from gateway.dialects.elsewhere import earlier_answer, kept_elsewhere
+from gateway.dialects.elsewhere import earlier_answer
 from gateway.fetched import Fetched
 from gateway.planning import Planner
 from gateway.progress import Progress
@@ -220,6 +220,8 @@ class Exchange:
                 return await self._down()
             except GatewayError as fault:
                 await self._p.hang_up()
+                if self._p.call is not None:
+                    await self._gateway.composer.look_elsewhere(self._p, self._p.call)
                 return await self._gateway.answers.refusal(self._p, fault)
         except BaseException as error:
             await self._leave(error)
@@ -260,7 +262,6 @@ class Exchange:
                 progress.session, progress.derived = await self._read(read)
             gateway.settler.check()
         call = progress.call = await gateway.compactions.begin(progress, call)
-        await self._look_elsewhere(call)
         about = incoming.endpoint.about
         unsure = await self._go_where_it_is_kept(about) if about is not None else None
         try:
@@ -285,13 +286,6 @@ class Exchange:
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that goes over the request's body, in a thread if the body is large."""
         return await self._gateway.planner.read(len(self._p.incoming.body), work)
-
-    async def _look_elsewhere(self, call: Call) -> None:
-        """Find what a large body names that others keep; of a small one that is found when it is told."""
-        progress = self._p
-        if self._gateway.planner.is_large(call):
-            wire = progress.incoming.endpoint.wire
-            progress.found_elsewhere = await self._read(partial(kept_elsewhere, call.fields, wire))
 
     async def _before(self, answer_id: str) -> CallRecord | None:
         """The call of the same client key whose answer this one goes on from; the provider that keeps it is preferred.
