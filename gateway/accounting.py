@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from math import ceil
 from typing import Final
 
@@ -27,7 +28,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger import MOST, NOTHING, Amount, Claim
 from gateway.core.plan import Plan
-from gateway.core.ports import Observer, Store
+from gateway.core.ports import Observer, ReadBody, Store
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import (
@@ -64,11 +65,7 @@ _UNREAD_MOST: Final = 16_384
 #: what may stand before the first character of JSON: white space, byte order marks, the zero bytes of UTF-16 and UTF-32
 _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
 #: the values that ask for a cache of one hour (Anthropic's `ttl`) or of 12 (OpenAI's), in each way JSON can write them
-_MARKS_1H: Final = tuple(
-    b"".join(mark)
-    for two in ((b"",), (b"2", b"\\u0032"))
-    for mark in product((b"1", b"\\u0031"), two, (b"h", b"\\u0068"))
-)
+_LONG_CACHE: Final = re.compile(rb'"(?:1|\\u0031)(?:2|\\u0032)?(?:h|\\u0068)"')
 #: tokens that a stream brings beyond its hold, by which it is known to come in one piece: a look brings fewer
 _ONE_PIECE: Final = 2 * STREAM_STEP
 
@@ -80,6 +77,7 @@ class Accounts:
         self,
         *,
         store: Store,
+        read_body: ReadBody,
         settler: Settler,
         budgets: Budgets,
         records: Records,
@@ -90,6 +88,7 @@ class Accounts:
         clock: Callable[[], float],
     ) -> None:
         self._store = store
+        self._read_body = read_body
         self._fetched = fetched
         self._steps = steps
         self._settler = settler
@@ -174,6 +173,7 @@ class Accounts:
         if not progress.book.claims:
             return
         self._check_deferred(progress)
+        await self._read_body(len(call.body), lambda: _read_for_hold(progress, call))
         # Should the call end before it hears that it was granted, there is a hold all the same.
         progress.is_holding = True
         try:
@@ -289,7 +289,7 @@ class Accounts:
 
     def _rates(self, progress: Progress, call: Call, ahead: Sequence[Route], tokens: int) -> list[Rate | None]:
         """What a token costs of each model that may answer, by the gateway's choice or the provider's."""
-        tier, caches_1h = service_tier(call.fields), any(mark in call.body for mark in _MARKS_1H)
+        tier, caches_1h = service_tier(call.fields), progress.caches_long
         prices = [self._facts(route).price for route in (*ahead, *progress.instead(*ahead))]
         return [rate_of(price, tokens, tier, caches_1h=caches_1h) for price in prices]
 
@@ -342,6 +342,7 @@ class Accounts:
             return progress.totals
         going = None
         if progress.record is None:
+            await self._read_for_record(progress)
             # Only the first time: if that settlement was interrupted, nobody knows whether the session's step moved.
             progress.record = self._record(progress)
             self._note_one_piece(progress, progress.record)
@@ -365,6 +366,17 @@ class Accounts:
         self.end(progress)
         await self._fetched.after(progress, record)
         return progress.totals
+
+    async def _read_for_record(self, progress: Progress) -> None:
+        """Read the texts of a large body in a thread, if the call's record needs them."""
+        call = progress.call
+        if call is None or not self._records.needs_texts(progress):
+            return
+        try:
+            await self._read_body(len(call.body), lambda: text_estimate(progress))
+        except asyncio.CancelledError:
+            # The call must be settled all the same, and at once: it is charged by its length.
+            progress.texts = ceil(len(call.body) / _UNREAD_BYTES)
 
     def _note_one_piece(self, progress: Progress, record: CallRecord) -> None:
         """Note a stream that brought far more than was held for it: nobody could have ended it in time."""
@@ -442,6 +454,15 @@ class Accounts:
         """What the call's accounts leave, as they stood when they were last read."""
         budgets = progress.book.budgets
         return allowance(budgets, self._budgets.policy.warn_at) if budgets else None
+
+
+def _read_for_hold(progress: Progress, call: Call) -> None:
+    """Read what a hold needs to know of the body."""
+    budgets = progress.book.budgets
+    if progress.plan is None and budgets:
+        text_estimate(progress)
+    if any(stands.limits.nano_usd is not None for stands in budgets):
+        progress.caches_long = _LONG_CACHE.search(call.body) is not None
 
 
 def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:

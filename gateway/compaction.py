@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from gateway.answers import MAX_WHOLE_ANSWER, read_error
 from gateway.composing import Composer
@@ -52,6 +53,8 @@ from gateway.planning import Asked, Planner
 from gateway.progress import Progress
 from gateway.records import input_estimate
 from gateway.upstream.pieces import AlreadyRead, is_packed, unpacked, without_packing
+
+T = TypeVar("T")
 
 #: Share of the conversation's tokens that a compaction by trim keeps. Clients compact near their limit, so that three
 #: quarters of it are free again.
@@ -117,9 +120,9 @@ class Compactions:
             return call
         if endpoint.metered and incoming.path.rstrip("/").lower() == COMPACT_PATH:
             progress.compaction = "path"
-        elif endpoint.wire == "responses" and asks_for_compaction(call):
+        elif endpoint.wire == "responses" and await self._read(call, asks_for_compaction):
             progress.compaction = "trigger"
-        handles = handles_in(call)
+        handles = await self._read(call, handles_in)
         if not handles:
             return call
         texts = await self._texts(progress, handles)
@@ -128,6 +131,9 @@ class Compactions:
         if size <= _INLINE:
             return expanded(call, texts)
         return await asyncio.to_thread(expanded, call, texts)
+
+    async def _read(self, call: Call, work: Callable[[Call], T]) -> T:
+        return await self._planner.read(len(call.body), partial(work, call))
 
     async def _texts(self, progress: Progress, handles: Sequence[str]) -> Mapping[str, str]:
         if self._is_away():
@@ -202,7 +208,7 @@ class Compactions:
 
     async def _trimmed(self, progress: Progress, call: Call) -> Sequence[bytes]:
         """Return the items that stay of a conversation, some of them shorter, and note what was done."""
-        came = items_to_compact(call)
+        came = await self._read(call, items_to_compact)
         fields = {**call.fields, "input": join(came)}
         whole = replace(call, fields=fields, body=write_fields(fields, {}))
         contents = await self._planner.contents(whole, "responses")

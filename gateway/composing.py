@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -36,6 +37,7 @@ from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import TOO_MUCH, Contents, with_inserted, with_messages
+from gateway.dialects.elsewhere import kept_elsewhere
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
 from gateway.dialects.thinking_fields import with_drop_block
@@ -109,7 +111,40 @@ class Composer:
             InvalidRequest: it has too many messages for the budget that it asks for.
             ContextOverflow: what must stay of it is over its budget.
         """
+        if not self._planner.is_huge(call):
+            await self._compose(progress, call, tried)
+            return
+        async with self._planner.huge_turn:
+            try:
+                await self._compose(progress, call, tried)
+            finally:
+                self._unload(progress)
+
+    async def look_elsewhere(self, progress: Progress, call: Call, contents: Contents | None = None) -> None:
+        """Find what a large body names that others keep, once; of a small one that is found when it is told."""
+        if progress.found_elsewhere is None and self._planner.is_large(call):
+            look = partial(kept_elsewhere, call.fields, progress.incoming.endpoint.wire, contents)
+            progress.found_elsewhere = await self._planner.read(len(call.body), look)
+
+    @staticmethod
+    def _unload(progress: Progress) -> None:
+        """Let go of messages that are sent as they stand in the body, until something has to be changed in them."""
+        asked, progress.contents = progress.asked, None
+        if asked is not None and not (asked.is_changed or asked.contents.marked) and progress.thinking is None:
+            progress.asked = replace(asked, contents=asked.contents.unloaded, weighing=None)
+
+    async def loaded(self, progress: Progress) -> Asked | None:
+        """Return what was planned, its messages read again if they were let go of."""
+        asked, call = progress.asked, progress.call
+        if asked is None or call is None or not asked.contents.is_unloaded:
+            return asked
         contents = await self._contents(progress, call)
+        progress.asked = replace(asked, contents=contents) if contents is not None else None
+        return progress.asked
+
+    async def _compose(self, progress: Progress, call: Call, tried: ModeTry) -> None:
+        contents = await self._contents(progress, call)
+        await self.look_elsewhere(progress, call, contents)
         if contents is None:
             return
         if tried.modes != progress.tried.modes:

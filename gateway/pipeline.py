@@ -19,8 +19,9 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.accounting import Accounts
 from gateway.addressing import (
@@ -75,6 +76,8 @@ from gateway.thinking_origins import ThinkingOrigins
 from gateway.unanswered import Earlier
 from gateway.upstream.pieces import AlreadyRead, without_packing
 
+T = TypeVar("T")
+
 #: the status of a provider that does not make the answer it is asked for
 _UNKNOWN_HERE: Final = 404
 _WHOSE: Final = "The store is away, which knows what provider has this answer. Try again shortly."
@@ -110,6 +113,7 @@ class Gateway:
         self.routes = routes
         self.providers = providers
         self.settler = settler
+        self.planner = planner
         self.policy = policy
         self.steps = Steps(
             agents=agents or {},
@@ -139,10 +143,11 @@ class Gateway:
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
         self.background = Background(store, records, routes, wall)
-        self.thinking = ThinkingOrigins(store, thinking or ThinkingRules())
+        self.thinking = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
         self.fetched = Fetched(settler, self.background, observers)
         self.accounts = Accounts(
             store=store,
+            read_body=planner.read,
             settler=settler,
             budgets=budgets,
             records=records,
@@ -178,6 +183,7 @@ class Gateway:
             upstreams=upstreams,
             composer=self.composer,
             recomposer=Recomposer(self.composer, planner, learner),
+            read_body=planner.read,
             steps=self.steps,
             clock=clock,
         )
@@ -214,6 +220,8 @@ class Exchange:
                 return await self._down()
             except GatewayError as fault:
                 await self._p.hang_up()
+                if self._p.call is not None:
+                    await self._gateway.composer.look_elsewhere(self._p, self._p.call)
                 return await self._gateway.answers.refusal(self._p, fault)
         except BaseException as error:
             await self._leave(error)
@@ -245,18 +253,19 @@ class Exchange:
             progress.session = named_session(incoming, gateway.policy.id_headers)
         if incoming.refused is not None:
             raise incoming.refused
-        call = progress.call = with_form_model(incoming, progress.dialect.read(incoming.body))
+        call = progress.call = await self._read(lambda: with_form_model(incoming, progress.dialect.read(incoming.body)))
         earlier = earlier_answer(call.fields) if incoming.endpoint.may_go_on else None
         before = await self._before(earlier) if earlier is not None else None
         if metered:
             if progress.session is None:
-                progress.session, progress.derived = session_of(incoming, call, gateway.policy, before)
+                read = partial(session_of, incoming, call, gateway.policy, before)
+                progress.session, progress.derived = await self._read(read)
             gateway.settler.check()
         call = progress.call = await gateway.compactions.begin(progress, call)
         about = incoming.endpoint.about
         unsure = await self._go_where_it_is_kept(about) if about is not None else None
         try:
-            self._find_routes(call)
+            await self._read(partial(self._find_routes, call))
         except UnknownModel as fault:
             raise (unsure or fault) from None
         if metered:
@@ -264,7 +273,7 @@ class Exchange:
             await gateway.steps.begin(progress, call)
             if progress.step is not None and progress.step.model is not None:
                 self._go_by(progress.step, call)
-            gateway.thinking.prefer(progress, call)
+            await self._read(partial(gateway.thinking.prefer, progress, call))
         answer = await self._answered(call)
         if unsure is not None and answer.status == _UNKNOWN_HERE:
             raise unsure
@@ -273,6 +282,10 @@ class Exchange:
         progress.billed = metered
         await gateway.thinking.answered(progress, call)
         return await gateway.answers.success(progress, call, answer)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        """Do work that goes over the request's body, in a thread if the body is large."""
+        return await self._gateway.planner.read(len(self._p.incoming.body), work)
 
     async def _before(self, answer_id: str) -> CallRecord | None:
         """The call of the same client key whose answer this one goes on from; the provider that keeps it is preferred.
@@ -403,7 +416,7 @@ class Exchange:
         progress.is_too_long = False
         if gateway.compactions.is_made_here(progress):
             return await gateway.compactions.make(progress, call)
-        gateway.steps.narrow(progress)
+        await self._read(partial(gateway.steps.narrow, progress))
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)

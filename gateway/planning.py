@@ -53,8 +53,13 @@ T = TypeVar("T")
 _INLINE_BYTES: Final = 32 * 1024
 #: bytes of a body that is taken apart beside the loop: some three milliseconds
 _LARGE_BYTES: Final = 512 * 1024
+#: Bytes of a body that is counted after all others of this size. Many of its parts are read by one C call each, which
+#: keeps the interpreter for tens of milliseconds: two at once would keep the event loop waiting for too long.
+_HUGE_BYTES: Final = 8 * 1024 * 1024
 #: threads of each kind
+_READING: Final = 1
 _WEIGHING: Final = 2
+_COUNTING_HUGE: Final = 1
 _FITTING: Final = 1
 #: bytes that one of a schema takes once it is built
 _BUILT: Final = 20
@@ -129,13 +134,20 @@ class Threads:
     """Where planning takes long. Several planners may share them, one after the other."""
 
     def __init__(self) -> None:
+        # What takes milliseconds must not wait for what takes seconds.
+        self.reading = ThreadPoolExecutor(_READING, "reading")
         # A long choice must not keep those waiting who only want to be weighed.
         self.weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
+        self.huge = ThreadPoolExecutor(_COUNTING_HUGE, "counting-huge")
         self.fitting = ThreadPoolExecutor(_FITTING, "fitting")
+
+    def counting(self, size: int) -> ThreadPoolExecutor:
+        """Return the threads that count a body of so many bytes."""
+        return self.huge if size > _HUGE_BYTES else self.weighing
 
     def close(self) -> None:
         """Let them end; calls that wait for them have been cut by then."""
-        for pool in (self.weighing, self.fitting):
+        for pool in (self.reading, self.weighing, self.huge, self.fitting):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -171,6 +183,8 @@ class Planner:
         self._beside, self._views, self._book = memory.beside, memory.views, memory.book
         self._threads = threads or Threads()
         self._translated = translated
+        #: Held while a huge body is planned: its parts take a few times its size meanwhile.
+        self.huge_turn = asyncio.Lock()
         self._reading_ahead = Lock()
 
     async def plan(
@@ -254,7 +268,8 @@ class Planner:
             )  # fmt: skip
             return self._estimator.estimate(request).tokens
 
-        return await _run_in(self._threads.weighing, lambda: heaviest_beside(contents.wire, contents.fields, weigh))
+        threads = self._threads.counting(asked.size)
+        return await _run_in(threads, lambda: heaviest_beside(contents.wire, contents.fields, weigh))
 
     def _roomy(self, came: Weighed, asked: Asked, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
         view = self.view(asked.contents, keys)
@@ -310,15 +325,31 @@ class Planner:
             return BoundConversation(contents.wire, received, book=self._views)
 
         known = len(contents.start.text) if contents.start is not None else 0
-        if len(contents.array or b"") - known <= _INLINE_BYTES:
+        size = len(contents.array or b"")
+        if size - known <= _INLINE_BYTES:
             return read()
-        return await _run_in(self._threads.weighing, read)
+        return await _run_in(self._threads.counting(size), read)
+
+    @staticmethod
+    def is_large(call: Call) -> bool:
+        """Return whether a call's body is not to be gone over in the loop."""
+        return len(call.body) > _LARGE_BYTES
+
+    @staticmethod
+    def is_huge(call: Call) -> bool:
+        """Return whether a call's body is planned while no other of its size is, see `huge_turn`."""
+        return len(call.body) > _HUGE_BYTES
+
+    async def read(self, size: int, work: Callable[[], T]) -> T:
+        """Do work that goes over a body of `size` bytes: in the loop, or in a thread if the body is large."""
+        return work() if size <= _LARGE_BYTES else await _run_in(self._threads.reading, work)
 
     async def contents(self, call: Call, wire: Wire) -> Contents | None:
         """See `contents_of`."""
-        if len(call.body) <= _LARGE_BYTES:
+        size = len(call.body)
+        if size <= _LARGE_BYTES:
             return contents_of(call, wire, self.known)
-        return await _run_in(self._threads.weighing, lambda: contents_of(call, wire, self.known))
+        return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.known))
 
     async def weigh(self, asked: Asked, remembered: Remembered) -> Weighing:
         """What a request weighs."""
@@ -357,7 +388,8 @@ class Planner:
             known = None
         if is_loaded and self._new_bytes(asked, request, known) <= _INLINE_BYTES:
             return self._estimate(asked.contents, request, known, key)
-        return await _run_in(self._threads.weighing, lambda: self._estimate(asked.contents, request, known, key))
+        threads = self._threads.counting(asked.size)
+        return await _run_in(threads, lambda: self._estimate(asked.contents, request, known, key))
 
     def _new_bytes(self, asked: Asked, request: Request, known: Beside | None) -> int:
         start, array = asked.contents.start, asked.contents.array or b""
@@ -445,7 +477,8 @@ class Planner:
     async def message_tokens(self, asked: Asked) -> list[int]:
         """What each message weighs."""
         request, messages = request_of(asked), asked.contents.messages
-        return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request, messages))
+        threads = self._threads.counting(asked.size)
+        return await _run_in(threads, lambda: self._estimator.message_tokens(request, messages))
 
     def _deadline(self, since: float) -> Callable[[], bool]:
         """Says True once a choice that begins now has taken too long. `since`: when it was asked for.

@@ -94,6 +94,9 @@ class Progress:
         before: the session's totals before it was sent: a stream's headers go out before its usage is known.
         is_holding: the store was asked to hold something; it may have done so even where no answer came.
         taken: the hold; None before it.
+        found_elsewhere: what in a large request stands for content that only the provider has; None: see `unseen`.
+        texts: estimated tokens of its texts, where they were read for that.
+        caches_long: it may ask for a cache of an hour or more, which costs more. Only looked for under a USD budget.
         sending: the open request to the provider, to be closed.
         sent_at: monotonic seconds, when it was first sent.
         head_at: the same, when the head of the answer came.
@@ -135,6 +138,7 @@ class Progress:
     book: Book = _NO_BOOK
     remembered: Remembered = _NOTHING_REMEMBERED
     stepped: Stepped | None = None
+    found_elsewhere: tuple[str, ...] | None = None
     contents: Contents | None = None
     weighing: Weighing | None = None
     step: Step | None = None
@@ -154,6 +158,8 @@ class Progress:
     before: Totals | None = None
     is_holding: bool = False
     taken: Taken | None = None
+    texts: int | None = None
+    caches_long: bool = False
     sending: AbstractAsyncContextManager[UpstreamReply] | None = None
     sent_at: float | None = None
     head_at: float | None = None
@@ -203,6 +209,8 @@ class Progress:
         """What in the request stands for content that only the provider has."""
         if self.call is None:
             return ()
+        if self.found_elsewhere is not None:
+            return self.found_elsewhere
         # Where results are shown shorter, the contents are not all that came.
         contents = self.asked.contents if self.asked is not None and self.showing is None else None
         return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire, contents)

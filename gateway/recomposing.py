@@ -16,7 +16,6 @@ from gateway.core.counting.calibration import Residual
 from gateway.core.plan import Plan
 from gateway.core.spending import room_in
 from gateway.dialects.base import Call
-from gateway.dialects.contents import contents_of
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import output_limit
 from gateway.dialects.thinking_error import ThinkingRefusal
@@ -76,7 +75,7 @@ class Recomposer:
 
     async def fit_again(self, progress: Progress, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; return whether there is something shorter to send now."""
-        asked, plan = progress.asked, progress.plan
+        asked, plan = await self._composer.loaded(progress), progress.plan
         if asked is None or plan is None:
             return False
         held = self._composer.held_input(progress)
@@ -107,7 +106,7 @@ class Recomposer:
         Claude Code and clients that set `block_binding` handle refusals of requests that the gateway did not change.
         They cannot handle a refusal caused by a change of the gateway.
         """
-        asked = progress.asked
+        asked = await self._composer.loaded(progress)
         if asked is None:
             return refusal.kind == "binding" and await self._count_without_thinking(progress, call)
         if asked.contents.messages is None:
@@ -155,13 +154,13 @@ class Recomposer:
         This happens only after a trim: the thinking belongs to the trimmed messages, but the client has the original
         ones counted.
         """
-        contents = contents_of(call, "messages", self._planner.known) if b"thinking" in call.body else None
+        contents = await self._planner.contents(call, "messages") if b"thinking" in call.body else None
         conversation = await self._planner.bound(contents) if contents is not None else None
         if contents is None or conversation is None or not conversation.thinking:
             return False
         bound = progress.thinking = BoundCall(contents, conversation, None, "")
         bound.choice = Choice(removed=((0, conversation.size),))
-        bound.without(bound.choice, self._planner.known)
+        await self._planner.read(len(call.body), lambda: bound.without(bound.choice, self._planner.known))
         progress.notes["thinking"] = "refused by the provider; counted without it"
         return True
 

@@ -197,6 +197,14 @@ class Records:
             unread_thinking=progress.unread_thinking,
         )
 
+    def needs_texts(self, progress: Progress) -> bool:
+        """Return whether the record of a call is an estimate for which the texts of its request must be read."""
+        if not self._estimate_missing or progress.plan is not None or progress.texts is not None:
+            return False
+        reported = answer_of(progress).usage
+        is_known = reported is not None and reported.input_tokens is not None
+        return (progress.billed or progress.is_at_work) and not is_known
+
     def lost(self, progress: Progress, need: Need) -> CallRecord:
         """Return the record of a call in case its worker ends before it settles the call.
 
@@ -442,7 +450,9 @@ def input_estimate(progress: Progress) -> int:
 def text_estimate(progress: Progress) -> int:
     """What the texts of a call come to, which is not weighed."""
     call = progress.call
-    return estimate(progress.dialect.input_text(call)) + token_ids(call.fields) if call else 0
+    if call is not None and progress.texts is None:
+        progress.texts = estimate(progress.dialect.input_text(call)) + token_ids(call.fields)
+    return progress.texts or 0
 
 
 def _operation(progress: Progress, call: Call | None) -> str:

@@ -6,6 +6,7 @@ Which provider that is, and what comes after one that has no answer, is said in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from gateway.answers import read_error
@@ -13,7 +14,7 @@ from gateway.composing import Composer
 from gateway.core.errors import UpstreamProtocolError
 from gateway.core.forwarding import Provider, is_success, request_headers
 from gateway.core.outgoing import Outgoing
-from gateway.core.ports import Upstream, UpstreamReply
+from gateway.core.ports import ReadBody, Upstream, UpstreamReply
 from gateway.core.redirects import check_redirect
 from gateway.core.retrying import TELLING, TOO_LARGE
 from gateway.dialects.base import Call
@@ -43,6 +44,7 @@ class Sender:
         upstreams: Mapping[str, Upstream],
         composer: Composer,
         recomposer: Recomposer,
+        read_body: ReadBody,
         steps: Steps,
         clock: Callable[[], float],
     ) -> None:
@@ -50,6 +52,7 @@ class Sender:
         self._upstreams = upstreams
         self._composer = composer
         self._recomposer = recomposer
+        self._read_body = read_body
         self._steps = steps
         self._clock = clock
         self._output_rules = OutputRules(clock)
@@ -85,7 +88,7 @@ class Sender:
             progress.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
                 ask_usage = False
-            elif steps.narrow_again(progress, body):
+            elif await self._read_body(len(call.body), partial(steps.narrow_again, progress, body)):
                 # What is sent now weighs less.
                 await composer.compose(progress, call, composer.again(progress))
             elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
@@ -160,11 +163,12 @@ class Sender:
             headers = with_beta(headers, BINDING_BETA)
         if progress.adds_tool_changes:
             headers = with_beta(headers, TOOL_CHANGES_BETA)
+        compose = partial(self._composer.body, progress, call, provider, ask_usage=ask_usage)
         outgoing = Outgoing(
             incoming.method,
             provider.url(incoming.path, incoming.query),
             headers,
-            self._composer.body(progress, call, provider, ask_usage=ask_usage),
+            await self._read_body(len(call.body), compose),
             progress.notes.__setitem__,
             progress.work,
             incoming.call_id,

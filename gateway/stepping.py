@@ -183,7 +183,9 @@ class Steps:
         left = remaining_fraction(progress.book.budgets) if agent.reads_budget else 1.0
         wire, contents = progress.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
-            contents = progress.contents = await self._planner.contents(call, wire)
+            contents = await self._planner.contents(call, wire)
+            # A huge one is read again when it is its turn to be planned: many may wait for that.
+            progress.contents = None if self._planner.is_huge(call) else contents
         if contents is None:
             return Facts(left=left)
         tokens = None

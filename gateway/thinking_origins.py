@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.message import digest
-from gateway.core.ports import Store
+from gateway.core.ports import ReadBody, Store
 from gateway.core.thinking_origin import Origin, ThinkingRules, followed, thinking_blocks, unread
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
@@ -31,8 +31,9 @@ class _Conversation:
 class ThinkingOrigins:
     """Keeps the origin of thinking blocks with the session. `rules`: which models read whose thinking blocks."""
 
-    def __init__(self, store: Store, rules: ThinkingRules) -> None:
+    def __init__(self, store: Store, read_body: ReadBody, rules: ThinkingRules) -> None:
         self._store = store
+        self._read_body = read_body
         self._rules = rules
 
     def prefer(self, progress: Progress, call: Call) -> None:
@@ -52,7 +53,10 @@ class ThinkingOrigins:
 
     async def answered(self, progress: Progress, call: Call) -> None:
         """Note what the target could not read of the conversation, and that it makes the blocks from now on."""
-        found, session = self._conversation(progress, call), progress.session
+        session = progress.session
+        if progress.incoming.endpoint.wire != "messages":
+            return
+        found = await self._read_body(len(call.body), lambda: self._conversation(progress, call))
         if found is None or session is None:
             return
         route, home, origins = progress.route, progress.home, found.origins

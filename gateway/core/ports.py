@@ -6,9 +6,9 @@ may share one store, so nothing here may be answered from a cache.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from gateway.core.allowance import Allowance
 from gateway.core.errors import StoreUnavailable
@@ -20,6 +20,8 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
 from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
+
+T = TypeVar("T")
 
 
 class RecordRefused(StoreUnavailable):
@@ -262,6 +264,14 @@ class UpstreamReply(Protocol):
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises UpstreamTimeout or UpstreamProtocolError where it breaks off."""
+        ...
+
+
+class ReadBody(Protocol):
+    """Does work that goes over a request's body: in the loop, or in a thread if the body is large."""
+
+    async def __call__(self, size: int, work: Callable[[], T]) -> T:
+        """Return what `work` returns; `size`: bytes of the body."""
         ...
 
 

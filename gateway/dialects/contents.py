@@ -66,6 +66,7 @@ class Contents:
         fresh: the messages in it.
         pinned: indices of messages that the client wants sent as they are.
         priorities: of messages that the client gave one; 1 is usual.
+        is_unloaded: the messages were let go of, to be read again from the body if they are needed.
     """
 
     wire: Wire
@@ -76,6 +77,13 @@ class Contents:
     fresh: tuple[bytes, ...] = ()
     pinned: frozenset[int] = frozenset()
     priorities: Mapping[int, float] | None = None
+    is_unloaded: bool = False
+
+    @property
+    def unloaded(self) -> Contents:
+        """The same without the messages, which take twice the size of the body."""
+        fields = {name: value for name, value in self.fields.items() if name != ITEMS[self.wire]}
+        return Contents(self.wire, fields, is_unloaded=True)
 
     @cached_property
     def messages(self) -> tuple[bytes, ...] | None:
@@ -263,7 +271,8 @@ def _split(array: bytes) -> tuple[bytes, ...]:
     """The elements of an array, or of what is left of one behind some of its elements."""
     if not array.startswith(b"["):
         array = b"[" + array.lstrip(_SPACE).removeprefix(b",")
-    return tuple(map(bytes, _LIST.decode(array)))
+    # No `map`: within one call of C no other thread has its turn.
+    return tuple([bytes(raw) for raw in _LIST.decode(array)])
 
 
 @dataclass(frozen=True, slots=True)

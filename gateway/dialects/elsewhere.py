@@ -26,7 +26,7 @@ _THREAD: Final = "thread"
 _CONTINUED: Final = re.compile(rb'"previous_message_id"\s*:\s*"')
 #: an item that stands for one of an earlier answer; inside a JSON text its quotes would have backslashes before them
 _REFERENCE: Final = "item_reference"
-_REFERENCE_MARK: Final = b'"item_reference"'
+_REFERENCE_MARK: Final = re.compile(rb'"item_reference"')
 #: Where parts of each format stand, and the types of those that may stand for a file. An image is none of them: what it
 #: weighs is bounded, and is held.
 _MESSAGES: Final[Mapping[Wire, str]] = {"chat": "messages", "messages": "messages", "responses": "input"}
@@ -74,25 +74,24 @@ def kept_elsewhere(fields: Fields, wire: Wire | None, contents: Contents | None 
     if field not in fields:
         return tuple(found)
     if contents is None or contents.array is None:
-        array = bytes(fields[field])
-        said = named_in(wire, array, None)
+        said = named_in(wire, memoryview(fields[field]), None)
     else:
         start = contents.start
         said = named_in(wire, contents.rest, contents.fresh) | (start.elsewhere if start is not None else frozenset())
     return (*found, *sorted(said, key=lambda name: (name != _REFERENCE, name)))  # items before files
 
 
-def named_in(wire: Wire, text: bytes, messages: Sequence[bytes] | None) -> frozenset[str]:
+def named_in(wire: Wire, text: bytes | memoryview, messages: Sequence[bytes] | None) -> frozenset[str]:
     """How messages name what others keep. `text`: an array, or what is left of one behind some of its messages.
 
     `messages`: those of it that are looked at; None: all, of a whole array.
     """
     found = set[str]()
-    if wire == "responses" and _REFERENCE_MARK in text:
-        found.update([_REFERENCE] if messages is None or any(_REFERENCE_MARK in raw for raw in messages) else ())
+    if wire == "responses" and _REFERENCE_MARK.search(text):
+        found.update([_REFERENCE] if messages is None or any(map(_REFERENCE_MARK.search, messages)) else ())
     marks = _MARKS.get(wire)
     if marks is not None and marks.search(text):
-        found |= _names(_elements(text) if messages is None else messages)
+        found |= _names(_elements(bytes(text)) if messages is None else messages)
     return frozenset(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ _SILENCES: Final = 4
 _LEAST_RATE: Final = 512
 #: how a body is packed that is not unpacked in `core`, which knows the standard library only
 _ZSTD: Final = "zstd"
-#: digits of a content length; one with more is over every limit
+#: digits of a content length that are read: one with more is over every limit, and stays so
 _MOST_DIGITS: Final = 18
 
 Receive = Callable[[], Awaitable[Any]]
@@ -47,18 +48,26 @@ class BodyMemory:
         Raises:
             Overloaded: there is no more.
         """
-        if self._pool.used + size > self._pool.limit:
+        self.resize(self._taken + size)
+
+    def resize(self, size: int) -> None:
+        """Hold this many bytes, whatever was held before.
+
+        Raises:
+            Overloaded: there are not as many; what was held before is kept.
+        """
+        more = size - self._taken
+        if more > 0 and self._pool.used + more > self._pool.limit:
             raise Overloaded(
                 f"Requests under way hold {self._pool.used / 2**20:.0f} MiB of {self._pool.limit / 2**20:.0f} MiB. "
                 "Try again shortly."
             )
-        self._pool.used += size
-        self._taken += size
+        self._pool.used += more
+        self._taken = size
 
     def release(self) -> None:
         """Give all of it back."""
-        self._pool.used -= self._taken
-        self._taken = 0
+        self.resize(0)
 
 
 class MemoryPool:
@@ -72,7 +81,10 @@ class MemoryPool:
 async def read_body(
     receive: Receive, headers: Headers, limit: int, silence_s: float, memory: BodyMemory
 ) -> tuple[bytes, bool]:
-    """The body, unpacked where it was sent packed, and whether it was.
+    """Return the body, decompressed if the client compressed it, and whether it did.
+
+    A body that announces its length takes its memory before it is read, so that what is read can also be kept. If the
+    body is refused, its memory is released before the rest of it is discarded.
 
     Raises:
         Overloaded: all bodies together take too much.
@@ -81,34 +93,54 @@ async def read_body(
         InvalidRequest: packed in a way that cannot be read.
         Disconnected: the client left.
     """
-    if _announces_more(headers, limit):
+    announced = _announced(headers)
+    try:
+        if announced > limit:
+            raise _too_large(limit)
+        memory.resize(announced)
+    except (Overloaded, PayloadTooLarge):
         await discard(receive, headers)
-        raise _too_large(limit)
-    body = await _read(receive, limit, silence_s, memory)
-    packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
-    if not packing or packing == "identity" or not body:
-        return body, False
-    unpacked = await _unpack(body, packing, limit)
-    memory.grow(len(unpacked))
+        raise
+    try:
+        body = await _read(receive, limit, silence_s, memory, announced)
+        packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
+        if not packing or packing == "identity" or not body:
+            return body, False
+        unpacked = await _unpack(body, packing, limit)
+        memory.resize(len(unpacked))
+    except BaseException:
+        memory.release()
+        raise
     return unpacked, True
 
 
-async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemory) -> bytes:
-    pieces: list[bytes] = []
-    size, more = 0, True
+async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemory, announced: int) -> bytes:
     loop = asyncio.get_running_loop()
     until = loop.time() + _SILENCES * silence_s
+    # Zero pages cost nothing before they are written. The buffer becomes the body without being copied.
+    buffer, size, more = io.BytesIO(bytes(announced)), 0, True
     while more:
         message = await _next(receive, silence_s, until + size / _LEAST_RATE - loop.time())
-        piece, more = message.get("body", b""), message.get("more_body", False)
-        memory.grow(len(piece))
-        pieces.append(piece)
+        piece: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(piece)
-        if size > limit:
+        try:
+            # A body that comes slowly keeps no room for what may never come.
+            memory.resize(max(size, announced) if loop.time() < until else size)
+            if size > limit:
+                raise _too_large(limit)
+        except (Overloaded, PayloadTooLarge):
+            buffer.close()
+            memory.release()
             if more:
                 await discard(receive, ())
-            raise _too_large(limit)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            raise
+        if size == len(piece) and not more:
+            return piece
+        buffer.write(piece)
+    buffer.truncate()
+    memory.resize(size)
+    return buffer.getvalue()
 
 
 async def discard(receive: Receive, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -138,10 +170,11 @@ async def _next(receive: Receive, silence_s: float, left_s: float) -> Any:
     return message
 
 
-def _announces_more(headers: Headers, limit: int) -> bool:
+def _announced(headers: Headers) -> int:
+    """Return the bytes that a body is said to have; 0 if that is not said."""
     # `int` refuses thousands of digits.
-    announced = header(headers, b"content-length").lstrip(b"0")
-    return announced.isdigit() and (len(announced) > _MOST_DIGITS or int(announced) > limit)
+    announced = header(headers, b"content-length").lstrip(b"0")[: _MOST_DIGITS + 1]
+    return int(announced) if announced.isdigit() else 0
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

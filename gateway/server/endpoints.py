@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any, Final, Literal
 
 from gateway.addressing import is_listing
@@ -34,7 +35,7 @@ from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
-from gateway.server.paths import split_path
+from gateway.server.paths import Asked, split_path
 from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.upstream.silence import Silence
 
@@ -190,14 +191,15 @@ class Forwarder:
             await self._admit(receive, headers)
             bounds = self._bounds
             body, unpacked = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
-            body = asked.named_in(body)
-            directives = ours.directives(headers)
-            target = endpoint(method, path, anthropic=anthropic, body=body)
+            read = partial(_named, asked, method, body, anthropic=anthropic)
+            body, found = await self._gateway.planner.read(len(body), read)
+            directives, target = ours.directives(headers), found
         except Disconnected:
-            memory.release()
             return None
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            refused = as_fault(error, request_id)
+            # Others may have its room while it is answered.
+            memory.release()
+            body, refused = b"", as_fault(error, request_id)
         except BaseException:
             memory.release()
             raise
@@ -411,6 +413,12 @@ class Forwarder:
         await self._cut(
             set(self._running), ShuttingDown("The gateway is stopping and cut this answer. Try again shortly.")
         )
+
+
+def _named(asked: Asked, method: str, body: bytes, *, anthropic: bool) -> tuple[bytes, Endpoint]:
+    """Return the body with the model that the path names, and the endpoint that is asked for."""
+    body = asked.named_in(body)
+    return body, endpoint(method, asked.path, anthropic=anthropic, body=body)
 
 
 def _no_socket(path: str) -> NoWebSocket:

@@ -66,3 +66,23 @@ def test_a_session_id_is_left_out_and_nothing_else(
 ) -> None:
     fields = read_fields(json.dumps(body).encode())
     assert json.loads(write_fields(fields, without_session_id(fields, in_metadata=in_metadata))) == left
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("at", [9, MIB - 1, MIB, MIB + 1, 2 * MIB - 2, 3 * MIB - 3])
+@pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82x", b"\xf0\x9f\x98", b"\xc3"])
+def test_the_first_byte_that_is_not_utf_8_is_named_wherever_it_stands(at: int, bad: bytes) -> None:
+    start = b'{"a": "' + "é".encode()
+    body = start + b"x" * (at - len(start)) + bad + b"y" * MIB
+    with pytest.raises(InvalidRequest, match=rf"\(byte {at}\)"):
+        read_fields(body)
+    with pytest.raises(InvalidRequest, match=rf"\(byte {at}\)"):
+        read_fields(body[: at + len(bad)].removesuffix(b"x"))
+
+
+def test_characters_that_lie_across_what_is_checked_at_once_are_characters() -> None:
+    for shift in range(4):
+        text = "x" * shift + "😀" * (MIB // 2)
+        assert bytes(read_fields(b'{"a":"' + text.encode() + b'"}')["a"]) == b'"' + text.encode() + b'"'

@@ -177,3 +177,54 @@ async def test_who_catches_a_late_body_can_still_wait() -> None:
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0.001)
+
+
+async def test_an_announced_body_takes_its_room_before_it_comes_and_not_for_ever() -> None:
+    pool, seen = MemoryPool(60_000), list[int]()
+
+    async def receive() -> dict[str, object]:
+        seen.append(pool.used)
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": len(seen) < 30}
+
+    memory = BodyMemory(pool)
+    body, _ = await read_body(receive, [(b"content-length", b"30000")], 1 << 20, 0.1, memory)
+    assert len(body) == 30_000
+    # After four of the longest silences it has no more room than it takes.
+    assert (seen[0], seen[-1]) == (30_000, 29_000)
+    assert pool.used == 30_000
+
+
+async def test_what_does_not_fit_is_refused_before_it_comes_and_leaves_its_room_to_others() -> None:
+    pool = MemoryPool(100)
+    first = BodyMemory(pool)
+    first.grow(60)
+    left = receiving(b"x" * 50)
+    with pytest.raises(Overloaded):
+        await read_body(left, [(b"content-length", b"50")], LIMIT, 1, BodyMemory(pool))
+    assert pool.used == 60
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers", "then"),
+    [
+        ((b"x" * 10,), (), "disconnect"),
+        ((b"x" * 10,), ((b"content-length", b"50"),), "disconnect"),
+        ((b"x" * 10,), ((b"content-length", b"50"),), "silence"),
+        ((b"x" * 10,), ((b"content-encoding", b"gzip"),), None),
+        ((b"x" * 90, b"x" * 20), (), None),
+    ],
+)
+async def test_a_body_that_is_not_read_leaves_no_room_taken(
+    pieces: tuple[bytes, ...], headers: tuple[tuple[bytes, bytes], ...], then: str | None
+) -> None:
+    pool = MemoryPool(100)
+    with pytest.raises((Disconnected, RequestTimeout, InvalidRequest, Overloaded)):
+        await read_body(receiving(*pieces, then=then), list(headers), LIMIT, 0.05, BodyMemory(pool))
+    assert pool.used == 0
+
+
+async def test_a_packed_body_takes_the_room_of_what_was_in_it() -> None:
+    pool, packed = MemoryPool(1000), gzip.compress(b"hello")
+    await read_body(receiving(packed), [(b"content-encoding", b"gzip")], LIMIT, 1, BodyMemory(pool))
+    assert pool.used == 5

@@ -1,0 +1,144 @@
+"""The memory of request bodies: as many are served as fit together, and what is refused or given up makes room."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conftest import StartGateway, StartUpstream
+from tests.support.gateways import GatewayThread, until
+from tests.support.scripted import ByteServer, Held
+from tests.support.web import CHAT, Reply, chat_bytes, connect, parse, read_all
+
+MIB = 2**20
+#: bodies of the largest size that fit together
+FIT = 16
+PLAIN = b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}'
+BODY = PLAIN[:-1] + b" " * (MIB - len(PLAIN)) + b"}"
+
+
+class Bench:
+    """A gateway whose bodies may take 16 MiB together, before a provider that answers once it is told to."""
+
+    def __init__(self, gateway_server: StartGateway, byte_server: StartUpstream) -> None:
+        self.held = Held()
+        self.upstream: ByteServer = byte_server(self.held)
+        self.gateway: GatewayThread = gateway_server(self.upstream.url, **{"server.max_body_mb": 1})
+        self.clients = ThreadPoolExecutor(2 * FIT)
+        self.sockets: list[socket.socket] = []
+
+    def post(self) -> Reply:
+        return self.gateway.web.post(CHAT, BODY, {"x-session-id": "s"})
+
+    def begin(self, sent: bytes) -> socket.socket:
+        """Send the beginning of a request."""
+        sock = connect(self.gateway.url)
+        self.sockets.append(sock)
+        sock.sendall(sent)
+        return sock
+
+    def fill(self) -> None:
+        """Announce as many bodies as fit, and send half of each."""
+        for _ in range(FIT):
+            self.begin(chat_bytes(BODY)[: MIB // 2])
+        until(lambda: self.small() == 503, what="all is reserved")
+
+    def small(self) -> int:
+        """Return the status of a small call. Requests that came before it have been looked at by then."""
+        return self.gateway.web.post(CHAT, {"model": "m", "messages": []}).status
+
+    def is_all_free(self) -> bool:
+        """Return whether as many bodies as fit are served together."""
+        return [one.status for one in self.clients.map(lambda _: self.post(), range(FIT))] == [200] * FIT
+
+
+@pytest.fixture
+def bench(gateway_server: StartGateway, byte_server: StartUpstream) -> Bench:
+    return Bench(gateway_server, byte_server)
+
+
+@pytest.fixture(autouse=True)
+def ended(bench: Bench) -> object:
+    """Nothing is left open, also where a test fails."""
+    yield
+    bench.held.release()
+    for sock in bench.sockets:
+        sock.close()
+    bench.clients.shutdown()
+
+
+def test_as_many_bodies_as_fit_are_served_at_once(bench: Bench) -> None:
+    calls = [bench.clients.submit(bench.post) for _ in range(FIT + 4)]
+    until(lambda: sum(call.done() for call in calls) == 4, what="four are refused")
+    refused = [call.result() for call in calls if call.done()]
+    assert {(one.status, one.error["code"]) for one in refused} == {(503, "overloaded")}
+    assert "hold 16 MiB of 16 MiB" in refused[0].error["message"]
+    until(lambda: len(bench.upstream.requests) == FIT, what="all others are sent")
+    assert {len(request.body) for request in bench.upstream.requests} == {MIB}
+    bench.held.release()
+    assert Counter(call.result().status for call in calls) == {200: FIT, 503: 4}
+    assert bench.is_all_free()
+
+
+def test_a_refused_body_takes_no_room_while_the_client_goes_on_sending_it(bench: Bench) -> None:
+    bench.held.release()
+    bench.fill()
+    refused = [bench.begin(chat_bytes(BODY)[: MIB // 2]) for _ in range(FIT)]
+    assert bench.small() == 503
+    for sock in bench.sockets[:FIT]:
+        sock.close()
+    until(bench.is_all_free, what="only those that left had taken room")
+    for sock in refused:
+        sock.sendall(chat_bytes(BODY)[MIB // 2 :])
+        assert parse(read_all(sock)).status == 503
+
+
+def test_a_body_in_chunks_takes_what_has_come_and_gives_it_back_when_it_is_refused(bench: Bench) -> None:
+    bench.held.release()
+    head = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"")
+    three_quarters = b"%x\r\n%b\r\n" % (MIB * 3 // 4, BODY[: MIB * 3 // 4])
+    for _ in range(FIT):
+        bench.begin(head + three_quarters)
+    # 4 MiB are free as soon as all of them have come.
+    until(lambda: bench.small() == 200)
+    rest = b"%x\r\n%b\r\n0\r\n\r\n" % (MIB // 4, BODY[MIB * 3 // 4 :])
+    for sock in bench.sockets:
+        sock.sendall(rest)
+    assert {parse(read_all(sock)).status for sock in bench.sockets} == {200}
+    late = [bench.begin(head + three_quarters) for _ in range(FIT * 2)]
+    for sock in late:
+        sock.sendall(rest)
+    ends = Counter(parse(read_all(sock)).status for sock in late)
+    assert set(ends) <= {200, 503}
+    assert ends[200] >= FIT // 2
+    assert bench.is_all_free()
+
+
+def test_a_client_that_leaves_within_its_body_gives_its_room_back(bench: Bench) -> None:
+    bench.held.release()
+    bench.fill()
+    for sock in bench.sockets:
+        sock.close()
+    until(bench.is_all_free, what="all room is there again")
+
+
+def test_a_client_that_leaves_before_its_answer_gives_its_room_back(bench: Bench) -> None:
+    for _ in range(FIT):
+        bench.begin(chat_bytes(BODY))
+    until(lambda: len(bench.upstream.requests) == FIT)
+    assert bench.post().status == 503
+    for sock in bench.sockets:
+        sock.close()
+    bench.held.release()
+    until(bench.is_all_free, what="all room is there again")
+
+
+def test_a_request_that_is_refused_for_something_else_gives_its_room_back(bench: Bench) -> None:
+    bench.held.release()
+    for _ in range(2 * FIT):
+        broken = bench.gateway.web.post(CHAT, BODY[:-1] + b"!", {"x-session-id": "s"})
+        assert broken.status == 400
+    assert bench.is_all_free()
