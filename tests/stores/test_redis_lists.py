@@ -81,6 +81,17 @@ async def test_a_session_that_a_server_has_lost_is_looked_for_by_its_cost_once(
     assert redis_server.cli("zcard", "gateway:recent:alice") == "1\n"
 
 
+@pytest.mark.parametrize("damage", [("set", "junk"), ("hset", "t13", "many")])
+async def test_a_session_that_cannot_be_read_is_ranked_by_its_cost_once(
+    store: Store, redis_server: RedisServer, record: MakeRecord, damage: tuple[str, ...]
+) -> None:
+    await settled(store, [record("a"), record("damaged")])
+    redis_server.cli("eval", NEW_LISTS, "0")
+    redis_server.cli(damage[0], "gateway:{alice/damaged}:s", *damage[1:])
+    assert await all_pages(store, 10, "cost") == ["a"]
+    assert redis_server.cli("zcard", "gateway:cost:alice") == "2\n"
+
+
 async def test_a_list_of_calls_keeps_its_newest_and_still_goes_on_with_older_ones(
     shared: Store, record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

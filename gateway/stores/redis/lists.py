@@ -130,8 +130,7 @@ class Lists:
     async def _rank_by_cost(self, namespace: str | None) -> None:
         """Sort in by cost what an older version has listed: it knew no such order."""
         recent, by_cost = (self._keys.sorted_list(namespace, sort) for sort in ("recent", "cost"))
-        [listed] = await self._link.call(("ZCARD", recent))
-        [ranked] = await self._link.call(("ZCARD", by_cost))
+        listed, ranked = await self._link.call(("ZCARD", recent), ("ZCARD", by_cost))
         for begin in range(0, listed if ranked < listed else 0, _CHUNK):
             [members] = await self._link.call(("ZRANGE", recent, begin, begin + _CHUNK - 1))
             if not members:
@@ -141,18 +140,23 @@ class Lists:
             await self._add_costs(by_cost, missing)
 
     async def _add_costs(self, by_cost: str, members: Sequence[bytes]) -> None:
-        """Add sessions by their costs. One that is gone leaves all lists: else it would be looked for each time."""
+        """Add sessions by their costs, else they would be looked for each time.
+
+        A session that is gone leaves all lists. One that cannot be read is added as one without costs.
+        """
         keys = [session_of_member(member) for member in members]
         tags = [tag_of(key.namespace, key.id) for key in keys]
         found = await each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
         for key, tag, reply in zip(keys, tags, found, strict=True):
+            is_gone, cost = False, 0
             with self._unread_sessions.passed_over(tag):
-                created, cost = sound(reply)
-                if created is None:
-                    await self._leave_lists(key)
-                else:
-                    # A call that is settled meanwhile knows better.
-                    await self._link.call(("ZADD", by_cost, "NX", cost or 0, member_of(key)))
+                created, sum_of_costs = sound(reply)
+                is_gone, cost = created is None, int(sum_of_costs or 0)
+            if is_gone:
+                await self._leave_lists(key)
+            else:
+                # A call that is settled meanwhile knows better.
+                await self._link.call(("ZADD", by_cost, "NX", cost, member_of(key)))
         await self._link.call(("PEXPIRE", by_cost, self._ttl_ms))
 
     async def _take_out(self, name: str, members: Sequence[bytes]) -> None:
