@@ -142,6 +142,7 @@ TESTED_ELSEWHERE = {
     "core.stored": "stores/test_contract.py",  # plain values that stores give back
     "core.outgoing": "upstream/test_http.py",  # plain values that are sent
     "stores.memory.accounts": "stores/test_ledger_contract.py",
+    "stores.memory.lists": "stores/test_lists.py",
     "stores.sums": "stores/test_contract.py",  # totals of stores that add by themselves
     # What these parts of one store are worth shows in what it keeps, on a real server.
     "stores.redis.values": "stores/test_ledger_contract.py",

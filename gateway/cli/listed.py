@@ -11,7 +11,7 @@ from gateway.cli.common import Exit, quoted, stop
 if TYPE_CHECKING:
     from gateway.core.ports import Store
     from gateway.core.spending import BudgetPolicy
-    from gateway.server.finding import Sort
+    from gateway.core.stored import Sort
     from gateway.stores.unread import UnreadSessions
 
 #: a session as the API shows it
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def _orders() -> list[str]:
-    from gateway.server.finding import SORTS
+    from gateway.core.stored import SORTS
 
     return list(SORTS)
 
@@ -29,7 +29,7 @@ SortName = Annotated[
     typer.Option(
         "--sort",
         metavar="recent|tokens|cost",
-        help="Their order; by cost: of the 10,000 that were called last.",
+        help="Their order, the largest first.",
         autocompletion=_orders,
     ),
 ]
@@ -38,7 +38,7 @@ SortName = Annotated[
 def order(name: str) -> Sort:
     """The order of that name, or the end of the command."""
     from gateway.core.errors import InvalidRequest
-    from gateway.server.finding import sort_of
+    from gateway.server.sessions import sort_of
 
     try:
         return sort_of(name)
@@ -54,11 +54,10 @@ async def rows(
     `policy`: as configured, in case no gateway has noted one; `unread`: sessions that were named already.
     """
     from gateway.server.auth import Access
-    from gateway.server.finding import Wanted, find_sessions
     from gateway.server.sessions import rows_of
     from gateway.stores.served import served
     from gateway.stores.unread import UnreadSessions
 
-    page = await find_sessions(store, Wanted(None, limit, sort=sort))
+    page = await store.sessions(None, limit, None, sort)
     in_force = await served(store, policy)
     return await rows_of(store, page.sessions, in_force, Access(None, admin=True), unread or UnreadSessions())

@@ -18,7 +18,18 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
-from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import (
+    Closing,
+    Ending,
+    Latest,
+    Lesson,
+    OpenHold,
+    Opening,
+    Page,
+    SessionView,
+    Sort,
+    StoredKey,
+)
 from gateway.core.usage import Totals
 
 T = TypeVar("T")
@@ -201,8 +212,18 @@ class Store(Protocol):
         """
         ...
 
-    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
-        """Sessions of one namespace (None: of all), `sort` one of `recent`, `tokens`."""
+    async def sessions(
+        self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
+    ) -> Page:
+        """Return a page of the sessions of one namespace (None: of all), the largest first, without their tools.
+
+        `part`: only sessions with this text in the name that a reader of this namespace sees, in upper or lower case.
+        Such a search reads at most `MOST_SEARCHED` names. The cursor then continues it, also if nothing was found yet.
+        """
+        ...
+
+    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """Return the newest records of all sessions of one namespace (None: of all), newest first."""
         ...
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:

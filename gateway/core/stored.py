@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from decimal import Decimal
-from typing import Final
+from typing import Final, Literal, get_args
 
 from gateway.core.ledger import NO_LIMITS, Amount, Hold, Limits, Standing, nano
 from gateway.core.namespaces import SessionKey
@@ -17,6 +17,11 @@ from gateway.core.values import dataclass
 
 #: calls that a store knows the order of, for `Store.latest`
 MOST_LATEST: Final = 4096
+#: the orders of a list of sessions: by last call, by tokens, by cost
+Sort = Literal["recent", "tokens", "cost"]
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
+#: names that one search for a part of a name reads
+MOST_SEARCHED: Final = 10_000
 #: what was learned under a key until now -> what is known with one lesson more; pure, may be applied more than once
 Lesson = Callable[[bytes | None], bytes]
 #: where a session's agents are in their steps -> where they are once a call has ended, and its record that says so;

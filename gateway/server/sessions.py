@@ -21,12 +21,11 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
-from gateway.core.stored import SessionView
+from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
-from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
 from gateway.server.shown import (
     call_json,
@@ -90,8 +89,7 @@ class SessionsApi:
         """GET /api/sessions?limit=&cursor=&sort=recent|tokens|cost&q=part of a name."""
         query = request.query_params
         sort, part = sort_of(query.get("sort")), query.get("q", "")
-        wanted = Wanted(access.namespace, _limit(request), query.get("cursor"), sort, part)
-        page = await find_sessions(self._store, wanted)
+        page = await self._store.sessions(access.namespace, _limit(request), query.get("cursor"), sort, part=part)
         rows = await rows_of(self._store, page.sessions, self._rules().budget, access, self._unread)
         return {"sessions": rows, "cursor": page.cursor}
 
@@ -160,7 +158,7 @@ class SessionsApi:
 
     async def newest(self, request: Request, access: Access) -> Any:
         """GET /api/calls?limit=: the newest records of all sessions."""
-        records = await newest_calls(self._store, access.namespace, _limit(request))
+        records = await self._store.newest(access.namespace, _limit(request))
         return {"calls": [call_json(record, access) for record in records]}
 
     async def reset(self, request: Request, access: Access) -> Any:
@@ -352,6 +350,18 @@ def _decided(name: str, value: Any) -> int | None:
             param=f"budget.{name}",
         )
     return nano(number) if name == "usd" else int(number)
+
+
+def sort_of(text: str | None) -> Sort:
+    """Return the order of a list of sessions that was asked for.
+
+    Raises:
+        InvalidRequest: there is no such order.
+    """
+    for sort in SORTS:
+        if text in (sort, None):
+            return sort
+    raise errors.InvalidRequest(f'"sort" is one of {", ".join(SORTS)}.', param="sort")
 
 
 def _key(request: Request, access: Access) -> SessionKey:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from gateway.core.stored import SORTS
 from gateway.mock import MockServer
-from gateway.server.finding import MOST, SORTS
 from tests.conftest import StartGateway
 from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread
@@ -61,8 +61,3 @@ def test_an_order_that_is_none_is_refused_with_those_there_are(
     assert len(done.err.splitlines()) == 1
     assert len(done.err) < 200
     assert "\x1b" not in done.err
-
-
-def test_the_help_says_how_many_are_looked_at_for_the_cost(gateway_command: Commands) -> None:
-    for command in LISTS:
-        assert f"{MOST:,}" in gateway_command(*command, "--help", env={"COLUMNS": "200"}).out

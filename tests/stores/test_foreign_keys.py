@@ -12,7 +12,7 @@ from gateway.core.errors import StoreDamaged
 from gateway.core.ledger import Amount, Claim, Hold
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import LOST, CallRecord
-from gateway.core.stored import OpenHold
+from gateway.core.stored import SORTS, OpenHold, Sort
 from gateway.core.usage import Charge, Usage
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.keys import Keys, tag_of
@@ -66,13 +66,12 @@ async def settle(shared: Shared, record: MakeRecord) -> list[CallRecord]:
     return records
 
 
-@pytest.mark.parametrize("name", [_KEYS.session(TAG), *_KEYS.tools(TAG)])
-@pytest.mark.parametrize("sort", ["recent", "tokens"])
-async def test_a_list_leaves_out_the_session_that_cannot_be_read_until_it_is_mended(
-    shared: Shared, record: MakeRecord, sort: str, name: str, heard: pytest.LogCaptureFixture
+@pytest.mark.parametrize("sort", SORTS)
+async def test_a_list_leaves_out_the_session_that_cannot_be_read(
+    shared: Shared, record: MakeRecord, sort: Sort, heard: pytest.LogCaptureFixture
 ) -> None:
     await settle(shared, record)
-    shared.spoil(name)
+    shared.spoil(_KEYS.session(TAG))
     for _ in range(2):
         page = await shared.store.sessions(None, 10, None, sort)
         assert [view.key for view in page.sessions] == [OTHER]
@@ -81,9 +80,29 @@ async def test_a_list_leaves_out_the_session_that_cannot_be_read_until_it_is_men
     assert TAG in told[0]
     with pytest.raises(StoreDamaged):
         await shared.store.session(KEY)
-    if name in _KEYS.tools(TAG):
-        shared.cli("del", name)
-        assert {view.key for view in (await shared.store.sessions(None, 10, None, sort)).sessions} == {KEY, OTHER}
+
+
+@pytest.mark.parametrize("name", _KEYS.tools(TAG))
+async def test_a_session_is_listed_although_its_tools_cannot_be_read(
+    shared: Shared, record: MakeRecord, name: str
+) -> None:
+    await settle(shared, record)
+    shared.spoil(name)
+    assert {view.key for view in (await shared.store.sessions(None, 10, None, "recent")).sessions} == {KEY, OTHER}
+    with pytest.raises(StoreDamaged):
+        await shared.store.session(KEY)
+
+
+async def test_the_newest_calls_are_listed_beside_those_that_cannot_be_read(
+    shared: Shared, record: MakeRecord, heard: pytest.LogCaptureFixture
+) -> None:
+    (_, other) = await settle(shared, record)
+    shared.spoil(_KEYS.calls(TAG)[1])
+    for _ in range(2):
+        assert list(await shared.store.newest(None, 10)) == [other]
+    told = [one.getMessage() for one in heard.records if one.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert TAG in told[0]
 
 
 async def test_a_list_goes_on_behind_a_number_that_is_none(shared: Shared, record: MakeRecord) -> None:

@@ -835,7 +835,7 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
         # The list of the latest is prolonged now and again; where a call is to be found stays for as long as the call.
         apart = ("gateway:{latest}", "gateway:p:")
         prolonged = {name: left for name, left in ends_in().items() if name in kept and not name.startswith(apart)}
-        assert len(prolonged) == 8 + 5
+        assert len(prolonged) == 8 + 9
         assert min(prolonged.values()) > day + 2 * hour
 
 

@@ -19,8 +19,8 @@ from gateway.core.asked import (
 from gateway.core.context_budget import Trim
 from gateway.core.identity import ID_FORM, ID_PATTERN
 from gateway.core.modes import MODES
+from gateway.core.stored import SORTS
 from gateway.inspection import WIRES
-from gateway.server.finding import SORTS
 from gateway.server.headers import EXPOSED
 from gateway.server.openapi.shapes import Schema, named
 
@@ -213,7 +213,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             "listSessions", "Sessions, newest first.", "SessionPage",
             parameters=(
                 "limit", "cursor", _PART,
-                _parameter("sort", "query", "Their order; by cost: of the 10,000 that were called last.",
+                _parameter("sort", "query", "Their order, the largest first.",
                            {"enum": list(SORTS), "default": SORTS[0]}),
             ),
         )

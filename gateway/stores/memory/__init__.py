@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import OrderedDict, deque
+from bisect import bisect_left
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -19,6 +20,7 @@ from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
+    SORTS,
     Closing,
     Ending,
     Latest,
@@ -28,14 +30,16 @@ from gateway.core.stored import (
     Page,
     SessionView,
     Settled,
+    Sort,
     StoredKey,
 )
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import clock
-from gateway.stores.cursor import Cursor
+from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.memory.accounts import Books
+from gateway.stores.memory.lists import CallsInOrder, SortedSessions, merged
 from gateway.stores.sums import stopped
 from gateway.stores.unread import Refusing
 
@@ -109,7 +113,11 @@ class MemoryStore:
         self._keys: dict[str, StoredKey] = {}
         self._results: dict[SessionKey, _Results] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
+        #: the same in each order
+        self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
+        #: the same of all sessions of a namespace
+        self._in_order: defaultdict[str, CallsInOrder] = defaultdict(CallsInOrder)
         self._by_id: dict[str, CallRecord] = {}
         #: ids of calls by the namespace and the answer of each; the newest one where several had the same
         self._by_answer: dict[tuple[str, str], str] = {}
@@ -177,7 +185,7 @@ class MemoryStore:
             totals = stopped(totals.add(record.charge, record.saved_tokens))
         tools = tools.with_calls(record.counted_tools)
         ended = record.started_at + record.duration_s
-        self._sessions[key] = SessionView(
+        view = SessionView(
             key,
             view.created_at if view else record.started_at,
             max(ended, view.last_call_at if view else 0.0),
@@ -185,10 +193,17 @@ class MemoryStore:
             view.derived if view else record.derived_session,
             tools,
         )
+        self._show(view)
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
         if record.counted_kept:
             self._kept_elsewhere[key] = (record.counted_kept + self._kept_elsewhere.get(key, ""))[:MAX_KEPT]
+
+    def _show(self, view: SessionView) -> None:
+        """Put a session into the lists as it is now."""
+        self._sessions[view.key] = view
+        for one in self._sorted.values():
+            one.change(view.key)
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id
@@ -202,6 +217,10 @@ class MemoryStore:
             place = record.session.namespace, record.answer
             self._by_answer[place] = max(record.call_id, self._by_answer.get(place, ""))
         calls = self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
+        in_order = self._in_order[record.session.namespace]
+        if is_new and len(calls) == CALLS_PER_SESSION:
+            in_order.forget([calls[0].call_id])
+        in_order.add(record)
         if not is_new:
             calls = self._calls[record.session] = deque(
                 (call for call in calls if call.call_id != record.call_id), CALLS_PER_SESSION
@@ -335,19 +354,21 @@ class MemoryStore:
             self._lessons.put(key, value, self._now())
         return known
 
-    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+    async def sessions(
+        self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
+    ) -> Page:
         """See `Store.sessions`."""
-        after = Cursor.parse(cursor) if cursor else None
-        rows = [
-            (Cursor.of(view, sort), view)
-            for view in self._sessions.values()
-            if namespace is None or view.key.namespace == namespace
-        ]
-        if after is not None:
-            rows = [row for row in rows if row[0] < after]
-        page = heapq.nlargest(limit + 1, rows, key=lambda row: row[0])
-        more = str(page[limit - 1][0]) if len(page) > limit else None
-        return Page([view for _, view in page[:limit]], more)
+        places = self._sorted[sort].places(self._sessions)
+        end = bisect_left(places, Cursor.parse(cursor)) if cursor else len(places)
+        listed = (place for place in islice(reversed(places), len(places) - end, None))
+        own = (place for place in listed if namespace is None or place.namespace == namespace)
+        chosen, more = page_of(own, Names(namespace, part), limit)
+        return Page([replace(self._sessions[place.key], tools=ToolUse()) for place in chosen], more)
+
+    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest`."""
+        lists = [one for name, one in self._in_order.items() if namespace in (None, name)]
+        return list(islice(merged(lists), limit))
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
@@ -391,7 +412,7 @@ class MemoryStore:
         view = self._sessions.get(session)
         if view is None:
             return False
-        self._sessions[session] = SessionView(view.key, view.created_at, view.last_call_at, Totals(), view.derived)
+        self._show(SessionView(view.key, view.created_at, view.last_call_at, Totals(), view.derived))
         self._resets[session] = self._resets.get(session, 0) + 1
         return True
 
@@ -409,6 +430,8 @@ class MemoryStore:
 
     def _forget(self, session: SessionKey) -> bool:
         found = self._sessions.pop(session, None) is not None
+        for one in self._sorted.values():
+            one.change(session)
         self._last_turns.pop(session, None)
         self._kept_elsewhere.pop(session, None)
         self._resets.pop(session, None)
@@ -420,6 +443,7 @@ class MemoryStore:
     def _taken_calls(self, session: SessionKey) -> Sequence[CallRecord]:
         """The calls of a session, which lists none any more."""
         listed = self._calls.pop(session, ())
+        self._in_order[session.namespace].forget(call.call_id for call in listed)
         # Not all are listed where there were many; to look through the calls of all sessions each time takes too long.
         is_all = len(listed) < CALLS_PER_SESSION
         return [*listed] if is_all else [call for call in self._by_id.values() if call.session == session]
@@ -455,6 +479,7 @@ class MemoryStore:
             self._drop_call(call_id)
         for key, calls in list(self._calls.items()):
             kept = deque((call for call in calls if call.call_id >= oldest_kept), maxlen=CALLS_PER_SESSION)
+            self._in_order[key.namespace].forget(call.call_id for call in calls if call.call_id < oldest_kept)
             if kept:
                 self._calls[key] = kept
             else:

@@ -22,17 +22,29 @@ from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import (
+    Closing,
+    Ending,
+    Latest,
+    Lesson,
+    OpenHold,
+    Opening,
+    Page,
+    SessionView,
+    Sort,
+    StoredKey,
+)
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
+from gateway.stores.cursor import Cursor
 from gateway.stores.packed import Packed, unpacked
 from gateway.stores.redis import values
 from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.folding import Folding
-from gateway.stores.redis.keys import Keys, session_of, tag_of
+from gateway.stores.redis.keys import NAMESAKES, Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
-from gateway.stores.redis.lists import Lists
+from gateway.stores.redis.lists import Lists, SessionList
 from gateway.stores.redis.moves import TRIES, Moves, pause
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
@@ -91,7 +103,7 @@ class RedisStore:
         self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)
         books = BooksApart if is_cluster else BooksTogether
         self._books: Books = books(self._link, self._clerk, moment)
-        self._lists = Lists(self._link, self._keys, scripts, self._unread_sessions)
+        self._lists = Lists(self._link, self._clerk, self._unread_sessions)
         self._moves = Moves(self._link, self._keys, scripts, self._clerk, self._books)
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
 
@@ -249,7 +261,7 @@ class RedisStore:
 
     def _leads(self, session: SessionKey, handles: Iterable[str]) -> list[Command]:
         """The verbs that make the names of handles lead to their session."""
-        arguments = {"place": _tag(session), "ttl": self._clerk.ttl_ms}
+        arguments = {"place": _tag(session), "most": NAMESAKES, "ttl": self._clerk.ttl_ms}
         names = [name for handle in handles for name in self._names(session, handle)]
         return [self._verb("name", (name,), arguments) for name in names]
 
@@ -310,9 +322,16 @@ class RedisStore:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+    async def sessions(
+        self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
+    ) -> Page:
         """See `Store.sessions`."""
-        return await self._lists.page(namespace, limit, cursor, sort)
+        after = Cursor.parse(cursor) if cursor else None
+        return await self._lists.page(SessionList(namespace, sort, part), limit, after)
+
+    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest`."""
+        return await self._lists.newest(namespace, limit)
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""

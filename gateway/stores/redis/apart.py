@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Hold, Refused, Standing, refused
 from gateway.core.record import CallRecord
-from gateway.core.stored import MOST_LATEST, OpenHold
+from gateway.core.stored import MOST_LATEST, OpenHold, Sort
 from gateway.stores.redis import values
-from gateway.stores.redis.keys import SHARDS, tag_of_account
+from gateway.stores.redis.keys import NAMESAKES, SHARDS, tag_of_account
 from gateway.stores.redis.leaps import Leaps
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command
@@ -272,18 +272,27 @@ class BooksApart:
             ("SET", index["id"], home, "PX", ttl),
             ("ZADD", index["oldest"], "LT", index["began"], home),
         ]
-        commands += [
-            self._clerk.call("name", (name,), {"place": index["place"], "ttl": ttl}) for name in index["named"]
-        ]
+        commands += [self._placed(name, index["place"], NAMESAKES) for name in index["named"]]
+        commands += [self._placed(names["calls"], index["place"], MOST_LATEST) for names in index["lists"]]
         if last is not None:
-            for recent, tokens in index["lists"]:
-                commands += [("ZADD", recent, "GT", last, index["member"]), ("PEXPIRE", recent, ttl)]
-                commands += [("ZADD", tokens, sums[3] or 0, index["member"]), ("PEXPIRE", tokens, ttl)]
+            scores: tuple[tuple[Sort, bytes | None], ...] = (("recent", last), ("tokens", sums[3]), ("cost", sums[12]))
+            commands += [
+                self._ranked(names[sort], index["member"], score or b"0", grows=sort == "recent")
+                for names in index["lists"]
+                for sort, score in scores
+            ]
         if is_new:
             arguments = self._clerk.basic() | {"most": MOST_LATEST}
             entry = values.entry(record.call_id, home, sums)
             commands.append(self._clerk.call("note", self._keys.latest, arguments, entry))
         return commands
+
+    def _placed(self, name: str, place: str, most: int) -> Command:
+        return self._clerk.call("name", (name,), {"place": place, "most": most, "ttl": self._clerk.ttl_ms})
+
+    def _ranked(self, name: str, member: str, score: bytes, *, grows: bool) -> Command:
+        arguments = {"member": member, "score": score.decode(), "grows": grows, "ttl": self._clerk.ttl_ms}
+        return self._clerk.call("rank", (name,), arguments)
 
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
         """See `Books`. A verb for each, which may go to another server."""

@@ -13,9 +13,12 @@ from urllib.parse import quote, unquote
 
 from gateway.core.ledger import AccountKey
 from gateway.core.namespaces import SessionKey
+from gateway.core.stored import Sort
 
 #: parts of the list of open holds in a cluster, so that no one server keeps them all
 SHARDS: Final = 16
+#: places that are kept under a request id, an answer or a handle
+NAMESAKES: Final = 32
 #: names that are remembered
 _NAMES: Final = 16_384
 
@@ -63,9 +66,8 @@ def _account(key: AccountKey) -> str:
 
 
 @lru_cache(_NAMES)
-def _sorted_list(namespace: str | None, sort: str) -> str:
-    """The name of a list of sessions, behind any prefix."""
-    name = "tokens" if sort == "tokens" else "recent"
+def _list(namespace: str | None, name: str) -> str:
+    """The name of a list of one namespace, or of all, behind any prefix."""
     return name if namespace is None else f"{name}:{quote(namespace, safe='')}"
 
 
@@ -159,6 +161,10 @@ class Keys:
         """What says where the records of calls with an answer are."""
         return f"{self._prefix}n:{quote(namespace, safe='')}/{answer}"
 
-    def sorted_list(self, namespace: str | None, sort: str) -> str:
-        """The sorted list of a namespace's sessions (None: of all)."""
-        return self._prefix + _sorted_list(namespace, sort)
+    def sorted_list(self, namespace: str | None, sort: Sort) -> str:
+        """Return the name of the sorted list of a namespace's sessions (None: of all)."""
+        return self._prefix + _list(namespace, sort)
+
+    def newest(self, namespace: str | None) -> str:
+        """Return the name of the list of places of the newest calls of a namespace (None: of all)."""
+        return self._prefix + _list(namespace, "calls")

@@ -6,90 +6,158 @@ name what is gone. So whoever reads them looks at the session itself, and takes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.core.ids import first_id_at
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.stored import Latest, Page, SessionView, Settled
-from gateway.stores.cursor import Cursor
+from gateway.core.stored import MOST_SEARCHED, SORTS, Latest, Page, SessionView, Settled, Sort
+from gateway.core.tools import ToolUse
+from gateway.stores.cursor import Cursor, Names
 from gateway.stores.redis import values
-from gateway.stores.redis.keys import Keys, member_of, session_of, session_of_member, tag_of
+from gateway.stores.redis.keys import NAMESAKES, member_of, session_of, session_of_member, tag_of
 from gateway.stores.redis.link import Link, each, sound
-from gateway.stores.redis.scripts import Command, Scripts
+from gateway.stores.redis.scripts import Command
+from gateway.stores.redis.together import Clerk, home_of
+from gateway.stores.sums import SUMS
 from gateway.stores.unread import UnreadRecords, UnreadSessions
 
 #: what is looked at in one round trip
 _CHUNK: Final = 200
-#: the last place among the calls that are kept under one request id
-_NAMESAKES: Final = 31
+#: names that are read in one round trip where a part of them is searched
+_SEARCH: Final = 1_000
 #: ids that are read at once at the least
 _LEAST_PAGE: Final = 100
+#: records of a session that are read at once where the newest of all sessions are searched
+_RECORDS: Final = 20
+#: In a list of calls, before all of them: no older ones are known. It is the first that a list too long loses.
+_BEGIN: Final = b""
 #: digits of a call's id that are its time
 _TIME_DIGITS: Final = 12
+
+
+#: the field of a session with its cost
+_COST: Final = values.TOTALS[SUMS.index("cost_pico_usd") :][:1]
+
+
+_NO_TOOLS: Final = ToolUse()
+
+
+class SessionList(NamedTuple):
+    """A list of the sessions of a namespace (None: of all) with a part in their names (empty: all)."""
+
+    namespace: str | None
+    sort: Sort
+    part: str = ""
 
 
 class Lists:
     """See the module."""
 
-    def __init__(self, link: Link, keys: Keys, scripts: Scripts, unread: UnreadSessions) -> None:
+    def __init__(self, link: Link, clerk: Clerk, unread: UnreadSessions) -> None:
         self._link = link
-        self._keys = keys
-        self._verb = scripts.call
+        self._keys = clerk.keys
+        self._verb = clerk.call
+        self._ttl_ms = clerk.ttl_ms
         self._unread = UnreadRecords()
         self._unread_sessions = unread
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
-        row, calls, recent = await self._link.call(*self._asking(session))
-        return values.view(session, row, values.tool_use(calls, recent))
-
-    def _asking(self, session: SessionKey) -> list[Command]:
         tag = tag_of(session.namespace, session.id)
-        calls, recent = self._keys.tools(tag)
-        return [("HMGET", self._keys.session(tag), *values.VIEW), ("HGETALL", calls), ("LRANGE", recent, 0, -1)]
+        names = self._keys.tools(tag)
+        row, calls, recent = await self._link.call(
+            ("HMGET", self._keys.session(tag), *values.VIEW), ("HGETALL", names[0]), ("LRANGE", names[1], 0, -1)
+        )
+        return values.view(session, row, values.tool_use(calls, recent))
 
     async def _look(self, sessions: Sequence[SessionKey]) -> tuple[list[SessionView | None], list[SessionKey]]:
         """Sessions as they are now, None for what cannot be shown, and those of them that are not there any more."""
-        found = await each(self._link, [command for key in sessions for command in self._asking(key)])
+        tags = [tag_of(key.namespace, key.id) for key in sessions]
+        found = await each(self._link, [("HMGET", self._keys.session(tag), *values.VIEW) for tag in tags])
         views: list[SessionView | None] = [None] * len(sessions)
         gone: list[SessionKey] = []
-        for at, key in enumerate(sessions):
-            with self._unread_sessions.passed_over(tag_of(key.namespace, key.id)):
-                row, calls, recent = map(sound, found[3 * at : 3 * at + 3])
-                views[at] = values.view(key, row, values.tool_use(calls, recent))
+        for at, (key, tag, row) in enumerate(zip(sessions, tags, found, strict=True)):
+            with self._unread_sessions.passed_over(tag):
+                views[at] = values.view(key, sound(row), _NO_TOOLS)
                 if views[at] is None:
                     gone.append(key)
         return views, gone
 
-    async def page(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+    async def page(self, asked: SessionList, limit: int, after: Cursor | None) -> Page:
         """See `Store.sessions`."""
-        after = Cursor.parse(cursor) if cursor else None
-        name = self._keys.sorted_list(namespace, sort)
+        if asked.sort == "cost":
+            await self._rank_by_cost(asked.namespace)
+        name, names = self._keys.sorted_list(asked.namespace, asked.sort), Names(asked.namespace, asked.part)
         found: list[tuple[SessionView, Cursor]] = []
+        searched = 0
         while len(found) <= limit:
             # Reading thousands of replies in one go would keep calls out of the loop for as long.
-            wanted = min(limit + 1 - len(found), _CHUNK)
+            most = min(limit + 1 - len(found), _CHUNK)
+            wanted = _SEARCH if asked.part else most
             rows = await self._rows(name, wanted, after)
-            keys = [session_of_member(member) for member, _ in rows]
-            places = [Cursor(score, *key) for key, (_, score) in zip(_parts(keys), rows, strict=True)]
-            views, gone = await self._look(keys)
-            found += [(view, place) for view, place in zip(views, places, strict=True) if view is not None]
-            await self._take_out(name, [member_of(key).encode() for key in gone])
-            if len(rows) < wanted:
+            places = [place for place in rows if names.match(place)][:most]
+            found += await self._shown(asked, places)
+            searched += len(rows)
+            if len(places) == most:
+                after = places[-1]
+            elif len(rows) < wanted:
                 break
-            after = places[-1]
+            else:
+                after = rows[-1]
+            if asked.part and searched >= MOST_SEARCHED and len(found) <= limit:
+                return Page([view for view, _ in found], str(after))
         more = str(found[limit - 1][1]) if len(found) > limit else None
         return Page([view for view, _ in found[:limit]], more)
 
-    async def _rows(self, name: str, limit: int, after: Cursor | None) -> list[tuple[bytes, float]]:
+    async def _shown(self, asked: SessionList, places: Sequence[Cursor]) -> list[tuple[SessionView, Cursor]]:
+        """Return the sessions that can be shown, with their places. Those that are gone leave the list."""
+        views, gone = await self._look([place.key for place in places])
+        name = self._keys.sorted_list(asked.namespace, asked.sort)
+        await self._take_out(name, [member_of(key).encode() for key in gone])
+        return [(view, place) for view, place in zip(views, places, strict=True) if view is not None]
+
+    async def _rows(self, name: str, limit: int, after: Cursor | None) -> list[Cursor]:
         arguments: dict[str, Any] = {"limit": limit}
         if after is not None:
-            member = member_of(SessionKey(after.namespace, after.id))
-            arguments |= {"score": repr(float(after.value)), "member": member}
+            arguments |= {"score": repr(float(after.value)), "member": member_of(after.key)}
         [reply] = await self._link.call(self._verb("page", (name,), arguments))
-        return [(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+        keys = map(session_of_member, reply[::2])
+        return [Cursor(float(score), key.namespace, key.id) for key, score in zip(keys, reply[1::2], strict=True)]
+
+    async def _rank_by_cost(self, namespace: str | None) -> None:
+        """Sort in by cost what an older version has listed: it knew no such order."""
+        recent, by_cost = (self._keys.sorted_list(namespace, sort) for sort in ("recent", "cost"))
+        listed, ranked = await self._link.call(("ZCARD", recent), ("ZCARD", by_cost))
+        for begin in range(0, listed if ranked < listed else 0, _CHUNK):
+            [members] = await self._link.call(("ZRANGE", recent, begin, begin + _CHUNK - 1))
+            if not members:
+                return
+            [scores] = await self._link.call(("ZMSCORE", by_cost, *members))
+            missing = [member for member, score in zip(members, scores, strict=True) if score is None]
+            await self._add_costs(by_cost, missing)
+
+    async def _add_costs(self, by_cost: str, members: Sequence[bytes]) -> None:
+        """Add sessions by their costs, else they would be looked for each time.
+
+        A session that is gone leaves all lists. One that cannot be read is added as one without costs.
+        """
+        keys = [session_of_member(member) for member in members]
+        tags = [tag_of(key.namespace, key.id) for key in keys]
+        found = await each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
+        for key, tag, reply in zip(keys, tags, found, strict=True):
+            is_gone, cost = False, 0
+            with self._unread_sessions.passed_over(tag):
+                created, sum_of_costs = sound(reply)
+                is_gone, cost = created is None, int(sum_of_costs or 0)
+            if is_gone:
+                await self._leave_lists(key)
+            else:
+                # A call that is settled meanwhile knows better.
+                await self._link.call(("ZADD", by_cost, "NX", cost, member_of(key)))
+        await self._link.call(("PEXPIRE", by_cost, self._ttl_ms))
 
     async def _take_out(self, name: str, members: Sequence[bytes]) -> None:
         if members:
@@ -120,18 +188,92 @@ class Lists:
         """A record; None where it is gone, or cannot be read."""
         return self._unread.read(call_id.decode(), value) if value is not None else None
 
+    async def newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
+        """See `Store.newest`."""
+        name, found, end, is_whole = self._keys.newest(namespace), list[CallRecord](), "+", False
+        while len(found) < limit:
+            wanted = min(max(limit - len(found), _LEAST_PAGE), _CHUNK)
+            [members] = await self._link.call(("ZREVRANGEBYLEX", name, end, "-", "LIMIT", 0, wanted))
+            is_whole = _BEGIN in members
+            found += await self._listed(name, [member for member in members if member != _BEGIN])
+            if is_whole or len(members) < wanted:
+                break
+            end = f"({members[-1].decode()}"
+        if len(found) >= limit or is_whole:
+            return found[:limit]
+        return await self._list_newest(namespace, limit)
+
+    async def _listed(self, name: str, members: Sequence[bytes]) -> list[CallRecord]:
+        """Return the records of these members. Calls that are gone leave the list."""
+        places = _places(members)
+        replies = await each(self._link, [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag in places])
+        found, gone = list[CallRecord](), list[bytes]()
+        for member, (call_id, tag), reply in zip(members, places, replies, strict=True):
+            with self._unread_sessions.passed_over(tag):
+                row = sound(reply)
+                if row is None:
+                    gone.append(member)
+                elif (record := self._unread.read(call_id, row)) is not None:
+                    found.append(record)
+        await self._take_out(name, gone)
+        return found
+
+    async def _list_newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
+        """Find the newest calls among the sessions, and list them.
+
+        Needed once after an older version, which listed none, and where so many calls were deleted with their sessions
+        that the list has too few.
+        """
+        found, is_whole = await self._search_newest(namespace, limit)
+        if found:
+            name, members = self._keys.newest(namespace), [*map(_place, found), *([_BEGIN] if is_whole else [])]
+            add: list[str | bytes | int] = ["ZADD", name]
+            for member in members:
+                add += [0, member]
+            await self._link.call(tuple(add), ("PEXPIRE", name, self._ttl_ms))
+        return found
+
+    async def _search_newest(self, namespace: str | None, limit: int) -> tuple[list[CallRecord], bool]:
+        """Return the newest calls of sessions, those called last first, and whether these are all calls."""
+        found, after, is_whole = list[CallRecord](), None, True
+        while rows := await self._rows(self._keys.sorted_list(namespace, "recent"), _CHUNK, after):
+            oldest = found[-1].call_id if len(found) == limit else ""
+            # No call began after the last one of its session had ended.
+            keys = [place.key for place in rows if first_id_at(place.value + 0.001) > oldest]
+            for records in await asyncio.gather(*(self._newer(key, oldest, limit) for key in keys)):
+                found += records
+            found.sort(key=lambda record: record.call_id, reverse=True)
+            is_whole &= len(found) <= limit and not oldest
+            del found[limit:]
+            if len(keys) < len(rows):
+                return found, False
+            after = rows[-1]
+        return found, is_whole
+
+    async def _newer(self, session: SessionKey, oldest: str, limit: int) -> list[CallRecord]:
+        """Return the newest calls of a session, those from an id on and no more than asked for."""
+        found, before = list[CallRecord](), None
+        with self._unread_sessions.passed_over(tag_of(session.namespace, session.id)):
+            while len(found) < limit:
+                records = await self.calls(session, _RECORDS, before)
+                found += [record for record in records if record.call_id >= oldest]
+                if len(records) < _RECORDS or records[-1].call_id < oldest:
+                    break
+                before = records[-1].call_id
+        return found
+
     async def call(self, namespace: str | None, name: str) -> CallRecord | None:
         """See `Store.call`."""
         [tag], [places] = (
             await self._link.call(("GET", self._keys.place(name))),
-            await self._link.call(("ZREVRANGE", self._keys.named(namespace, name), 0, _NAMESAKES)),
+            await self._link.call(("ZREVRANGE", self._keys.named(namespace, name), 0, NAMESAKES - 1)),
         )
         candidates = [(name, tag.decode())] if tag is not None else []
         return await self._first(namespace, [*candidates, *_places(places)])
 
     async def answered(self, namespace: str, answer: str) -> CallRecord | None:
         """See `Store.answered`."""
-        [places] = await self._link.call(("ZREVRANGE", self._keys.answered(namespace, answer), 0, _NAMESAKES))
+        [places] = await self._link.call(("ZREVRANGE", self._keys.answered(namespace, answer), 0, NAMESAKES - 1))
         return await self._first(namespace, _places(places))
 
     async def _first(self, namespace: str | None, candidates: Sequence[tuple[str, str]]) -> CallRecord | None:
@@ -168,7 +310,8 @@ class Lists:
         [found] = await self._link.call(self._verb("reset", names, {}))
         if found:
             for scope in (None, session.namespace):
-                await self._link.call(("ZADD", self._keys.sorted_list(scope, "tokens"), 0, member_of(session)))
+                for sort in ("tokens", "cost"):
+                    await self._link.call(("ZADD", self._keys.sorted_list(scope, sort), 0, member_of(session)))
         return bool(found)
 
     async def forget(self, session: SessionKey, before: float | None = None) -> bool:
@@ -184,7 +327,7 @@ class Lists:
 
     async def _leave_lists(self, session: SessionKey) -> None:
         for scope in (None, session.namespace):
-            for sort in ("recent", "tokens"):
+            for sort in SORTS:
                 await self._take_out(self._keys.sorted_list(scope, sort), [member_of(session).encode()])
 
     async def expire(self, before: float) -> int:
@@ -233,10 +376,11 @@ class Lists:
         return list(found)
 
 
-def _parts(keys: Sequence[SessionKey]) -> list[tuple[str, str]]:
-    return [(key.namespace, key.id) for key in keys]
-
-
 def _places(members: Sequence[bytes]) -> list[tuple[str, str]]:
     """Calls and the tags that they lie under, of what a name leads to."""
     return [(call_id, tag) for call_id, _, tag in (member.decode().partition("\n") for member in members)]
+
+
+def _place(record: CallRecord) -> bytes:
+    """Return where the record of a call is, as the lists of calls name it."""
+    return f"{record.call_id}\n{home_of(record)}".encode()

@@ -9,11 +9,11 @@ from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
 from gateway.core.record import CallRecord
-from gateway.core.stored import MOST_LATEST, Closing, OpenHold
+from gateway.core.stored import MOST_LATEST, SORTS, Closing, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores.redis import values
-from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
+from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call
 from gateway.stores.redis.leaps import Leaps
 from gateway.stores.redis.link import Link, each, sound
 from gateway.stores.redis.scripts import Command, Scripts
@@ -132,12 +132,14 @@ class Clerk:
             names.append(self.keys.answered(record.session.namespace, record.answer))
         return names
 
-    def lists(self, record: CallRecord) -> list[tuple[str, str]]:
-        """The lists that a call's session is in, by `recent` and by `tokens`."""
+    def lists(self, record: CallRecord) -> list[dict[str, str]]:
+        """Return the names of the lists that a call and its session are in: of its namespace and of all."""
         if record.session is None:
             return []
-        scopes = [None, record.session.namespace]
-        return [(self.keys.sorted_list(scope, "recent"), self.keys.sorted_list(scope, "tokens")) for scope in scopes]
+        return [
+            {"calls": self.keys.newest(scope)} | {sort: self.keys.sorted_list(scope, sort) for sort in SORTS}
+            for scope in (None, record.session.namespace)
+        ]
 
     def index(self, record: CallRecord) -> dict[str, Any]:
         """The argument `index` of settle.lua: where a call and its session are to be found."""
@@ -151,6 +153,7 @@ class Clerk:
             "oldest": self.keys.oldest,
             "latest": self.keys.latest,
             "most": MOST_LATEST,
+            "namesakes": NAMESAKES,
             "began": int(record.started_at * 1000),
             "lists": self.lists(record),
             "member": member_of(record.session) if record.session is not None else "",

@@ -26,10 +26,22 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import (
+    MOST_SEARCHED,
+    Closing,
+    Ending,
+    Latest,
+    Lesson,
+    OpenHold,
+    Opening,
+    Page,
+    SessionView,
+    Sort,
+    StoredKey,
+)
 from gateway.core.usage import Totals
 from gateway.stores import clock
-from gateway.stores.cursor import Cursor
+from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.packed import Packed
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import Hidden, Moved, Place
@@ -240,35 +252,25 @@ class SqliteStore:
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
+        return await self._in_thread(lambda db: rows.session(db, session))
 
-        def read(connection: sqlite3.Connection) -> SessionView | None:
-            query = rows.VIEW.format("namespace = ? AND id = ?")
-            row = connection.execute(query, (session.namespace, session.id)).fetchone()
-            return rows.view(row) if row else None
+    async def sessions(
+        self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
+    ) -> Page:
+        """See `Store.sessions`."""
+        after, names = Cursor.parse(cursor) if cursor else None, Names(namespace, part)
+        most = MOST_SEARCHED if part else limit
+
+        def read(db: sqlite3.Connection) -> Page:
+            chosen, more = page_of(rows.places(db, namespace, sort, after, most + 1), names, limit)
+            views = [rows.listed(db, place.key) for place in chosen]
+            return Page([view for view in views if view is not None], more)
 
         return await self._in_thread(read)
 
-    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
-        """See `Store.sessions`."""
-        after = Cursor.parse(cursor) if cursor else None
-        column = "total_tokens" if sort == "tokens" else "last_call_at"
-
-        def read(connection: sqlite3.Connection) -> list[SessionView]:
-            conditions, values = ["1"], list[object]()
-            if namespace is not None:
-                conditions.append("namespace = ?")
-                values.append(namespace)
-            if after is not None:
-                conditions.append(f"({column}, namespace, id) < (?, ?, ?)")
-                values += after
-            order = f"ORDER BY {column} DESC, namespace DESC, id DESC"
-            chosen = f"{' AND '.join(conditions)} {order} LIMIT ?"
-            query = f"{rows.VIEW.format(chosen)} {order}"
-            return [rows.view(row) for row in connection.execute(query, (*values, limit + 1))]
-
-        views = await self._in_thread(read)
-        more = str(Cursor.of(views[limit - 1], sort)) if len(views) > limit else None
-        return Page(views[:limit], more)
+    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest`."""
+        return await self._in_thread(lambda db: rows.newest(db, namespace, limit, self._unread_records))
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""

@@ -70,6 +70,8 @@ _READ_CALLS: Final = (
     "max(EXISTS (SELECT 1 FROM calls AS at WHERE at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_of_session WHERE at.namespace IS some.namespace "
     "AND at.session_id IS some.session_id AND at.call_id = some.call_id)), "
+    "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_namespace WHERE at.namespace = some.namespace "
+    "AND at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_request WHERE at.request_id = some.request_id "
     "AND at.number = some.number)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_answer WHERE at.namespace = some.namespace "
@@ -91,6 +93,8 @@ _READ_RESULTS_OF: Final = (
 #: and for what else there is of a session
 _READ_ROWS_OF: Final = (
     "SELECT (SELECT kept FROM sessions WHERE namespace = ?1 AND id = ?2), "
+    "(SELECT EXISTS (SELECT 1 FROM sessions AS at INDEXED BY sessions_listed WHERE at.last_call_at = one.last_call_at "
+    "AND at.namespace = ?1 AND at.id = ?2) FROM sessions AS one WHERE one.namespace = ?1 AND one.id = ?2), "
     "(SELECT substr(value, -1) FROM states WHERE namespace = ?1 AND id = ?2), "
     "(SELECT substr(value, -1) FROM tools WHERE namespace = ?1 AND id = ?2), "
     "(SELECT decided FROM accounts WHERE kind = 'session' AND namespace = ?1 AND id = ?2)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,9 +13,10 @@ from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
-from gateway.core.stored import Lesson, Opening, SessionView, StoredKey
+from gateway.core.stored import Lesson, Opening, SessionView, Sort, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
+from gateway.stores.cursor import Cursor
 from gateway.stores.packed import Packed, unpacked
 from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
@@ -50,6 +51,7 @@ _ADD: Final = (
     f"kept = iif(excluded.kept IS NULL, kept, substr(excluded.kept || coalesce(kept, ''), 1, {MAX_KEPT})), "
     + "".join(f"{name} = iif(excluded.last_key IS NULL, {name}, excluded.{name}), " for name in _LAST)
     + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
+    + f" RETURNING {_SUM_LIST}"
 )
 #: takes a wrong charge off the sums, unless they were reset since; none falls below zero
 _TAKE_BACK: Final = (
@@ -98,8 +100,26 @@ _ANSWERED: Final = (
     "SELECT call_id, record FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "
     "ORDER BY call_id DESC LIMIT 1"
 )
-_CALLS: Final = (
-    "SELECT call_id, record FROM calls WHERE namespace = ? AND session_id = ?{} ORDER BY call_id DESC LIMIT ?"
+_CALLS: Final = "SELECT call_id, record FROM calls WHERE {}{} ORDER BY call_id DESC LIMIT ?"
+_OF_SESSION: Final = "namespace = ? AND session_id = ?"
+#: with a plus, so that the index of all ids is read in its order
+_OF_ANY_SESSION: Final = "+namespace IS NOT NULL"
+_OF_NAMESPACE: Final = "namespace = ?"
+#: the columns by which sessions are sorted
+_SORTED_BY: Final[Mapping[Sort, str]] = {
+    "recent": "last_call_at",
+    "tokens": "total_tokens",
+    "cost": "cost_pico_usd",
+}
+_PLACES: Final = (
+    "SELECT {0}, namespace, id FROM sessions INDEXED BY sessions_listed WHERE {1} "
+    "ORDER BY {0} DESC, namespace DESC, id DESC LIMIT ?"
+)
+_VIEW_OF_ONE: Final = VIEW.format("namespace = ? AND id = ?")
+#: the same without its tools
+_LISTED: Final = (
+    f"SELECT namespace, id, derived, created_at, last_call_at, NULL, {_SUM_LIST} "  # noqa: S608  # constants
+    "FROM sessions WHERE namespace = ? AND id = ?"
 )
 
 
@@ -157,7 +177,8 @@ def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int]
             *_last(record),
             *sums_of(record.charge, record.saved_tokens),
         )
-        connection.execute(_ADD, added)
+        sums: Sequence[int] = connection.execute(_ADD, added).fetchall()[0]
+        return sums
     return _sums(connection, key)
 
 
@@ -349,15 +370,62 @@ def view(row: Sequence[Any]) -> SessionView:
     return SessionView(key, created_at, last_call_at, totals_of(row[6:]), bool(derived), kept.tool_use(tools))
 
 
+def session(db: sqlite3.Connection, key: SessionKey) -> SessionView | None:
+    """See `Store.session`."""
+    row = db.execute(_VIEW_OF_ONE, (key.namespace, key.id)).fetchone()
+    return view(row) if row else None
+
+
+def listed(db: sqlite3.Connection, key: SessionKey) -> SessionView | None:
+    """Return a session as a list shows it."""
+    row = db.execute(_LISTED, (key.namespace, key.id)).fetchone()
+    return view(row) if row else None
+
+
+def places(
+    db: sqlite3.Connection, namespace: str | None, sort: Sort, after: Cursor | None, limit: int
+) -> Iterator[Cursor]:
+    """Return the places of sessions in a list, of one namespace (None: of all), those after a place."""
+    column, conditions, values = _SORTED_BY[sort], ["1"], list[object]()
+    if namespace is not None:
+        # With a plus: the index is read in its order, which is the one asked for.
+        conditions.append("+namespace = ?")
+        values.append(namespace)
+    if after is not None:
+        conditions.append(f"({column}, namespace, id) < (?, ?, ?)")
+        values += after
+    query = _PLACES.format(column, " AND ".join(conditions))
+    return map(Cursor._make, db.execute(query, (*values, limit)))
+
+
 def calls(
     db: sqlite3.Connection, session: SessionKey, limit: int, before: str | None, unread: UnreadRecords
 ) -> list[CallRecord]:
-    """See `Store.calls`. In the place of each that cannot be read, an older one."""
+    """See `Store.calls`."""
+    return _calls(db, _OF_SESSION, (session.namespace, session.id), limit, before, unread)
+
+
+def newest(db: sqlite3.Connection, namespace: str | None, limit: int, unread: UnreadRecords) -> list[CallRecord]:
+    """See `Store.newest`."""
+    if namespace is None:
+        return _calls(db, _OF_ANY_SESSION, (), limit, None, unread)
+    return _calls(db, _OF_NAMESPACE, (namespace,), limit, None, unread)
+
+
+def _calls(  # noqa: PLR0917  # of three lists
+    db: sqlite3.Connection,
+    condition: str,
+    values: Sequence[str],
+    limit: int,
+    before: str | None,
+    unread: UnreadRecords,
+) -> list[CallRecord]:
+    """Return the newest records of a list. In the place of each that cannot be read, an older one."""
     found: list[CallRecord] = []
     while len(found) < limit:
         wanted = limit - len(found)
         older, bounds = ("", ()) if before is None else (" AND call_id < ?", (before,))
-        rows = db.execute(_CALLS.format(older), (session.namespace, session.id, *bounds, wanted)).fetchall()
+        rows = db.execute(_CALLS.format(condition, older), (*values, *bounds, wanted)).fetchall()
         found += [record for row in rows if (record := unread.read(*row)) is not None]
         if len(rows) < wanted:
             break
@@ -367,7 +435,8 @@ def calls(
 
 def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: UnreadRecords) -> CallRecord | None:
     """See `Store.call`."""
-    condition, scope = ("", ()) if namespace is None else (" AND namespace = ?", (namespace,))
+    # With a plus: by the index of its namespace, all calls of that would be read to find the one of this name.
+    condition, scope = ("", ()) if namespace is None else (" AND +namespace = ?", (namespace,))
     for column in ("call_id", "request_id"):
         query = f"SELECT call_id, record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
         row = db.execute(query, (name, *scope)).fetchone()

@@ -172,6 +172,12 @@ MIGRATIONS: Final = (
     ALTER TABLE calls ADD COLUMN answer TEXT;
     CREATE INDEX calls_by_answer ON calls (namespace, answer, call_id) WHERE answer IS NOT NULL;
     """,
+    # For lists of sessions, and of the calls of all sessions. Each index costs a call a page, so sessions have one that
+    # holds the values of all orders: it is in the order of the last calls, and is sorted for the others.
+    """
+    CREATE INDEX sessions_listed ON sessions (last_call_at, namespace, id, total_tokens, cost_pico_usd);
+    CREATE INDEX calls_by_namespace ON calls (namespace, call_id) WHERE namespace IS NOT NULL;
+    """,
 )
 
 #: how long a worker waits for another one that migrates the file

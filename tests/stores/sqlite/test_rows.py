@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,12 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import Amount, Claim, Hold
 from gateway.core.record import ContextRecord
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import OpenHold
+from gateway.core.stored import OpenHold, Sort
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
+from gateway.stores.cursor import Cursor
+from gateway.stores.sqlite import rows
 from gateway.stores.sums import SUMS
+from gateway.stores.unread import UnreadRecords
 from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
 
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1], "recalls": {}}
@@ -106,3 +111,57 @@ async def test_a_hold_is_found_by_its_whole_id(path: Path, record: MakeRecord) -
         (stands,) = await store.standings(claims)
         assert (stands.used, stands.held) == (Amount(1), Amount(7))
     assert query(path, "SELECT id FROM holds") == [("of a call with the same key",)]
+
+
+class Planned(sqlite3.Connection):
+    """Notes how SQLite goes about what it is asked."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.plans: list[str] = []
+
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+        """As the connection does it."""
+        if sql.startswith("SELECT"):
+            self.plans += [row[3] for row in super().execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+        return super().execute(sql, parameters)
+
+
+@pytest.mark.parametrize("namespace", [None, "alice"])
+async def test_a_list_reads_its_page_out_of_an_index_and_sorts_nothing(
+    path: Path, record: MakeRecord, namespace: str | None
+) -> None:
+    async with opened(path) as store:
+        await store.settle(record())
+    db = sqlite3.connect(path, factory=Planned)
+    assert len(rows.newest(db, namespace, 10, UnreadRecords())) == 1
+    assert len(rows.calls(db, KEY, 10, None, UnreadRecords())) == 1
+    for after in (None, Cursor(2e9, "z", "z")):
+        assert len([*rows.places(db, namespace, "recent", after, 10)]) == 1
+    found = [plan for plan in db.plans if "SCALAR" not in plan]
+    db.close()
+    assert not [plan for plan in found if "TEMP B-TREE" in plan]
+    assert all("INDEX" in plan for plan in found), found
+
+
+async def test_a_call_is_looked_up_by_its_name_and_not_among_those_of_its_namespace(
+    path: Path, record: MakeRecord
+) -> None:
+    async with opened(path) as store:
+        await store.settle(record(request_id="named"))
+    db = sqlite3.connect(path, factory=Planned)
+    assert rows.call(db, KEY.namespace, "named", UnreadRecords()) is not None
+    found = [plan for plan in db.plans if plan.startswith("SEARCH")]
+    db.close()
+    assert [plan.split("(")[-1] for plan in found] == ["call_id=?)", "request_id=?)"]
+
+
+@pytest.mark.parametrize("sort", ["tokens", "cost"])
+async def test_the_other_orders_read_one_index_alone(path: Path, record: MakeRecord, sort: Sort) -> None:
+    async with opened(path) as store:
+        await store.settle(record())
+    db = sqlite3.connect(path, factory=Planned)
+    assert len([*rows.places(db, None, sort, None, 10)]) == 1
+    found = db.plans
+    db.close()
+    assert found[0] == "SCAN sessions USING COVERING INDEX sessions_listed"

@@ -20,7 +20,7 @@ from gateway.core.ledger import Amount, Claim, Hold, Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import LOST, ContextRecord
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import OpenHold
+from gateway.core.stored import SORTS, OpenHold
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore
@@ -242,6 +242,22 @@ def write_format(version: int, path: Path, newest: Path) -> None:
     made.commit()
     made.executescript(f"PRAGMA application_id=1195463749; PRAGMA user_version={version};")
     made.close()
+
+
+async def test_what_an_older_version_has_settled_is_listed_in_order(path: Path, record: MakeRecord) -> None:
+    newest = path.with_name("newest.db")
+    calls = [record(f"s{number % 3}", at=1_000.0 + number, charge=CHARGE) for number in range(9)]
+    async with opened(newest) as store:
+        for one in calls:
+            await store.settle(one)
+    write_format(14, path, newest)
+    async with opened(path) as store:
+        for namespace in ("alice", None):
+            assert list(await store.newest(namespace, 5)) == calls[:-6:-1]
+            for sort in SORTS:
+                page = await store.sessions(namespace, 10, None, sort)
+                assert [view.key.id for view in page.sessions] == ["s2", "s1", "s0"]
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
 async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Path, record: MakeRecord) -> None:

@@ -266,8 +266,7 @@ async def test_a_call_that_begins_is_one_look_and_a_settlement_writes_each_table
         "SELECT 'settled', record,",  # whether it is settled, and what is held for it
         *(["DELETE FROM holds"] if is_held else []),
         "INSERT INTO accounts",
-        "INSERT INTO sessions",
-        "SELECT calls, input_tokens,",  # the totals after it
+        "INSERT INTO sessions",  # which also returns the totals after it
         "INSERT INTO calls",
         "COMMIT",
     ]

@@ -1,5 +1,3 @@
--- Make a call, or a session's result, findable by a name that others may have, too: the last 32 places of it are kept.
--- KEYS: the name. A: place, ttl.
-redis.call('ZADD', KEYS[1], 0, A.place)
-redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -33)
+-- Make a call, or a session's result, findable in a list of places. KEYS: the list. A: place, most, ttl.
+add_place(KEYS[1], A.place, A.most)
 return redis.call('PEXPIRE', KEYS[1], A.ttl)

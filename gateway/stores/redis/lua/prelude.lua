@@ -341,6 +341,12 @@ local function note(list, count, entry, most)
     end
 end
 
+-- Add the place of a call, or of a session's result, to a list that keeps the `most` last of its order.
+local function add_place(list, place, most)
+    redis.call('ZADD', list, 0, place)
+    redis.call('ZREMRANGEBYRANK', list, 0, -most - 1)
+end
+
 -- A session's state and its version, where that is not this one any more; else nothing.
 local function changed_since(name, version)
     local kept = redis.call('HMGET', name, 'v', 's')

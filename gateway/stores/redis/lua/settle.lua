@@ -183,9 +183,8 @@ if index then
     redis.call('ZREM', index.holds, A.id)
     redis.call('SET', index.id, index.tag, 'PX', A.ttl)
     for _, name in ipairs(index.named) do
-        redis.call('ZADD', name, 0, index.place)
-        redis.call('ZREMRANGEBYRANK', name, 0, -33)
-        redis.call('PEXPIRE', name, A.ttl)
+        add_place(name, index.place, index.namesakes)
+        prolong(name)
     end
     if not goes_on then
         note(index.latest[1], index.latest[2], cmsgpack.pack({ A.id, index.tag, sums }), index.most)
@@ -193,14 +192,20 @@ if index then
     if redis.call('ZADD', index.oldest, 'LT', index.began, index.tag) == 1 or is_due then
         live(index.oldest)
     end
-    if last then
-        for _, list in ipairs(index.lists) do
-            local added = redis.call('ZADD', list[1], last, index.member)
-            added = added + redis.call('ZADD', list[2], sums[4] or 0, index.member)
+    for _, list in ipairs(index.lists) do
+        if last then
+            local added = redis.call('ZADD', list.recent, last, index.member)
+            added = added + redis.call('ZADD', list.tokens, sums[4] or 0, index.member)
+            added = added + redis.call('ZADD', list.cost, sums[13] or 0, index.member)
             if added > 0 or is_due then
-                live(list[1])
-                live(list[2])
+                live(list.recent)
+                live(list.tokens)
+                live(list.cost)
             end
+        end
+        add_place(list.calls, index.place, index.most)
+        if is_due then
+            live(list.calls)
         end
     end
 end
