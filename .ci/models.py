@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.catalog import Catalog, load_litellm_table
 from gateway.config import families, model_facts
+from gateway.config.model_catalog import Catalog, load_litellm_table
 from gateway.core.counting.families import Families, Family
 from gateway.core.routing import ModelFacts, Route
 

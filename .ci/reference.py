@@ -20,9 +20,9 @@ from typer.main import get_command
 
 from gateway import config
 from gateway.cli import app
-from gateway.core.asked import DIRECTIVES, READ
 from gateway.core.errors import BudgetExhausted, GatewayError
-from gateway.core.forwarding import CREDENTIALS
+from gateway.core.http.gateway_headers import DIRECTIVES, READ
+from gateway.core.http.headers import CREDENTIALS
 from gateway.core.identity import KNOWN_HEADERS
 from gateway.dialects import anthropic_errors, openai_errors
 from gateway.server import headers

@@ -43,8 +43,8 @@ sys.path.insert(0, str(ROOT))
 
 from gateway import config, opening  # noqa: E402
 from gateway.core.counting.heuristic import estimate_tokens  # noqa: E402
-from gateway.core.ledger import Amount, Claim  # noqa: E402
-from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey  # noqa: E402
+from gateway.core.ledger.arithmetic import Amount, Claim  # noqa: E402
+from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
 from gateway.core.record import LOST, CallRecord  # noqa: E402
 from gateway.mock import MockServer, Provider  # noqa: E402

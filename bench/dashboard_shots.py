@@ -30,7 +30,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from gateway import config, wiring
+from gateway import config
+from gateway.app import worker as wiring
 from gateway.cli.serve import only_provider
 from gateway.core.ids import call_id
 from gateway.core.record import CallRecord

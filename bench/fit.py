@@ -26,15 +26,15 @@ from typing import Any
 import msgspec
 from wires import REQUEST_TOKENS, Wired
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import Draft
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.relevance import Worth
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.fitting.worth import Worth
 
 
 def counter() -> Callable[[str], int]:

@@ -23,21 +23,21 @@ from typing import Any
 
 import yaml
 
-from gateway.core.conversation import Conversation
+from gateway.app.worker import collect_rarely
+from gateway.core.conversation.message import Hashed
+from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.ahead import due, read_ahead
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.preread import due, read_ahead
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.receipt import Fitted
-from gateway.core.message import Hashed
+from gateway.core.fitting.report import Fitted
 from gateway.counters.tiktoken import load, rank_folders
-from gateway.wiring import collect_rarely
 
 #: what `gateway serve` fits by
 POLICY = FitPolicy(recall="said")

@@ -29,10 +29,12 @@ from typing import Any
 import uvloop
 from chaos import Bill, Call, Gateway, RedisNode, Session, make, provider, unsettled, write_config
 
-from gateway import config, opening, wiring
+from gateway import config
+from gateway.app import resources as opening
+from gateway.app import worker as wiring
 from gateway.core.ids import call_id
-from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Granted, Hold, Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, CallRecord, ContextRecord
 from gateway.core.stored import OpenHold

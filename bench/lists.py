@@ -35,16 +35,16 @@ from ledger import RECORD, open_store
 from overhead import cpu_seconds, environment, free_port
 
 from gateway import config
+from gateway.app.worker import Worker, collect_rarely, new_id
 from gateway.core.ids import call_id
-from gateway.core.ledger import AccountKey
-from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.ledger.arithmetic import AccountKey
+from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.server.app import GatewayApp
 from gateway.server.serving import ServerThread, make_config
 from gateway.stores.memory import MemoryStore
-from gateway.wiring import Worker, collect_rarely, new_id
 
 SPAWN = multiprocessing.get_context("spawn")
 BAR_MS = 100.0

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway import config
+from gateway.app.worker import build_app
 from gateway.cli.serve import only_provider
 from gateway.mock.provider import RecordedCall
 from gateway.mock.server import MockServer
 from gateway.server.serving import ServerThread, make_config
-from gateway.wiring import build_app
 
 SESSION = "replay"
 #: arguments of json.dumps

@@ -38,9 +38,9 @@ import yaml
 from replay_bodies import only_asks_for_usage
 
 from gateway import config
+from gateway.app.worker import build_app
 from gateway.cli.serve import only_provider
 from gateway.server.serving import ServerThread, make_config
-from gateway.wiring import build_app
 
 PATHS = ("chat/completions", "completions", "embeddings", "responses", "messages")
 SUFFIXES = {".yaml", ".yml", ".json"}

@@ -23,13 +23,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gateway import config, opening, wiring
-from gateway.calls import Caller, Incoming, Reply
-from gateway.core.outgoing import Outgoing
+from gateway import config
+from gateway.app import resources as opening
+from gateway.app import worker as wiring
+from gateway.call.types import Caller, Incoming, Reply
+from gateway.config.policies import routes_of
+from gateway.core.http.request import Outgoing
 from gateway.dialects import endpoint
 from gateway.mock import MockServer
-from gateway.pipeline import Gateway
-from gateway.policies import routes_of
+from gateway.pipeline.exchange import Gateway
 from gateway.server import serving
 
 ROOT = Path(__file__).resolve().parent.parent

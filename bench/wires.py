@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.core.context_budget import ContextPolicy
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import SYSTEM_ROLES, encode, text_parts
+from gateway.core.conversation.units import Conversation
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.measure import Wire
@@ -21,7 +22,6 @@ from gateway.core.counting.request import Request
 from gateway.core.counting.weighed import Learned, weigh
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.message import SYSTEM_ROLES, encode, text_parts
 from gateway.core.plan import Room, Scales, make_room
 from gateway.core.session import SessionState
 from gateway.core.views import view_of

@@ -229,7 +229,7 @@ def is_below(module: str, homes: tuple[str, ...]) -> bool:
 
 
 def second(name: str) -> str:
-    """`core` of `gateway.core.sse`."""
+    """`core` of `gateway.core.http.sse`."""
     return name.partition(".")[2].partition(".")[0]
 
 
@@ -290,15 +290,15 @@ def test_the_floors_have_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("gateway.core.sse", "import asyncio"),
-        ("gateway.core.sse", "from time import monotonic"),
-        ("gateway.core.sse", "import os.path"),
-        ("gateway.core.sse", "import msgspec"),
-        ("gateway.core.sse", "from gateway.dialects import base"),
-        ("gateway.core.sse", "from gateway import dialects"),
-        ("gateway.core.sse", "from ..dialects import base"),
-        ("gateway.core.sse", "def late():\n    import random"),
-        ("gateway.core.sse", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import socket"),
+        ("gateway.core.http.sse", "import asyncio"),
+        ("gateway.core.http.sse", "from time import monotonic"),
+        ("gateway.core.http.sse", "import os.path"),
+        ("gateway.core.http.sse", "import msgspec"),
+        ("gateway.core.http.sse", "from gateway.dialects import base"),
+        ("gateway.core.http.sse", "from gateway import dialects"),
+        ("gateway.core.http.sse", "from ..dialects import base"),
+        ("gateway.core.http.sse", "def late():\n    import random"),
+        ("gateway.core.http.sse", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import socket"),
         ("gateway.dialects.base", "import threading"),
         ("gateway.dialects.base", "from gateway.stores import memory"),
         ("gateway.stores.memory", "import gateway.upstream.http"),
@@ -307,16 +307,16 @@ def test_the_floors_have_no_cycle() -> None:
         ("gateway.stores.sqlite", "from gateway import config"),
         ("gateway.telemetry.log", "from gateway.stores.memory import MemoryStore"),
         ("gateway.config", "from gateway.catalog import Catalog"),
-        ("gateway.pipeline", "from gateway.server import headers"),
-        ("gateway.pipeline", "import httptools"),
-        ("gateway.answers", "from gateway.pipeline import Gateway"),
-        ("gateway.calls", "from gateway.progress import Progress"),
+        ("gateway.pipeline.exchange", "from gateway.server import headers"),
+        ("gateway.pipeline.exchange", "import httptools"),
+        ("gateway.pipeline.response", "from gateway.pipeline import Gateway"),
+        ("gateway.call.types", "from gateway.progress import Progress"),
         ("gateway.server.app", "from gateway import wiring"),
         ("gateway.server.app", "from uvicorn import Config"),
         ("gateway.server.app", "import yaml"),
         ("gateway.mock.app", "from gateway.core import sse"),
-        ("gateway.wiring", "import pydantic"),
-        ("gateway.opening", "from gateway.server.app import GatewayApp"),
+        ("gateway.app.worker", "import pydantic"),
+        ("gateway.app.resources", "from gateway.server.app import GatewayApp"),
         ("gateway.cli", "import litellm"),
         ("gateway.cli", "import requests"),
     ],
@@ -328,11 +328,11 @@ def test_a_breach_is_seen(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("gateway.core.sse", "import re\nfrom gateway.core import errors\nfrom collections.abc import Iterator"),
+        ("gateway.core.http.sse", "import re\nfrom gateway.core import errors\nfrom collections.abc import Iterator"),
         ("gateway.dialects.base", "import json\nimport msgspec\nfrom gateway.core.errors import GatewayError"),
         ("gateway.stores.sqlite", "import asyncio\nimport sqlite3\nfrom gateway.stores.cursor import Cursor"),
-        ("gateway.catalog", "from gateway.config import Facts"),
-        ("gateway.wiring", "from gateway.server.app import GatewayApp\nimport msgspec"),
+        ("gateway.config.model_catalog", "from gateway.config import Facts"),
+        ("gateway.app.worker", "from gateway.server.app import GatewayApp\nimport msgspec"),
         ("gateway.cli.serve", "import typer\nfrom gateway import __version__, wiring"),
     ],
 )

@@ -15,10 +15,10 @@ from typer.main import get_command
 
 from gateway import config
 from gateway.cli import app
-from gateway.core.asked import DIRECTIVES, READ
+from gateway.context.caches import DEFAULT_BYTES
 from gateway.core.errors import ConfigError
+from gateway.core.http.gateway_headers import DIRECTIVES, READ
 from gateway.core.record import OUTCOMES
-from gateway.memory import DEFAULT_BYTES
 from gateway.server import headers, openapi
 from gateway.upstream.litellm.faults import NOT_TRANSLATABLE
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.calls import Caller
-from gateway.core.ledger import Limits
-from gateway.core.outgoing import Outgoing
-from gateway.core.spending import KeyBudget
-from gateway.pipeline import Exchange
+from gateway.call.types import Caller
+from gateway.core.http.request import Outgoing
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.charging import KeyBudget
+from gateway.pipeline.exchange import Exchange
 from tests.support.fakes import BODY, SSE, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion
 

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.core.conversation.message import _flat_end, _next_brace, plain
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting import parameters, terms
-from gateway.core.message import _flat_end, _next_brace, plain
-from gateway.dialects import glimpsed, texts
+from gateway.dialects import partial_body as glimpsed
+from gateway.dialects import texts
 from gateway.dialects.fields import read_fields
 from gateway.telemetry.bodies import _Body
 from gateway.upstream.litellm.items import _Input

@@ -14,7 +14,7 @@ import typer
 from gateway.cli.common import AsJson, Exit, print_json, print_table, stop
 
 if TYPE_CHECKING:
-    from gateway.benching.measure import Report, Row
+    from gateway.bench.measure import Report, Row
 
 _NUMBERS = ("calls", "CPU µs/call", "µs/chunk", "p50 ms", "direct", "p99 ms", "direct p99", "wrong")
 #: columns that a narrow terminal has no room for, in this order
@@ -34,8 +34,8 @@ def bench(
 
     Every answer and every total is checked; exit code 1 where one is wrong.
     """
-    from gateway.benching.measure import WORKLOADS, fewer, run
-    from gateway.benching.servers import NotStarted
+    from gateway.bench.measure import WORKLOADS, fewer, run
+    from gateway.bench.servers import NotStarted
 
     todo = fewer(WORKLOADS) if quick else WORKLOADS
     started = time.monotonic()
@@ -82,7 +82,7 @@ class _Steps:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        from gateway.benching.measure import OTHER_STEPS
+        from gateway.bench.measure import OTHER_STEPS
 
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         # Drawn between two steps only: a thread that draws would take its share of what is measured.

@@ -65,10 +65,10 @@ def demo(
 ) -> None:
     """Play one session against the built-in provider: what is trimmed, what is metered, and how its budget ends it."""
     from gateway import config
+    from gateway.app.worker import build_app
     from gateway.cli.serve import only_provider
     from gateway.mock.server import MockServer
     from gateway.server.serving import ServerThread, make_config
-    from gateway.wiring import build_app
 
     started = time.monotonic()
     with config_problems():

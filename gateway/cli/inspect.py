@@ -14,7 +14,7 @@ from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, 
 from gateway.cli.numbers import count as count_of
 
 if TYPE_CHECKING:
-    from gateway.inspection import Inspector
+    from gateway.context.inspector import Inspector
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _known_wire(name: str | None) -> str | None:
-    from gateway.inspection import WIRES
+    from gateway.context.inspector import WIRES
 
     if name is not None and name not in WIRES:
         stop(f"--wire is one of {', '.join(WIRES)}", Exit.USAGE)
@@ -153,8 +153,8 @@ def _known_wire(name: str | None) -> str | None:
 
 def _inspected(config: Path | None, work: Callable[[Inspector], Coroutine[Any, Any, T]]) -> T:
     """What the work finds, with the configured routes, limits and strategies, and nothing learned."""
+    from gateway.app.resources import inspector_of
     from gateway.core.errors import GatewayError
-    from gateway.opening import inspector_of
 
     settings = load(config).settings
 

@@ -30,7 +30,7 @@ from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
-    from gateway.core.ledger import Claim, Limits, Standing
+    from gateway.core.ledger.arithmetic import Claim, Limits, Standing
     from gateway.core.ports import Store
     from gateway.core.stored import StoredKey
 
@@ -50,8 +50,8 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
 @app.command("list", cls=Command)
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
+    from gateway.config.policies import limits_of
     from gateway.core.stored import StoredKey
-    from gateway.policies import limits_of
 
     configured = [
         StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm)
@@ -98,7 +98,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
     import secrets
 
     from gateway.core.identity import ID_FORM, is_valid
-    from gateway.core.namespaces import is_reserved
+    from gateway.core.ledger.session_key import is_reserved
     from gateway.core.stored import StoredKey
     from gateway.server.auth import digest
 
@@ -198,8 +198,8 @@ def _like_key(name: str, config: Path | None, store: str | None) -> str:
 
 def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:
     from gateway.config import key_budget
+    from gateway.config.policies import limits_of
     from gateway.core.errors import ConfigError
-    from gateway.policies import limits_of
 
     given = {"tokens": tokens, "usd": _amount(usd), "calls": calls, "window": window}
     try:
@@ -236,7 +236,7 @@ async def _stands(opened: Store, kept: Sequence[StoredKey]) -> Sequence[Standing
 
 
 def _claim(key: StoredKey) -> Claim:
-    from gateway.core.ledger import AccountKey, Claim
+    from gateway.core.ledger.arithmetic import AccountKey, Claim
 
     return Claim(AccountKey("key", key.name), key.limits)
 
@@ -244,7 +244,7 @@ def _claim(key: StoredKey) -> Claim:
 def _row(key: StoredKey, stands: Standing | None) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from gateway.core.allowance import usd
+    from gateway.core.ledger.refusals import usd
 
     limits, used = key.limits, stands.used_fraction if stands is not None else None
     return {

@@ -9,10 +9,10 @@ import typer
 from gateway.cli.common import Exit, quoted, stop
 
 if TYPE_CHECKING:
+    from gateway.core.ledger.charging import BudgetPolicy
     from gateway.core.ports import Store
-    from gateway.core.spending import BudgetPolicy
     from gateway.core.stored import Sort
-    from gateway.stores.unread import UnreadSessions
+    from gateway.stores.damage import UnreadSessions
 
 #: a session as the API shows it
 Row = dict[str, Any]
@@ -55,8 +55,8 @@ async def rows(
     """
     from gateway.server.auth import Access
     from gateway.server.sessions import rows_of
+    from gateway.stores.damage import UnreadSessions
     from gateway.stores.served import served
-    from gateway.stores.unread import UnreadSessions
 
     page = await store.sessions(None, limit, None, sort)
     in_force = await served(store, policy)

@@ -26,12 +26,12 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, limits of input and output, prices and tokenizer of models, and which file each came from."""
+    from gateway.app.resources import add_counters, open_catalog, open_families
     from gateway.config.complaints import did_you_mean
+    from gateway.config.policies import routes_of
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import is_pattern
     from gateway.counters.registry import Counters
-    from gateway.opening import add_counters, open_catalog, open_families
-    from gateway.policies import routes_of
     from gateway.server.shown import model_json, models_json
 
     settings = load(config).settings

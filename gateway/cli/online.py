@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from gateway.app.resources import open_store, upstream_of
 from gateway.config import Settings, named_providers
+from gateway.config.policies import provider_of
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
-from gateway.core.forwarding import Provider, request_headers
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.headers import Provider, request_headers
+from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream
-from gateway.opening import open_store, upstream_of
-from gateway.policies import provider_of
 from gateway.stores.journal import Journal
 
 

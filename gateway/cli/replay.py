@@ -16,7 +16,7 @@ from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, check_plot, 
 from gateway.cli.sessions import StoreUrl
 
 if TYPE_CHECKING:
-    from gateway.replaying import Recorded, Sums, Turn
+    from gateway.replay.requests import Recorded, Sums, Turn
 
 _NUMBERS: Final = ("requests", "refused", "cuts", "tokens", "sent", "cached", "cached as sent", "cost", "as sent")
 #: columns that a narrow terminal has no room for, in this order
@@ -108,7 +108,7 @@ class _Asked:
 
 
 def _report(asked: _Asked, top: int, plot: Path | None, *, as_json: bool) -> None:
-    from gateway.replaying import Sums
+    from gateway.replay.requests import Sums
 
     found = _replayed(asked)
     if not found.turns:
@@ -136,7 +136,7 @@ def _lines_of(turns: Sequence[Turn]) -> Drawn:
 
 def _requests(asked: _Asked, complain: Complaints) -> Iterator[tuple[str, Recorded]]:
     """The requests of all files, each with its file."""
-    from gateway.replaying import read_lines
+    from gateway.replay.requests import read_lines
 
     for name in asked.files:
         for recorded in read_lines(lines_of(name), whole=asked.whole, complain=complain.of(name)):
@@ -147,9 +147,9 @@ def _replayed(asked: _Asked) -> _Found:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
+    from gateway.app.resources import inspector_of
     from gateway.core.errors import GatewayError
-    from gateway.opening import inspector_of
-    from gateway.replaying import Replay, Sums
+    from gateway.replay.requests import Replay, Sums
 
     settings, complain, found = load(asked.config).settings, Complaints(), _Found()
 

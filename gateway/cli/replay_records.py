@@ -16,10 +16,10 @@ from gateway.cli.sessions import like_session, with_store
 
 if TYPE_CHECKING:
     from gateway.config import Settings
+    from gateway.core.ledger.charging import KeyBudget
     from gateway.core.ports import Store
-    from gateway.core.spending import KeyBudget
-    from gateway.recorded import Noted
-    from gateway.recorded_budgets import Outcome, Rules, Sums
+    from gateway.replay.budgets import Outcome, Rules, Sums
+    from gateway.replay.records import Noted
 
 _USED: Final = ("calls", "input", "output", "cached", "cost", "over budget", "most over")
 #: what is shown where a session, or a client key, has a budget: the first call in each mode, and without room
@@ -49,7 +49,7 @@ class Wanted:
 
 def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> None:
     """Read, reckon, print."""
-    from gateway.recorded_budgets import NO_SESSION, Sums, outcomes
+    from gateway.replay.budgets import NO_SESSION, Sums, outcomes
 
     flags = {"budget.tokens": wanted.session_budget} if wanted.session_budget is not None else None
     settings = load(wanted.config, flags).settings
@@ -78,7 +78,7 @@ def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> Non
 
 def _name_strangers(calls: Sequence[Noted], rules: Rules) -> None:
     """Say of which client keys nobody knows the budget."""
-    from gateway.core.namespaces import OPEN_NAMESPACE
+    from gateway.core.ledger.session_key import OPEN_NAMESPACE
 
     strangers = {call.session.namespace for call in calls if call.session is not None} - {*rules.keys, OPEN_NAMESPACE}
     if strangers:
@@ -88,13 +88,13 @@ def _name_strangers(calls: Sequence[Noted], rules: Rules) -> None:
 
 
 def _rules(settings: Settings, budget: int | None) -> Rules:
+    from gateway.app.resources import open_catalog, open_families
+    from gateway.config.policies import budget_policy, context_policy, limits_of, routes_of
     from gateway.core.errors import UnknownModel
+    from gateway.core.ledger.charging import KeyBudget
     from gateway.core.routing import ModelFacts, Route
-    from gateway.core.spending import KeyBudget
     from gateway.counters.registry import Counters
-    from gateway.opening import open_catalog, open_families
-    from gateway.policies import budget_policy, context_policy, limits_of, routes_of
-    from gateway.recorded_budgets import Rules
+    from gateway.replay.budgets import Rules
 
     catalog, routes = open_catalog(settings, open_families(Counters(), settings)), routes_of(settings)
 
@@ -117,7 +117,7 @@ def _rules(settings: Settings, budget: int | None) -> Rules:
 
 def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
     """The records of all files and of the sessions in the store, and the budgets of the client keys kept in that."""
-    from gateway.recorded import read_records
+    from gateway.replay.records import read_records
 
     files = [name for name in wanted.names if name == "-" or Path(name).is_file()]
     sessions = [name for name in wanted.names if name not in files]
@@ -135,9 +135,9 @@ def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
 
 
 def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[str, KeyBudget]]:
-    from gateway.core.namespaces import SessionKey
-    from gateway.core.spending import KeyBudget
-    from gateway.recorded import read_store
+    from gateway.core.ledger.charging import KeyBudget
+    from gateway.core.ledger.session_key import SessionKey
+    from gateway.replay.records import read_store
 
     keys = [SessionKey.parse(name) for name in sessions]
     unknown = [name for name, key in zip(sessions, keys, strict=True) if key is None]
@@ -191,7 +191,7 @@ def _used(sums: Sums) -> list[str]:
 
 
 def _budgeted(sums: Sums) -> list[str]:
-    from gateway.core.allowance import usd
+    from gateway.core.ledger.refusals import usd
 
     first = [sums.modes.get(mode) for mode in _MODES] + [sums.first_refused]
     return [

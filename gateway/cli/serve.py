@@ -96,8 +96,8 @@ def only_provider(
 
 def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     from gateway import config
+    from gateway.app.resources import logs_json
     from gateway.counters.registry import Counters
-    from gateway.opening import logs_json
     from gateway.server import serving
     from gateway.telemetry import log
 
@@ -117,7 +117,7 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     except (OSError, UnicodeError) as error:
         stop(f"Cannot listen on {quoted(server.host)} port {server.port}: {_unbound(error)}.", Exit.FAILED)
     options = serving.make_config(
-        "gateway.wiring:app_from_environment",
+        "gateway.app.worker:app_from_environment",
         factory=True,
         workers=server.workers,
         max_head_bytes=int(server.max_header_kb * 1024),
@@ -161,8 +161,8 @@ def _shared_metrics(settings: Settings) -> Iterator[None]:
 
 def _try_store(settings: Settings) -> None:
     """Open the store once before workers are started: what is wrong is said once, an old file is upgraded by one."""
+    from gateway.app.resources import open_store
     from gateway.core.errors import StoreUnavailable
-    from gateway.opening import open_store
 
     async def attempt() -> None:
         await open_store(settings).aclose()

@@ -31,8 +31,8 @@ from gateway.cli.numbers import RAISE, cost, count, dollars, moment, number, rai
 if TYPE_CHECKING:
     from gateway.config import Settings
     from gateway.core.errors import InvalidRequest
-    from gateway.core.ledger import Dimension
-    from gateway.core.namespaces import SessionKey
+    from gateway.core.ledger.arithmetic import Dimension
+    from gateway.core.ledger.session_key import SessionKey
     from gateway.core.ports import Store
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def show_list(
     as_json: AsJson = False,
 ) -> None:
     """List sessions."""
-    from gateway.policies import budget_policy
+    from gateway.config.policies import budget_policy
 
     by, policy = order(sort), budget_policy(load(config).settings)
     found = with_store(config, store, lambda opened: rows(opened, policy, by, limit))
@@ -95,7 +95,7 @@ def show_list(
 @app.command(cls=Command)
 def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show one session and its last calls."""
-    from gateway.policies import agents_of, budget_policy
+    from gateway.config.policies import agents_of, budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import LAST_CALLS, details_json
     from gateway.server.shown import call_json
@@ -198,7 +198,7 @@ def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None
 
 async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[str, Any]:
     """A session after a change, as the API shows it to an administrator."""
-    from gateway.policies import agents_of, budget_policy
+    from gateway.config.policies import agents_of, budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import changed_json
     from gateway.stores.served import served
@@ -256,7 +256,7 @@ def _tell(now: dict[str, Any], said: str, *, as_json: bool) -> None:
 
 def _key(text: str) -> SessionKey:
     from gateway.core.identity import ID_FORM
-    from gateway.core.namespaces import SessionKey
+    from gateway.core.ledger.session_key import SessionKey
 
     key = SessionKey.parse(text)
     if key is None:
@@ -266,8 +266,8 @@ def _key(text: str) -> SessionKey:
 
 def with_store(file: Path | None, url: str | None, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
     """What `work` gives, done on the configured store; `make`: where there is none yet, it is made."""
+    from gateway.app.resources import open_store
     from gateway.core.errors import StoreUnavailable
-    from gateway.opening import open_store
 
     settings = with_store_url(file, url)
     path = settings.store.sqlite_path

@@ -26,9 +26,9 @@ def check(
 ) -> None:
     """Find every problem of the configuration at once. Exit code 3 where there is one."""
     from gateway import config as configuration
+    from gateway.app.resources import problems_of
     from gateway.core.errors import ConfigError
     from gateway.counters.registry import Counters
-    from gateway.opening import problems_of
 
     notes: list[str] = Counters().notes()
     try:

@@ -49,8 +49,8 @@ def top(  # noqa: PLR0917  # typer makes an option of each
 
     Without a terminal it looks once.
     """
-    from gateway.policies import budget_policy
-    from gateway.stores.unread import UnreadSessions
+    from gateway.config.policies import budget_policy
+    from gateway.stores.damage import UnreadSessions
 
     by, policy = order(sort), budget_policy(load(config).settings)
 

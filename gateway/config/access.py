@@ -10,8 +10,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.section import Section, duration
 from gateway.core.identity import ID_FORM, is_valid
-from gateway.core.ledger import LEAST_USD, MOST_USD
-from gateway.core.namespaces import is_reserved
+from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
+from gateway.core.ledger.session_key import is_reserved
 
 
 def _long_enough(key: SecretStr) -> SecretStr:

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 
 from gateway.config.section import HEADER_NAME, Section
-from gateway.core.addresses import is_address
-from gateway.core.signing import signing_key
+from gateway.core.http.addresses import is_address
+from gateway.core.http.signing import signing_key
 
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 #: what we say ourselves

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from gateway.config.section import MOST_TOKENS, Section
-from gateway.core.ledger import MOST_USD
+from gateway.core.ledger.arithmetic import MOST_USD
 
 Rate = Annotated[Decimal, Field(ge=0, le=MOST_USD)]
 

@@ -9,8 +9,8 @@ from typing import Final, Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from gateway.config.section import HEADER_NAME, Positive, Section, at_home
-from gateway.core.addresses import is_address
-from gateway.core.forwarding import AUTH_HEADER, CREDENTIALS, FRAMING, AuthStyle
+from gateway.core.http.addresses import is_address
+from gateway.core.http.headers import AUTH_HEADER, CREDENTIALS, FRAMING, AuthStyle
 
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 #: headers that the gateway writes for each request; `host` may be set, for a provider that is called by its IP address

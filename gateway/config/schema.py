@@ -14,9 +14,9 @@ from gateway.config.providers import Provider
 from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, Section, duration
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
-from gateway.core.addresses import is_host
-from gateway.core.asked import OURS, REQUEST_ID, SESSION
-from gateway.core.forwarding import is_credential
+from gateway.core.http.addresses import is_host
+from gateway.core.http.gateway_headers import OURS, REQUEST_ID, SESSION
+from gateway.core.http.headers import is_credential
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.steps import DEFAULT_AGENT
 

@@ -12,7 +12,7 @@ from dataclasses import field
 from itertools import count
 
 from gateway.core.errors import BudgetExhausted
-from gateway.core.ledger import (
+from gateway.core.ledger.arithmetic import (
     EMPTY,
     AccountKey,
     Amount,

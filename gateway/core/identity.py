@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.asked import PARENT
-from gateway.core.message import CACHE_MARKS
+from gateway.core.conversation.message import CACHE_MARKS
+from gateway.core.http.gateway_headers import PARENT
 
 # "." and ".." would be taken for folders in a path
 _VALID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,255}\Z")

@@ -13,19 +13,19 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gateway.core.context_budget import ContextPolicy, SummaryModel
-from gateway.core.conversation import Conversation
-from gateway.core.counting.beside import Beside
+from gateway.core.conversation.message import Hashed, Message, encode
+from gateway.core.conversation.units import Conversation
 from gateway.core.counting.calibration import ceiling, may_become
 from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.overhead import Beside
 from gateway.core.counting.request import Request
 from gateway.core.counting.weighed import Learned, Weighed, weigh
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.receipt import Fates, Fitted
+from gateway.core.fitting.report import Fates, Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
-from gateway.core.message import Hashed, Message, encode
 from gateway.core.record import ContextRecord
 from gateway.core.session import SessionState
 from gateway.core.values import dataclass

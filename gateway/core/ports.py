@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
-from gateway.core.allowance import Allowance
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Refused, Standing
-from gateway.core.namespaces import SessionKey
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.request import Outgoing
+from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Granted, Refused, Standing
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange

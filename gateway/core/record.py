@@ -12,9 +12,9 @@ from gateway.core.counting.calibration import LastTurn, whole_report
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import BudgetFault, GatewayError
-from gateway.core.fitting.receipt import Fates
-from gateway.core.ledger import NOTHING, AccountKey, Amount, Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.fitting.report import Fates
+from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.thinking_origin import Unread
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass

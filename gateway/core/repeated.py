@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from gateway.core.message import digest
+from gateway.core.conversation.message import digest
 
 #: digests that stay known
 _KNOWN: Final = 128

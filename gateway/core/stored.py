@@ -7,8 +7,8 @@ from dataclasses import field, replace
 from decimal import Decimal
 from typing import Final, Literal, get_args
 
-from gateway.core.ledger import NO_LIMITS, Amount, Hold, Limits, Standing, nano
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import NO_LIMITS, Amount, Hold, Limits, Standing, nano
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Places, Remembered
 from gateway.core.tools import ToolUse

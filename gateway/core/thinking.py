@@ -22,9 +22,9 @@ from hashlib import blake2b
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
+from gateway.core.conversation.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.parts import is_compaction
-from gateway.core.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
 from gateway.core.modes import MODES, ResponseMode
 from gateway.core.modes.unread import after_last_reply
 from gateway.core.values import dataclass

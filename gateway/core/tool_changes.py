@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.core.message import encode, read
+from gateway.core.conversation.message import encode, read
 from gateway.core.thinking import BoundConversation
 
 #: Changes that a session remembers, over all of its conversations. The oldest ones are forgotten first: their tools

@@ -14,11 +14,11 @@ from gateway.core.values import dataclass
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Dialect
 from gateway.dialects.completions import Completions
-from gateway.dialects.earlier import Earlier
 from gateway.dialects.fields import read_fields
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.stored_response import Earlier
 
 CHAT: Final = OpenAIChat()
 _RESPONSES: Final = OpenAIResponses()

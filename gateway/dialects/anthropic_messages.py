@@ -11,12 +11,12 @@ import msgspec
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
-from gateway.dialects.at_once import AtOnceReader, runs
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
-from gateway.dialects.gathered import Gathered
 from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.response_state import Gathered
+from gateway.dialects.stream_batch import AtOnceReader, runs
 from gateway.dialects.texts import texts_of_fields
 
 _TEXT_FIELDS: Final = ("system", "messages", "tools")

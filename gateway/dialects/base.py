@@ -10,10 +10,10 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
+from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
-from gateway.core.forwarding import OUR_NAMES
-from gateway.core.message import encode
-from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
+from gateway.core.http.headers import OUR_NAMES
+from gateway.core.http.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
 from gateway.dialects.fields import Fields, decode_answer, write_fields
 from gateway.dialects.reported import Reported

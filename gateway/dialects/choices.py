@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
-from gateway.core.message import encode
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
 from gateway.dialects.alike import Frame
-from gateway.dialects.at_once import AtOnceReader
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
 from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_answer
-from gateway.dialects.gathered import Gathered
+from gateway.dialects.response_state import Gathered
+from gateway.dialects.stream_batch import AtOnceReader
 from gateway.dialects.texts import texts_of_fields
 
 #: what every chunk with a choice holds, written compact or as Python's json does

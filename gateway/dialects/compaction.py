@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.errors import InvalidRequest
-from gateway.core.sse import data_of_events
+from gateway.core.http.sse import data_of_events
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call, named_event
 from gateway.dialects.contents import TOO_MUCH, is_far_too_much

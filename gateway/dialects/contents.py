@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.counting.beginnings import Beginning, Beginnings
+from gateway.core.conversation.message import plain
 from gateway.core.counting.measure import Wire
+from gateway.core.counting.prefix_cache import Beginning, Beginnings
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
-from gateway.core.message import plain
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.dialects.fields import check_length, decode, join, unescaped, write_fields

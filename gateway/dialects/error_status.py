@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.core.conversation.message import encode
 from gateway.core.errors import (
     ShuttingDown,
     StoreUnavailable,
@@ -14,7 +15,6 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.message import encode
 
 #: by what providers call an error: the status that says the same. Anthropic:
 #: https://docs.claude.com/en/api/errors; OpenAI: https://platform.openai.com/docs/guides/error-codes

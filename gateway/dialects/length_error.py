@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from gateway.core.retrying import TELLING
+from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
 from gateway.dialects.error_text import Said, said_in
 from gateway.dialects.length_words import lengths_in

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.core.retrying import TELLING
+from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
 from gateway.dialects.error_text import Said, said_in
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.measure import Wire
-from gateway.core.ledger import MOST
-from gateway.core.spending import USEFUL
+from gateway.core.ledger.arithmetic import MOST
+from gateway.core.ledger.charging import USEFUL
 from gateway.core.values import dataclass
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.fields import AnyFields, decode

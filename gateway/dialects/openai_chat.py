@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.message import encode, text_parts
+from gateway.core.conversation.message import encode, text_parts
 from gateway.dialects.base import Answer, Call
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
 from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields

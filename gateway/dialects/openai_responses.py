@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
-from gateway.core.message import encode
 from gateway.dialects import openai_errors
-from gateway.dialects.at_once import AtOnceReader, runs
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
-from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
+from gateway.dialects.response_state import Gathered
 from gateway.dialects.responses_output import MAX_ITEMS, MAX_KEPT, Delivered
+from gateway.dialects.stream_batch import AtOnceReader, runs
 from gateway.dialects.texts import estimate, texts_of_fields
 
 _TEXT_FIELDS: Final = ("instructions", "input", "prompt", "tools", "text")

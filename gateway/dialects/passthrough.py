@@ -15,7 +15,7 @@ from gateway.dialects import anthropic_errors, openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
 from gateway.dialects.contents import without_marks
 from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
-from gateway.dialects.gathered import Gathered
+from gateway.dialects.response_state import Gathered
 from gateway.dialects.texts import beyond, texts_of_fields
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "query", "documents")

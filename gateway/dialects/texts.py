@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.core.conversation.json_text import string_end
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
-from gateway.core.json_text import string_end
 from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.fields import Fields, decode, unescaped
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.forwarding import header
+from gateway.core.http.headers import header
 from gateway.dialects.base import Call
 from gateway.dialects.fields import decode
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from gateway.calls import Caller
+from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
-from gateway.core.forwarding import CREDENTIALS, Headers, credential, header
-from gateway.core.ledger import NO_LIMITS, Limits
-from gateway.core.namespaces import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
-from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
+from gateway.core.http.headers import CREDENTIALS, Headers, credential, header
+from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyBudget
+from gateway.core.ledger.session_key import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
 from gateway.core.stored import StoredKey
 from gateway.core.values import dataclass
 

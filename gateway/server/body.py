@@ -8,9 +8,9 @@ import io
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
-from gateway.core.forwarding import Headers, header
+from gateway.core.http.compression import SUPPORTED, Corrupt, TooLarge, unpack
+from gateway.core.http.headers import Headers, header
 from gateway.server.zstd import unpack_zstd
 
 #: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency

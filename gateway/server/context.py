@@ -10,24 +10,24 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route as Path
 
-from gateway.addressing import named_by_body
-from gateway.budgeting import sessions_above
+from gateway.budget.reservation import sessions_above
+from gateway.call.routing import named_by_body
+from gateway.context.inspector import SHOWN, WIRES
+from gateway.context.planner import Asked
 from gateway.core import errors
 from gateway.core.context_budget import Wishes
-from gateway.core.forwarding import by_name
+from gateway.core.http.headers import by_name
 from gateway.core.identity import ID_FORM, from_headers
-from gateway.core.ledger import Claim, Standing
-from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.ledger.arithmetic import Claim, Standing
+from gateway.core.ledger.charging import Charged, KeyBudget, affordable_input, claims_of, rate_of
+from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import answer_name
 from gateway.core.session import Remembered
-from gateway.core.spending import Charged, KeyBudget, affordable_input, claims_of, rate_of
 from gateway.core.steps import Step
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.elsewhere import earlier_answer
-from gateway.inspection import SHOWN, WIRES
-from gateway.planning import Asked
+from gateway.dialects.server_state import earlier_answer
 from gateway.server import headers as ours
 from gateway.server.auth import Access
 from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body

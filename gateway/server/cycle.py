@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.core.forwarding import BODILESS
+from gateway.core.http.headers import BODILESS
 
 #: what may stand in the name of a header: they are lower-case, as ASGI has them (RFC 9110, section 5.6.2)
 _IN_NAMES: Final = (string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~").encode()

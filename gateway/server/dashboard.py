@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.core import errors
-from gateway.core.forwarding import header
+from gateway.core.http.headers import header
 from gateway.server.handling import StaticFile, fault_response, unless_known
 
 FOLDER: Final = Path(__file__).parent / "static"

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any, Final, Literal
 
-from gateway.addressing import is_listing
-from gateway.calls import NO_DIRECTIVES, Caller, Incoming, Reply
+from gateway.call.routing import is_listing
+from gateway.call.types import NO_DIRECTIVES, Caller, Incoming, Reply
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -24,20 +24,20 @@ from gateway.core.errors import (
     Overloaded,
     ShuttingDown,
 )
-from gateway.core.forwarding import BODILESS, EVENTS, Headers, content_type, header
+from gateway.core.http.headers import BODILESS, EVENTS, Headers, content_type, header
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.record import SHUT_DOWN, STALLED
 from gateway.core.values import dataclass
 from gateway.dialects import Endpoint, endpoint
-from gateway.listing import Listing
-from gateway.pipeline import Gateway
+from gateway.pipeline.exchange import Gateway
+from gateway.pipeline.model_list import Listing
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
 from gateway.server.paths import Asked, split_path
 from gateway.server.unrecorded import UnrecordedRefusals
-from gateway.upstream.silence import Silence
+from gateway.upstream.read_timeout import Silence
 
 logger = logging.getLogger("gateway")
 

@@ -11,14 +11,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.catalog import Catalog
+from gateway.config.model_catalog import Catalog
+from gateway.context.inspector import Inspector
 from gateway.core import errors
+from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.routing import Routes
-from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
-from gateway.inspection import Inspector
 from gateway.server import headers as ours
 from gateway.server.auth import Access, Authenticator, credential_hash
 from gateway.server.keyring import KeyRing

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from gateway.calls import NO_DIRECTIVES, Directives, Ending, Reply, Stepped
-from gateway.core.allowance import Allowance
-from gateway.core.asked import (
+from gateway.call.types import NO_DIRECTIVES, Directives, Ending, Reply, Stepped
+from gateway.core.context_budget import Trim, Wishes
+from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.http.gateway_headers import (
     AGENT,
     BUDGET_TOKENS,
     BUDGET_USD,
@@ -23,11 +24,10 @@ from gateway.core.asked import (
     REQUEST_ID,
     RESPONSE_MODE,
 )
-from gateway.core.context_budget import Trim, Wishes
-from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.forwarding import Headers, header
+from gateway.core.http.headers import Headers, header
 from gateway.core.identity import ID_FORM, is_valid
-from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
+from gateway.core.ledger.arithmetic import MOST_USD, NO_LIMITS, Limits, nano
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.record import ContextRecord
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage

@@ -19,7 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.zttp_h2_impl import FORBIDDEN_HEADERS, RequestResponseCycle, ZttpH2Protocol
 from uvicorn.server import ServerState
 
-from gateway.core.forwarding import BODILESS
+from gateway.core.http.headers import BODILESS
 from gateway.server.endpoints import TRAILERS
 from gateway.server.protocol import (
     MAX_HEADERS,

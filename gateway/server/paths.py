@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
-from gateway.addressing import form_naming
+from gateway.call.routing import form_naming
 from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.fields import read_fields, string_field, write_fields

@@ -18,7 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.core.forwarding import Headers
+from gateway.core.http.headers import Headers
 from gateway.server.body import MemoryPool
 from gateway.server.cycle import Cycle
 from gateway.server.headers import GATEWAY_REQUEST_ID, SHOULD_RETRY

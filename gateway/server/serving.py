@@ -23,7 +23,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from gateway.server.body import BODIES_AT_ONCE, MemoryPool
 from gateway.server.protocol import STOPPING, GatewayProtocol, ServerConfig
-from gateway.upstream.heard import Asking, bound_unacknowledged
+from gateway.upstream.keepalive import Asking, bound_unacknowledged
 
 logger = logging.getLogger("gateway")
 

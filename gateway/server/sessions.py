@@ -14,17 +14,27 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route as Path
 
-from gateway.budgeting import sessions_above
+from gateway.budget.reservation import sessions_above
+from gateway.context.inspector import context_json
 from gateway.core import errors
-from gateway.core.ledger import LEAST_USD, MOST, MOST_USD, NO_LIMITS, NOTHING, Claim, Dimension, Standing, nano
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import (
+    LEAST_USD,
+    MOST,
+    MOST_USD,
+    NO_LIMITS,
+    NOTHING,
+    Claim,
+    Dimension,
+    Standing,
+    nano,
+)
+from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Store
-from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
 from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
-from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Handler, Rules, wrapped
 from gateway.server.shown import (
@@ -37,7 +47,7 @@ from gateway.server.shown import (
     session_tools_json,
 )
 from gateway.server.steps import set_step, setting_of, steps_json
-from gateway.stores.unread import UnreadSessions
+from gateway.stores.damage import UnreadSessions
 
 _MAX_LIMIT: Final = 1000
 _MAX_CHANGE: Final = 64 * 1024

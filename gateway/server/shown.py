@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.catalog import Catalog, is_wanted
-from gateway.core.allowance import usd
+from gateway.config.model_catalog import Catalog, is_wanted
+from gateway.context.inspector import context_json
 from gateway.core.counting.context import NO_WEIGHT
-from gateway.core.ledger import Limits, Standing
+from gateway.core.ledger.arithmetic import Limits, Standing
+from gateway.core.ledger.charging import remaining_fraction
+from gateway.core.ledger.refusals import usd
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import mode_for
-from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallError, CallRecord
 from gateway.core.routing import ModelFacts, Route, Routes
-from gateway.core.spending import remaining_fraction
 from gateway.core.stored import SessionView
 from gateway.core.times import time_text
 from gateway.core.usage import Totals, Usage
-from gateway.inspection import context_json
 from gateway.server.auth import Access
 
 #: tools that are listed in their order

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from gateway.core.asked import REQUEST_ID
 from gateway.core.errors import GatewayError, UpstreamProtocolError
-from gateway.core.forwarding import EVENTS, Headers, content_type, is_success
-from gateway.core.sse import EventBuffer, event_data, split_events
+from gateway.core.http.gateway_headers import REQUEST_ID
+from gateway.core.http.headers import EVENTS, Headers, content_type, is_success
+from gateway.core.http.sse import EventBuffer, event_data, split_events
 from gateway.dialects.responses_frames import AnswerFrames, Create, Told, error_message, fault_message, request_of
 from gateway.server import headers as ours
 

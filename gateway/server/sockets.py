@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.core.errors import GatewayError, ShuttingDown, SocketExpired, SocketFull
-from gateway.core.forwarding import EVENTS
+from gateway.core.http.headers import EVENTS
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
 from gateway.dialects.responses_frames import Create, Told, read_create, warmed_up

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.call.observers import tell_step
 from gateway.core import errors
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.routing import Route
 from gateway.core.session import SessionState
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState
 from gateway.core.values import dataclass
-from gateway.telling import tell_step
 
 _AT_START = StepState()
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.core.allowance import Allowance
+from gateway.call.observers import tell
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -23,14 +23,14 @@ from gateway.core.errors import (
     StoreUnavailable,
     Unauthenticated,
 )
-from gateway.core.forwarding import Headers
+from gateway.core.http.headers import Headers
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import REFUSED, CallError, CallRecord
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.server import headers as ours
 from gateway.server.auth import credential_hash
-from gateway.telling import tell
 
 #: refusals that are kept; those that came last stay
 MOST_KEPT: Final = 50

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.core.encoding import Corrupt, TooLarge
+from gateway.core.http.compression import Corrupt, TooLarge
 
 #: Bytes handed on at once: a block of 4 bytes may come to 128 KiB, and nothing bounds what one step gives. So many come
 #: to 8 MiB at most.

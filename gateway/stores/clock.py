@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gateway.core.ledger import Moment
+from gateway.core.ledger.arithmetic import Moment
 
 #: Linux's clock that also runs while a machine sleeps, else the monotonic one. Both are the same for all processes.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None)

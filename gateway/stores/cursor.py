@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import MOST_SEARCHED, SessionView, Sort
 
 #: the integers that a value may be: SQLite takes no larger ones

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.core.allowance import Allowance
 from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import KEPT, Residual, is_telling, residuals_from
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import Lesson

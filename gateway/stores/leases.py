@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger import NOTHING, Granted, Hold, Refused, units_left
+from gateway.core.ledger.arithmetic import NOTHING, Granted, Hold, Refused, units_left
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold

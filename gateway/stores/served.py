@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.ledger import Limits
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ports import Store
-from gateway.core.spending import BudgetPolicy
 
 #: under which the budget is kept, among what is learned
 _KEY: Final = "served/session-budget"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
-from gateway.core.ledger import Claim
+from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import Closing, Ending

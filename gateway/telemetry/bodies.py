@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
-from gateway.core.forwarding import header
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.compression import SUPPORTED, Corrupt, TooLarge, Unpacker
+from gateway.core.http.headers import header
+from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 
 #: bytes that are kept of each body, and shown of what is packed in them

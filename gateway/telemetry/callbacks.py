@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
 from gateway.core.ids import call_id
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.steps import StepChange

@@ -20,7 +20,7 @@ from typing import Final, TextIO
 
 import msgspec
 
-from gateway.core.allowance import Allowance
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import FAILED, REFUSED, CallRecord, ContextRecord
 from gateway.core.times import time_text

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Totals

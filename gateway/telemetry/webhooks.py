@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.forwarding import Headers, is_success
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.headers import Headers, is_success
+from gateway.core.http.request import Outgoing
+from gateway.core.http.retry_policy import asked_wait
+from gateway.core.http.signing import signature
 from gateway.core.ports import Upstream, UpstreamReply
-from gateway.core.retrying import asked_wait
-from gateway.core.signing import signature
 from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")

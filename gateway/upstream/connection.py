@@ -20,8 +20,8 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.core.forwarding import header
-from gateway.upstream.heard import is_unheard
+from gateway.core.http.headers import header
+from gateway.upstream.keepalive import is_unheard
 
 #: bytes of an answer's head, at the most
 _MAX_HEAD: Final = 64 * 1024

@@ -27,7 +27,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.connection import (
@@ -42,7 +42,7 @@ from gateway.upstream.connection import (
     Unheard,
 )
 from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotFound, NotLetThrough, Origin, WrongProxy
-from gateway.upstream.silence import Silence
+from gateway.upstream.read_timeout import Silence
 
 #: what is raised on the way to a provider, and becomes an error of ours
 _FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)

@@ -19,11 +19,11 @@ from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
-from gateway.core.addresses import is_address
-from gateway.core.forwarding import is_success
+from gateway.core.http.addresses import is_address
+from gateway.core.http.headers import is_success
 from gateway.upstream.connection import Answer, Connection, HttpFault
-from gateway.upstream.heard import Asking
-from gateway.upstream.slots import Slots
+from gateway.upstream.keepalive import Asking
+from gateway.upstream.limit import Slots
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
 _KEEPALIVE_S: Final = 45.0

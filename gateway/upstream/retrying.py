@@ -17,10 +17,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit
-from gateway.core.forwarding import header
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.headers import header
+from gateway.core.http.request import Outgoing
+from gateway.core.http.retry_policy import REPEATED, WELL, BreakerPolicy, RetryPolicy, asked_wait, is_ill
 from gateway.core.ports import Upstream, UpstreamReply
-from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, asked_wait, is_ill
 from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.benching.load import Load, Seen, Workload, problem
+from gateway.bench.load import Load, Seen, Workload, problem
 from gateway.mock import MockServer, Provider
 from tests.conftest import closed_port
 from tests.support.gateways import GatewayThread

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.benching.load import Workload
-from gateway.benching.measure import WORKLOADS, Bench, Times, fewer
+from gateway.bench.load import Workload
+from gateway.bench.measure import WORKLOADS, Bench, Times, fewer
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.support.web import Web

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.benching import servers
+from gateway.bench import servers
 from tests.support.commands import environment
 from tests.support.gateways import until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.benching.store import pair_us, record_of
-from gateway.core.namespaces import SessionKey
+from gateway.bench.store import pair_us, record_of
+from gateway.core.ledger.session_key import SessionKey
 from gateway.mock import MockServer
 from gateway.stores.sqlite import SqliteStore
 from tests.conftest import StartGateway

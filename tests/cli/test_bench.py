@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from gateway.benching.measure import WORKLOADS, Counted, Report, Row, Times
+from gateway.bench.measure import WORKLOADS, Counted, Report, Row, Times
 from gateway.cli.bench import tell
 from tests.support.commands import Commands, command, environment
 from tests.support.gateways import STARTS_S, until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.stores.files import write

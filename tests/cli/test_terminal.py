@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ledger import Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import StoredKey
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore

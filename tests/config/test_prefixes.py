@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import unused_providers
+from gateway.config.policies import routes_of
 from gateway.core.routing import Route
-from gateway.policies import routes_of
 from tests.config.conftest import Load
 
 NAMING = """

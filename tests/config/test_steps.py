@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gateway.config import Settings, load, matcher
+from gateway.config.policies import agents_of
 from gateway.core.errors import ConfigError
 from gateway.core.steps import (
     Agent,
@@ -23,7 +24,6 @@ from gateway.core.steps import (
     TokensAbove,
     ToolUsed,
 )
-from gateway.policies import agents_of
 
 EVALUATION = Path(__file__).parent.parent.parent / "config/steps/evaluation.yaml"
 

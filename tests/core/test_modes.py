@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.message import text_of
+from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, SHORTEST, ResponseMode, Shown, mode_for, show, stricter
 from gateway.core.modes.handle import points
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.config import families
 from gateway.core.context_budget import ContextPolicy, SummaryModel
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
 from gateway.core.counting.estimate import Estimator

@@ -16,12 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.counting.heuristic import estimate_tokens
-from gateway.core.encoding import Corrupt, TooLarge, Unpacker, unpack
 from gateway.core.errors import InvalidRequest
+from gateway.core.http.compression import Corrupt, TooLarge, Unpacker, unpack
+from gateway.core.http.sse import EventBuffer, data_of_events, event_data, split_events
 from gateway.core.identity import derive, from_body, from_headers, is_valid, text_of
 from gateway.core.ids import call_id, first_id_at
 from gateway.core.pricing import Price, Rates, cost, price_from_table
-from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.dialects import CHAT, endpoint
 from gateway.dialects.base import StreamMeter

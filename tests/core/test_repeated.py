@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.message import digest
+from gateway.core.conversation.message import digest
 from gateway.core.repeated import Repeated, digest_again
 
 LONG = b"a" * 4_000

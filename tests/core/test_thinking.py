@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.conversation.message import Hashed, encode
 from gateway.core.counting.measure import Wire
-from gateway.core.message import Hashed, encode
 from gateway.core.session import SessionState
 from gateway.core.thinking import MAX_SPANS, BoundConversation, SentPrefix, bare_message, merged
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.message import Hashed, decode, encode
+from gateway.core.conversation.message import Hashed, decode, encode
 from gateway.core.session import SessionState
 from gateway.core.thinking import BoundConversation
 from gateway.core.tool_changes import (

@@ -13,8 +13,8 @@ import pytest
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
+from gateway.core.http.sse import MAX_EVENT_BYTES
 from gateway.core.identity import hash_of, text_of
-from gateway.core.sse import MAX_EVENT_BYTES
 from gateway.dialects.base import Answer, EventReader, StreamMeter, Verdict
 from gateway.dialects.fields import decode, flag_field, read_fields, read_piece, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import CompactedResponse, Response
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.sse import data_of_events
+from gateway.core.http.sse import data_of_events
 from gateway.dialects.base import Call
 from gateway.dialects.compaction import (
     Made,

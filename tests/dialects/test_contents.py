@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.counting.beginnings import Beginning, Beginnings
+from gateway.core.conversation.message import keys_of, plain
 from gateway.core.counting.measure import Wire
+from gateway.core.counting.prefix_cache import Beginning, Beginnings
 from gateway.core.counting.sums import Sums
 from gateway.core.errors import InvalidRequest
-from gateway.core.message import keys_of, plain
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
-from gateway.dialects.elsewhere import kept_elsewhere
 from gateway.dialects.fields import read_fields
+from gateway.dialects.server_state import kept_elsewhere
 
 MARKED = b'{"role": "user", "cache_control": {"type": "ephemeral"}}'
 

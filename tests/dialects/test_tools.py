@@ -12,7 +12,7 @@ from gateway.core.counting.families import Family
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.fields import read_fields, write_fields
-from gateway.dialects.narrowing import Takes, narrowed, takes_forced
+from gateway.dialects.tool_restriction import Takes, narrowed, takes_forced
 from gateway.dialects.tools import Offer, offer_of
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.config.policies import provider_of
 from gateway.mock import MockServer, Provider
-from gateway.policies import provider_of
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread, until
 from tests.support.web import CHAT, Reply, Web

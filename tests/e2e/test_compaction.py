@@ -14,9 +14,9 @@ import pytest
 from websockets.sync.client import connect
 
 from gateway import config
+from gateway.config.policies import provider_of
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from gateway.mock.strict import unseal
-from gateway.policies import provider_of
 from tests.conftest import StartGateway
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from gateway.core.errors import UpstreamProtocolError
-from gateway.core.sse import split_events
+from gateway.core.http.sse import split_events
 from gateway.dialects import endpoint
 from gateway.dialects.base import Answer, StreamMeter
 from tests.support.scripted import SSE_HEAD, ByteServer, Connection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ledger import AccountKey
+from gateway.core.ledger.arithmetic import AccountKey
 from gateway.mock import MockServer, Provider
 from gateway.stores.redis.keys import Keys
 from tests.conftest import StartGateway

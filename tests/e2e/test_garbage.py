@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.calls import Incoming, Reply
+from gateway.call.state import Progress
+from gateway.call.types import Incoming, Reply
 from gateway.core.record import CallRecord
 from gateway.mock import MockServer
-from gateway.progress import Progress
 from tests.conftest import StartGateway
 from tests.support.conversations import agent
 from tests.support.formats import Format

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.mock import MockServer, Provider
 from gateway.server import serving
-from gateway.upstream.heard import Asking
+from gateway.upstream.keepalive import Asking
 from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import GatewayThread, until
 from tests.support.muting import mute, needs_linux

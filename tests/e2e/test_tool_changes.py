@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.message import encode, sketch
+from gateway.core.conversation.message import encode, sketch
 from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider
 from tests.conftest import StartGateway
 from tests.support.agents import TOOLS, play

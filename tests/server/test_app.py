@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.app.worker import Worker, build_app
 from gateway.core.counting.calibration import Residual
 from gateway.mock import MockServer
 from gateway.server.app import GatewayApp
 from gateway.stores.memory import MemoryStore
-from gateway.wiring import Worker, build_app
 from tests.conftest import StartGateway
 from tests.support.gateways import until, write_config
 from tests.support.timing import LIMIT_S, in_time

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.calls import Caller
+from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
-from gateway.core.ledger import Limits
-from gateway.core.spending import KeyBudget
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.charging import KeyBudget
 from gateway.server.auth import Access, Authenticator, KeyRule, digest, require_admin
 
 ALICE, BOB, ADMIN = "alice-key-0123456789", "bob-key-0123456789abc", "admin-key-0123456789"

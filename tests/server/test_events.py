@@ -17,7 +17,7 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.stored import Latest
 from gateway.core.usage import Charge, Usage

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.calls import Ending, Reply
+from gateway.call.types import Ending, Reply
 from gateway.core.errors import InvalidRequest, StoreUnavailable
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ContextRecord
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.server import headers

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable, Unauthenticated
-from gateway.core.ledger import NO_LIMITS, Limits
-from gateway.core.spending import KeyBudget
+from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
+from gateway.core.ledger.charging import KeyBudget
 from gateway.core.stored import StoredKey
 from gateway.mock import MockServer, Provider
 from gateway.server.auth import Authenticator, KeyRule, digest

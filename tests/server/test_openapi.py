@@ -14,13 +14,13 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 from gateway import config
+from gateway.app.worker import build_app
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.modes import MODES
 from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
 from gateway.server.app import GatewayApp
 from gateway.server.headers import directives
 from gateway.server.openapi import document, faults
-from gateway.wiring import build_app
 from tests.conftest import StartGateway
 from tests.server.test_app import Lifespan
 from tests.support.conversations import TOOLS, agent

@@ -9,9 +9,9 @@ import pytest
 from uvicorn.supervisors.multiprocess import SIGNALS, Process
 
 from gateway import config
+from gateway.app.worker import build_app
 from gateway.server import serving
 from gateway.server.protocol import GatewayProtocol, ServerConfig
-from gateway.wiring import build_app
 from tests.support.gateways import write_config
 from tests.support.muting import needs_linux
 

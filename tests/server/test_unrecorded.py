@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from gateway.core.errors import InternalError, NotFound, Unauthenticated
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.mock import MockServer
 from gateway.server.unrecorded import MOST_KEPT, UnrecordedRefusals
 from tests.conftest import StartGateway, StartProcess

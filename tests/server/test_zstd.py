@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from gateway.core.encoding import Corrupt, TooLarge
+from gateway.core.http.compression import Corrupt, TooLarge
 from gateway.server.zstd import unpack_zstd
 from tests.support.timing import in_time
 

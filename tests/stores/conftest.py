@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.core.ids import call_id
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
-from gateway.core.ledger import Moment
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Moment
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore

@@ -15,9 +15,9 @@ import pytest
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
-from gateway.core.fitting.receipt import Fate, Fates
-from gateway.core.ledger import Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.fitting.report import Fate, Fates
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, CallError, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Granted, Hold, Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import LOST, CallRecord
 from gateway.core.stored import OpenHold

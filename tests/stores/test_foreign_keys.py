@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gateway.core.errors import StoreDamaged
-from gateway.core.ledger import Amount, Claim, Hold
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Amount, Claim, Hold
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST, CallRecord
 from gateway.core.stored import SORTS, OpenHold, Sort
 from gateway.core.usage import Charge, Usage

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ledger import Amount
+from gateway.core.ledger.arithmetic import Amount
 from gateway.core.record import LOST, CallRecord
 from gateway.stores.journal import Journal, Left
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.ledger import Amount
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Amount
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST
 from gateway.core.stored import MOST_LATEST, Latest, Settled

@@ -15,8 +15,8 @@ from itertools import groupby
 import pytest
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Moment, Refused
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold, Limits, Moment, Refused
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST, CallRecord
 from gateway.core.stored import Ending, OpenHold
 from gateway.core.usage import Charge, Totals, Usage

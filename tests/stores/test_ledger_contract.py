@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ledger import (
+from gateway.core.ledger.arithmetic import (
     MOST,
     NO_LIMITS,
     NOTHING,
@@ -24,7 +24,7 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState

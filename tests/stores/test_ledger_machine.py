@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from gateway.core import ledger
 from gateway.core.ids import call_id
-from gateway.core.ledger import (
+from gateway.core.ledger import arithmetic as ledger
+from gateway.core.ledger.arithmetic import (
     EMPTY,
     NOTHING,
     Account,
@@ -29,7 +29,7 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, CallRecord
 from gateway.core.session import Places, SessionState

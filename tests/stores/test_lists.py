@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, CallRecord
 from gateway.core.stored import SORTS, Sort

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.core.ids import call_id
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
 from gateway.stores.memory import CALLS_IN_ALL, CALLS_PER_SESSION, LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore

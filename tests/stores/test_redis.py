@@ -19,21 +19,21 @@ from typing import Any, Self, cast
 
 import pytest
 
+from gateway.app.resources import open_store
 from gateway.config.schema import Settings
 from gateway.core.errors import StoreConflict, StoreUnavailable
-from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST, CallRecord
 from gateway.core.session import SessionState
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
-from gateway.opening import open_store
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, tag_of
 from gateway.stores.redis.link import SingleLink
+from gateway.stores.redis.per_server import CALLS_PER_SESSION
 from gateway.stores.redis.scripts import Command
-from gateway.stores.redis.together import CALLS_PER_SESSION
 from tests.stores.counting import counts, ending, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port

@@ -16,8 +16,8 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits, Refused
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits, Refused
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST, CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.stores.redis import RedisStore, apart, together

@@ -11,11 +11,11 @@ from typing import Any, Self, cast
 
 import pytest
 
-from gateway.calls import Caller
-from gateway.core.ledger import Limits
-from gateway.core.namespaces import SessionKey
+from gateway.call.types import Caller
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.charging import BudgetPolicy, KeyBudget
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import SessionState
-from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.mock import MockServer
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.keys import Keys

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.ledger import NO_LIMITS, Limits
+from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
+from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ports import Store
-from gateway.core.spending import BudgetPolicy
 from gateway.stores.served import note_served, served
 
 CONFIGURED = BudgetPolicy(session=Limits(tokens=7), warn_at=0.5)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.stored import Ending, Lesson
 from gateway.core.usage import Totals

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import Amount, Claim
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Amount, Claim
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.steps import StepState

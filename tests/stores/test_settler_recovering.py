@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import Ending

@@ -18,7 +18,7 @@ import pytest
 import gateway
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import AccountKey, Amount, Claim
+from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.session import Remembered
 from gateway.stores.sqlite import SqliteStore
@@ -242,7 +242,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from gateway.core.ids import call_id
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Usage

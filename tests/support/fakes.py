@@ -11,38 +11,38 @@ from decimal import Decimal
 from itertools import count
 from typing import Any
 
-from gateway.budgeting import Budgets
-from gateway.calls import Caller, Incoming, Reply, SessionPolicy
+from gateway.budget.reservation import Budgets
+from gateway.call.types import Caller, Incoming, Reply, SessionPolicy
 from gateway.config import families
-from gateway.core.allowance import Allowance
+from gateway.context.planner import Planner
+from gateway.context.summaries import SUMMARY_S
+from gateway.context.tool_results import Results
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.errors import StoreUnavailable
-from gateway.core.forwarding import Headers, Provider
-from gateway.core.ledger import Claim, Granted, Refused, Standing
-from gateway.core.namespaces import SessionKey
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.headers import Headers, Provider
+from gateway.core.http.request import Outgoing
+from gateway.core.ledger.arithmetic import Claim, Granted, Refused, Standing
+from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer
 from gateway.core.pricing import price_per_million
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
 from gateway.core.stored import Ending, OpenHold, Opening
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
-from gateway.pipeline import Gateway
-from gateway.planning import Planner
-from gateway.results import Results
-from gateway.stores.blind import Blind
+from gateway.pipeline.exchange import Gateway
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
-from gateway.summaries import SUMMARY_S
+from gateway.stores.stale_accounts import Blind
 from tests.support.scripted import completion
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello there"}]}'

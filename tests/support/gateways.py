@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway import config, wiring
+from gateway import config
+from gateway.app import worker as wiring
 from gateway.server import serving
 from tests.support import stopping
 from tests.support.timing import LIMIT_S

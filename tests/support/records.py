@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from gateway.core.ids import call_id
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore

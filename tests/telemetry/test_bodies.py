@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamUnreachable
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.request import Outgoing
 from gateway.core.ports import UpstreamReply
 from gateway.mock import MockServer, Provider
 from gateway.telemetry.bodies import MOST, LoggedUpstream

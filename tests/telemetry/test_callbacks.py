@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.steps import StepChange
 from gateway.core.usage import Charge, Totals, Usage

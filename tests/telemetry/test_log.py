@@ -18,9 +18,9 @@ from typing import TextIO
 import pytest
 
 import gateway
-from gateway.core.allowance import Allowance
-from gateway.core.fitting.receipt import Fate, Fates
-from gateway.core.namespaces import SessionKey
+from gateway.core.fitting.report import Fate, Fates
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.counting.context import ToolWeight
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State

@@ -16,7 +16,7 @@ from email.utils import formatdate
 
 import pytest
 
-from gateway.core.signing import signing_key
+from gateway.core.http.signing import signing_key
 from gateway.telemetry.webhooks import MOST_WAITING, SENDERS, TRIES, Target, Webhook
 from gateway.upstream import http
 from tests.conftest import closed_port

@@ -24,8 +24,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.outgoing import Outgoing
-from gateway.core.retrying import BreakerPolicy, RetryPolicy
+from gateway.core.http.request import Outgoing
+from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
 from gateway.upstream.http import HttpUpstream, Timeouts, proxy_for, tls_context
 from gateway.upstream.retrying import RetryingUpstream
 from tests.conftest import StartUpstream, closed_port, full_backlog

@@ -25,8 +25,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.forwarding import Headers
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.headers import Headers
+from gateway.core.http.request import Outgoing
 from gateway.upstream.litellm import LitellmUpstream, Settings
 from gateway.upstream.litellm.faults import Refusal, judged
 from tests.conftest import StartUpstream, closed_port, full_backlog
@@ -845,7 +845,8 @@ def test_a_missing_package_is_named() -> None:
 
 SCRIPT = """
 import asyncio, json, sys
-from gateway import config, opening
+from gateway import config
+from gateway.app import resources as opening
 from gateway.upstream.litellm import library
 
 async def main():

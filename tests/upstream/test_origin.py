@@ -20,7 +20,7 @@ from gateway.core.errors import (
     UpstreamProtocolError,
     UpstreamUnreachable,
 )
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.request import Outgoing
 from gateway.upstream import origin
 from gateway.upstream.connection import Connection
 from gateway.upstream.http import HttpUpstream, Timeouts

@@ -20,8 +20,8 @@ from gateway.core.errors import (
     UpstreamUnreachable,
     UpstreamUntranslated,
 )
-from gateway.core.outgoing import Outgoing
-from gateway.core.retrying import BreakerPolicy, RetryPolicy
+from gateway.core.http.request import Outgoing
+from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
 from gateway.upstream.retrying import RetryingUpstream
 
 

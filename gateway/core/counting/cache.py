@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar, cast
 
+from gateway.core.conversation.message import digest
 from gateway.core.counting.measure import TokenCounter
-from gateway.core.message import digest
 from gateway.core.repeated import digest_again
 
 T = TypeVar("T")

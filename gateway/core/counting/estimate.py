@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
 from typing import Any, Final, Literal
 
-from gateway.core.counting.beside import Beside, marks_of
+from gateway.core.conversation.message import IGNORED, keys_of, plain
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.definitions import NO_TOOLS, Tools, shown_schema, weigh_tools
@@ -20,11 +20,11 @@ from gateway.core.counting.families import Families, Family
 from gateway.core.counting.images import image_doubt, image_tokens
 from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, other_measure, text_measure
 from gateway.core.counting.media import Media
+from gateway.core.counting.overhead import Beside, marks_of
 from gateway.core.counting.request import Piece, Request, decoded
-from gateway.core.counting.runs import Runs
+from gateway.core.counting.run_cache import Runs
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.tools import compact
-from gateway.core.message import IGNORED, keys_of, plain
 from gateway.core.repeated import digest_again
 from gateway.core.values import dataclass
 

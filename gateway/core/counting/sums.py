@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
+from gateway.core.conversation.message import SYSTEM_ROLES
 from gateway.core.counting.context import ContextCounts, Seen, context_counts
 from gateway.core.counting.measure import Counts, Measure
 from gateway.core.counting.media import Media
-from gateway.core.message import SYSTEM_ROLES
 from gateway.core.values import dataclass
 
 _ASSISTANT: Final = "assistant"

@@ -12,9 +12,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.fitting.watch import Watch
-from gateway.core.message import Message, has_too_many_values, is_deep
-from gateway.core.notation import bared, parse_whole, written
+from gateway.core.conversation.lossless_json import bared, parse_whole, written
+from gateway.core.conversation.message import Message, has_too_many_values, is_deep
+from gateway.core.fitting.deadline import Watch
 from gateway.core.values import dataclass
 
 GAP: Final = "[...]"

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.conversation.message import SYSTEM_ROLES
+from gateway.core.fitting.deadline import Watch
 from gateway.core.fitting.draft import KEEP, Draft, Summary
 from gateway.core.fitting.offers import GAP_TOKENS
-from gateway.core.fitting.order import in_order, without_marks
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.role_order import in_order, without_marks
 from gateway.core.fitting.strategies import Dedupe, Drop, Strategy, first_to_go, leading
-from gateway.core.fitting.watch import Watch
-from gateway.core.message import SYSTEM_ROLES
 
 #: Most room that is given to the beginning of a task of which a cut left nothing: a share of the limit, and at least
 #: so many tokens (some sentences). More would take the room of old lines that the last messages ask for.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.conversation import Item
+from gateway.core.conversation.units import Item
 from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
 
 #: a result, or a part of one, that is shorter is not longer than the words that would stand for it

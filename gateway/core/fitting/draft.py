@@ -8,13 +8,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import field, replace
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.conversation import Conversation, Unit
+from gateway.core.conversation.message import Message, decode, is_one_text
+from gateway.core.conversation.units import Conversation, Unit
+from gateway.core.fitting.deadline import Watch
 from gateway.core.fitting.parameters import Parameters
 from gateway.core.fitting.parts import without
 from gateway.core.fitting.reader import Known, Made, Order, Reader
 from gateway.core.fitting.summary import summary_message
-from gateway.core.fitting.watch import Watch
-from gateway.core.message import Message, decode, is_one_text
 from gateway.core.values import dataclass
 
 #: the heading before old lines that are repeated; neutral, so that no model takes it for an instruction

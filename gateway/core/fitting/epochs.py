@@ -18,20 +18,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from gateway.core.conversation import Conversation, Item
+from gateway.core.conversation.message import digest
+from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
+from gateway.core.fitting.deadline import Expired, Watch, never
 from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch, Plan
-from gateway.core.fitting.order import in_order
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import recall
-from gateway.core.fitting.receipt import Fitted, Sent, Weights
+from gateway.core.fitting.report import Fitted, Sent, Weights
+from gateway.core.fitting.role_order import in_order
 from gateway.core.fitting.summary import Use
 from gateway.core.fitting.validate import problems
-from gateway.core.fitting.watch import Expired, Watch, never
-from gateway.core.message import digest
 
 #: most that last words may take to be kept whole
 _WORDS: Final = 0.125

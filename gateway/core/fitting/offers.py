@@ -12,10 +12,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, repeat
 from typing import Final, NamedTuple
 
-from gateway.core.conversation import Unit
+from gateway.core.conversation.units import Unit
 from gateway.core.fitting.draft import Pick
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.worth import Scores
+from gateway.core.fitting.relevance import Scores
 
 #: tokens that a block costs beside its text: about every second one has a gap mark before it
 GAP_TOKENS: Final = 1.5

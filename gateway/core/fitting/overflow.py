@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.counting.heaviest import Part
+from gateway.core.counting.largest_part import Part
 from gateway.core.errors import RequestFault
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.conversation import Item
+from gateway.core.conversation.lossless_json import written
+from gateway.core.conversation.message import decode, digest
+from gateway.core.conversation.units import Item
+from gateway.core.fitting.deadline import Watch
 from gateway.core.fitting.dedupe import SHORTEST, may_point, may_share
 from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
 from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.watch import Watch
-from gateway.core.message import decode, digest
-from gateway.core.notation import written
 from gateway.core.values import dataclass
 
 #: a part is itself, and not a word that stands everywhere

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from gateway.core.notation import parse_whole, written
+from gateway.core.conversation.lossless_json import parse_whole, written
 
 _PARAGRAPHS: Final = "\n\n"
 
@@ -23,7 +23,7 @@ def without(content: object, gone: Collection[int], source: str | None) -> str:
 def apart(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
     """The parts of a content, what to call one, and how to put them together again; a list of parts has none.
 
-    Numbers in them are bare values, see `gateway.core.notation`.
+    Numbers in them are bare values, see `gateway.core.conversation.lossless_json`.
     """
     text = content if isinstance(content, str) else ""
     value = parse_whole(text)

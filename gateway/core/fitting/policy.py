@@ -7,9 +7,9 @@ from dataclasses import field, replace
 from typing import Final
 
 from gateway.core.fitting.recall import Recall
+from gateway.core.fitting.relevance import Worth
 from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize
 from gateway.core.fitting.summary import Use
-from gateway.core.fitting.worth import Worth
 from gateway.core.values import dataclass
 
 #: low-water marks with recall and without

@@ -16,14 +16,25 @@ from itertools import chain, compress
 from operator import add
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from gateway.core.conversation import Conversation, Item, Outline
+from gateway.core.conversation.message import (
+    RESULT_ROLES,
+    Message,
+    Sketch,
+    decode,
+    digest,
+    encode,
+    plain,
+    read,
+    sketch,
+    text_of,
+)
+from gateway.core.conversation.units import Conversation, Item, Outline
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.runs import Runs
+from gateway.core.counting.run_cache import Runs
 from gateway.core.fitting.blocks import GAP, Sliced, emptied, render, slice_message
+from gateway.core.fitting.deadline import Watch
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.fitting.terms import Lexicon, highest
-from gateway.core.fitting.watch import Watch
-from gateway.core.message import RESULT_ROLES, Message, Sketch, decode, digest, encode, plain, read, sketch, text_of
 from gateway.core.values import dataclass
 
 T = TypeVar("T")

@@ -16,12 +16,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
+from gateway.core.conversation.message import RESULT_ROLES
 from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.worth import ASKED, Worth, answered, last_words, rarity, terms_kept
-from gateway.core.message import RESULT_ROLES
+from gateway.core.fitting.relevance import ASKED, Worth, answered, last_words, rarity, terms_kept
 from gateway.core.values import dataclass
 
 #: off; lines of user and assistant; lines of everyone

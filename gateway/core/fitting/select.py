@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
-from gateway.core.conversation import Unit
+from gateway.core.conversation.units import Unit
 from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Step
 from gateway.core.fitting.offers import Entry, Offer, Opening, Stock
-from gateway.core.fitting.worth import Scores, Worth
+from gateway.core.fitting.relevance import Scores, Worth
 
 #: Blocks are chosen by estimated tokens, then the result is weighed; so many times in all, while there is room left.
 _ROUNDS: Final = 3

@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Final, Protocol
 
-from gateway.core.conversation import Unit
+from gateway.core.conversation.units import Unit
 from gateway.core.fitting.dedupe import dedupe
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Same, Summary, is_summed
 from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.reader import Known
+from gateway.core.fitting.relevance import Worth
 from gateway.core.fitting.select import condense
 from gateway.core.fitting.summary import AROUND, Passage, SummaryNeeded, Use, ids_of
-from gateway.core.fitting.worth import Worth
 from gateway.core.values import dataclass
 
 

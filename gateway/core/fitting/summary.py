@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
-from gateway.core.message import RESULT_ROLES, Message, read, text_parts
+from gateway.core.conversation.message import RESULT_ROLES, Message, read, text_parts
 from gateway.core.values import dataclass
 
 #: off: as if there were none · known: use those that were made · ask: and have one made

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.conversation import Conversation, Item
+from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, is_one_text, plain, read
+from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.reader import GAP_MARK
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, is_one_text, plain, read
 
 #: words that stand for what another result says
 _POINTS: Final = re.compile(r"\[(?:same as|\d+ (?:items?|paragraphs?) as in) the result of ([^\]]*)\]")

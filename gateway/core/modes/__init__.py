@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, get_args
 
+from gateway.core.conversation.message import RESULT_ROLES, Message, decode, encode, is_signed, read
 from gateway.core.fitting.blocks import render, slice_message
-from gateway.core.message import RESULT_ROLES, Message, decode, encode, is_signed, read
 from gateway.core.modes.extract import LONGEST, ends, extract, limit_of, tokens_of
 from gateway.core.modes.handle import described, pointer, points
 from gateway.core.modes.parts import Content

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP, Block, Sliced, Slot, render, slice_message
 from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
-from gateway.core.message import Message
 from gateway.core.modes.handle import TROUBLE
 from gateway.core.modes.table import rows_of
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
+from gateway.core.conversation.lossless_json import bared, parse, written
 from gateway.core.fitting.blocks import WAY
-from gateway.core.notation import bared, parse, written
 
 #: what a handle is made of
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from gateway.core.conversation.message import CACHE_MARKS, encode, is_plain_text
 from gateway.core.counting.images import COMMON_RULE, image_tokens
 from gateway.core.counting.media import from_base64, from_url
-from gateway.core.message import CACHE_MARKS, encode, is_plain_text
 from gateway.core.values import dataclass
 
 #: characters of a text that weighs a token

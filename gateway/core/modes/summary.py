@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
+from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter, estimate_tokens
 from gateway.core.fitting.summary import cut, within
-from gateway.core.message import Message
 from gateway.core.modes.extract import LONGEST, limit_of, tokens_of
 from gateway.core.values import dataclass
 

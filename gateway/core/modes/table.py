@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from gateway.core.notation import Parsed, bare, bared, parse, written
+from gateway.core.conversation.lossless_json import Parsed, bare, bared, parse, written
 from gateway.core.values import dataclass
 
 SEPARATOR: Final = "|"

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import RESULT_ROLES, Message, encode, read, sketch, text_parts
+from gateway.core.conversation.units import Conversation
+from gateway.core.fitting.deadline import Watch
 from gateway.core.fitting.draft import KEEP, Decision, Draft
 from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.relevance import Worth, last_words, rarity
 from gateway.core.fitting.select import condense
-from gateway.core.fitting.watch import Watch
-from gateway.core.fitting.worth import Worth, last_words, rarity
-from gateway.core.message import RESULT_ROLES, Message, encode, read, sketch, text_parts
 from gateway.core.modes import SHORTEST, ResponseMode, extractable, milder, show, stricter
 from gateway.core.views.view import View, entries
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from gateway.core.conversation.message import Hashed, hashed
 from gateway.core.counting.measure import Wire
-from gateway.core.message import Hashed, hashed
 from gateway.core.views.check import new_faults
 from gateway.core.views.messages import MessagesView
 from gateway.core.views.responses import ResponsesView

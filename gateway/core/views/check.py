@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, Final, NamedTuple
 
+from gateway.core.conversation.message import Hashed, decode, hashed, read
 from gateway.core.counting.measure import Wire
-from gateway.core.message import Hashed, decode, hashed, read
 from gateway.core.views.view import Book, entries
 
 _NOTHING: Final[Mapping[str, Any]] = {}

@@ -11,8 +11,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from gateway.core.conversation.message import IGNORED, Hashed, decode, encode
 from gateway.core.fitting.blocks import GAP
-from gateway.core.message import IGNORED, Hashed, decode, encode
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import (
     SPOKEN,

@@ -1,7 +1,7 @@
 """JSON in the bytes that came: objects and lists taken apart, and put together again with some of it set anew.
 
 Numbers and escapes have more than one spelling, and reading them forgets which it was. What is not changed therefore
-goes from one value to the other without being read. All of it must be JSON that `gateway.core.message.read` can read.
+goes from one value to the other without being read. All of it must be JSON that `gateway.core.conversation.message.read` can read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from gateway.core.message import encode
-from gateway.core.notation import parse_whole, written
+from gateway.core.conversation.lossless_json import parse_whole, written
+from gateway.core.conversation.message import encode
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 #: finds where a value ends; numbers are not made

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from gateway.core.conversation.message import encode, is_plain_text, read, text_parts
 from gateway.core.counting.parts import COMPACTIONS
-from gateway.core.message import encode, is_plain_text, read, text_parts
 from gateway.core.views.raw import compact, fields_of, object_of
 from gateway.core.views.view import ChatMessage, opaque, said
 

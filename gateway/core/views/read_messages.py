@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gateway.core.conversation.message import decode, encode, read
 from gateway.core.counting.parts import is_compaction
-from gateway.core.message import decode, encode, read
 from gateway.core.views.raw import compact, fields_of, items_of
 from gateway.core.views.view import ChatMessage, opaque, said
 

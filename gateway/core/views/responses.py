@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.core.message import Hashed, decode, encode
+from gateway.core.conversation.message import Hashed, decode, encode
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
 from gateway.core.views.read_items import MESSAGE_BYTES, Name, Read, read_item, size_of
 from gateway.core.views.view import (

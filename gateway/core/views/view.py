@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from gateway.core.conversation.message import Hashed, decode, encode, instead, key_of
 from gateway.core.fitting.blocks import GAP
-from gateway.core.fitting.receipt import UNCHANGED, Fate, Fates
-from gateway.core.message import Hashed, decode, encode, instead, key_of
+from gateway.core.fitting.report import UNCHANGED, Fate, Fates
 
 T = TypeVar("T")
 

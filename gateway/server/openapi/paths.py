@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
-from gateway.core.asked import (
+from gateway.context.inspector import WIRES
+from gateway.core.context_budget import Trim
+from gateway.core.http.gateway_headers import (
     AGENT,
     BUDGET_TOKENS,
     BUDGET_USD,
@@ -16,11 +18,9 @@ from gateway.core.asked import (
     READ,
     RESPONSE_MODE,
 )
-from gateway.core.context_budget import Trim
 from gateway.core.identity import ID_FORM, ID_PATTERN
 from gateway.core.modes import MODES
 from gateway.core.stored import SORTS
-from gateway.inspection import WIRES
 from gateway.server.headers import EXPOSED
 from gateway.server.openapi.shapes import Schema, named
 

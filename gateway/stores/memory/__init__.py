@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
-from gateway.core.ledger import AccountKey, Claim, Dimension, Epochs, Granted, Moment, Refused, Standing
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Epochs, Granted, Moment, Refused, Standing
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
@@ -38,10 +38,10 @@ from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor, Names, page_of
+from gateway.stores.damage import Refusing
 from gateway.stores.memory.accounts import Books
 from gateway.stores.memory.lists import CallsInOrder, SortedSessions, merged
 from gateway.stores.sums import stopped
-from gateway.stores.unread import Refusing
 
 #: records kept of one session, and call ids remembered of all; totals are not affected by what is forgotten here
 CALLS_PER_SESSION: Final = 1000

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from gateway.core import ledger
-from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ledger import arithmetic as ledger
+from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.values import dataclass

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
-from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
@@ -37,20 +37,20 @@ from gateway.core.stored import (
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
 from gateway.stores.cursor import Cursor
+from gateway.stores.damage import Refusing, UnreadKeys, UnreadSessions
 from gateway.stores.packed import Packed, unpacked
 from gateway.stores.redis import values
-from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import NAMESAKES, Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists, SessionList
-from gateway.stores.redis.moves import TRIES, Moves, pause
+from gateway.stores.redis.per_server import Books, BooksTogether, Clerk
+from gateway.stores.redis.per_slot import BooksApart
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
-from gateway.stores.redis.together import Books, BooksTogether, Clerk
+from gateway.stores.redis.state_updates import TRIES, Moves, pause
 from gateway.stores.redis.values import Kept
-from gateway.stores.unread import Refusing, UnreadKeys, UnreadSessions
 
 #: Keys live this many seconds longer than what they hold is kept, or up to an hour less (see `live` in prelude.lua),
 #: so that the hourly clearing comes first.

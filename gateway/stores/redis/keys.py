@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
-from gateway.core.ledger import AccountKey
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import AccountKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import Sort
 
 #: parts of the list of open holds in a cluster, so that no one server keeps them all

@@ -23,10 +23,10 @@ from redis.exceptions import NoScriptError, RedisError
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.redis_url import Address
+from gateway.stores.damage import MENDING, unreadable
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
 from gateway.stores.redis.wire import Request, Wire
-from gateway.stores.unread import MENDING, unreadable
 
 #: requests of one batch, at most: all their answers must come within the deadline of one
 _BATCH: Final = 128

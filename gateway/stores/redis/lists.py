@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.core.ids import first_id_at
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_SEARCHED, SORTS, Latest, Page, SessionView, Settled, Sort
 from gateway.core.tools import ToolUse
 from gateway.stores.cursor import Cursor, Names
+from gateway.stores.damage import UnreadRecords, UnreadSessions
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import NAMESAKES, member_of, session_of, session_of_member, tag_of
 from gateway.stores.redis.link import Link, each, sound
+from gateway.stores.redis.per_server import Clerk, home_of
 from gateway.stores.redis.scripts import Command
-from gateway.stores.redis.together import Clerk, home_of
 from gateway.stores.sums import SUMS
-from gateway.stores.unread import UnreadRecords, UnreadSessions
 
 #: what is looked at in one round trip
 _CHUNK: Final = 200

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core import ledger
-from gateway.core.ledger import (
+from gateway.core.ledger import arithmetic as ledger
+from gateway.core.ledger.arithmetic import (
     DIMENSIONS,
     MOST,
     Account,
@@ -25,7 +25,7 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT
 from gateway.core.stored import OpenHold, SessionView

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
@@ -42,13 +42,13 @@ from gateway.core.stored import (
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor, Names, page_of
+from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
 from gateway.stores.packed import Packed
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
 from gateway.stores.sqlite.writer import RETRY_S, Writer
-from gateway.stores.unread import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.core import ledger
 from gateway.core.errors import StoreDamaged
-from gateway.core.ledger import (
+from gateway.core.ledger import arithmetic as ledger
+from gateway.core.ledger.arithmetic import (
     EMPTY,
     MOST,
     NOTHING,
@@ -28,8 +28,8 @@ from gateway.core.ledger import (
 )
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
+from gateway.stores.damage import UNREADABLE, UnreadHolds, unreadable
 from gateway.stores.sqlite.schema import hold_key
-from gateway.stores.unread import UNREADABLE, UnreadHolds, unreadable
 
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
 _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gateway.core.ids import first_id_at
-from gateway.core.ledger import AccountKey
+from gateway.core.ledger.arithmetic import AccountKey
 from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sqlite.transaction import transact
 

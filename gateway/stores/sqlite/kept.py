@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import Change, Places, SessionState
 from gateway.core.tools import ToolUse
 from gateway.stores import states

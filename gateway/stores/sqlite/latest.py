@@ -9,9 +9,9 @@ import msgspec
 
 from gateway.core.stored import MOST_LATEST, Latest, Settled
 from gateway.core.usage import Totals
+from gateway.stores.damage import UnreadRecords
 from gateway.stores.sqlite.rows import LAST_NUMBER
 from gateway.stores.sums import totals_of
-from gateway.stores.unread import UnreadRecords
 
 _LAST: Final = f"SELECT {LAST_NUMBER}"
 _READ: Final = "SELECT number, call_id, totals, record FROM calls WHERE number > ? ORDER BY number LIMIT ?"

@@ -9,18 +9,18 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import EMPTY, Claim, Epochs, Moment
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
 from gateway.core.stored import Lesson, Opening, SessionView, Sort, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.cursor import Cursor
+from gateway.stores.damage import UnreadRecords
 from gateway.stores.packed import Packed, unpacked
 from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
-from gateway.stores.unread import UnreadRecords
 
 _SUM_LIST: Final = ", ".join(SUMS)
 #: the number of the call that was settled last, even if it was deleted since

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.core.allowance import Allowance
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import PENDING, CallRecord, ContextRecord
 from gateway.core.usage import Charge, Totals

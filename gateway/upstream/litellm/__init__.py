@@ -24,14 +24,14 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.forwarding import CREDENTIALS, credential
-from gateway.core.outgoing import Outgoing
+from gateway.core.http.headers import CREDENTIALS, credential
+from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
+from gateway.upstream.body import AlreadyRead
 from gateway.upstream.litellm import arguments, faults, library, wires
 from gateway.upstream.litellm.library import Library
 from gateway.upstream.litellm.watched import Watched
-from gateway.upstream.pieces import AlreadyRead
 
 logger = logging.getLogger("gateway")
 

@@ -19,7 +19,7 @@ from gateway.core.errors import (
     UpstreamUntranslated,
 )
 from gateway.core.values import dataclass
-from gateway.upstream.pieces import AlreadyRead
+from gateway.upstream.body import AlreadyRead
 
 #: what litellm puts before a provider's own words
 _PREFIX: Final = re.compile(

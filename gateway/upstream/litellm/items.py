@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.json_text import run_end
+from gateway.core.conversation.json_text import run_end
 
 Event = dict[str, Any]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.conversation.message import keys_of
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator, media_tokens
 from gateway.core.counting.families import Families, Family, families_from
@@ -17,7 +18,6 @@ from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.media import Media
 from gateway.core.counting.request import Request, read_request
-from gateway.core.message import keys_of
 
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "completions")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.conversation.message import MOST_VALUES
 from gateway.core.fitting.blocks import GAP, LONGEST, cut_text, render, slice_message
-from gateway.core.message import MOST_VALUES
 from gateway.core.modes.handle import pointer
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.dedupe import dedupe
 from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
 from gateway.core.fitting.reader import Reader, weigher

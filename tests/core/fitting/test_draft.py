@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import encode
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, Same
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.message import encode
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(4))
 MESSAGES: list[dict[str, Any]] = [

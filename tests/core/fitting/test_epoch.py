@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
 from gateway.core.fitting.epoch import Epoch, Plan, spans_of
 from gateway.core.fitting.reader import Reader, weigher

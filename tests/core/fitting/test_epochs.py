@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import encode
+from gateway.core.conversation.message import plain as plain_of
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Framing, Reader, weigher
-from gateway.core.fitting.receipt import Fitted
+from gateway.core.fitting.report import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy
 from gateway.core.fitting.validate import problems
-from gateway.core.message import encode
-from gateway.core.message import plain as plain_of
 
 COUNT = weigher(lambda text: len(text) // 4)
 MARK = {"cache_control": {"type": "ephemeral"}}

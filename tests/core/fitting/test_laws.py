@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import decode, encode, keys_of
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.blocks import GAP
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.receipt import Fitted
+from gateway.core.fitting.report import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.fitting.summary import Passage, SummaryNeeded
 from gateway.core.fitting.validate import problems
-from gateway.core.message import decode, encode, keys_of
 
 law = settings(max_examples=40, deadline=None)
 

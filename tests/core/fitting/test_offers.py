@@ -4,11 +4,11 @@ import json
 from math import inf
 from typing import Any
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import Draft
 from gateway.core.fitting.offers import GAP_TOKENS, Opening, Stock
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.worth import Scores, Worth
+from gateway.core.fitting.relevance import Scores, Worth
 
 LINES = [f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n} yesterday.\n" for n in range(1, 6)]
 

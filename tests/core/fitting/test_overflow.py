@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.errors import RequestFault
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.conversation.lossless_json import bare
 from gateway.core.fitting.parts import apart, without
-from gateway.core.notation import bare
 
 
 @pytest.mark.parametrize(

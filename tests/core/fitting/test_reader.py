@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import encode
+from gateway.core.conversation.units import Conversation
+from gateway.core.fitting.deadline import Watch
 from gateway.core.fitting.draft import Draft
 from gateway.core.fitting.reader import FRAME, GAP_MARK, Framing, Known, Made, Order, Reader, What, weigher
-from gateway.core.fitting.watch import Watch
-from gateway.core.message import encode
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import text_parts
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.parameters import NO_PARAMETERS
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.recall import _read_past, recall
-from gateway.core.fitting.worth import Scores, Worth
-from gateway.core.message import text_parts
+from gateway.core.fitting.relevance import Scores, Worth
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import encode
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Draft
 from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.relevance import Worth
 from gateway.core.fitting.select import condense
-from gateway.core.fitting.worth import Worth
-from gateway.core.message import encode
 
 FILLER = "".join(
     f"nothing of note happened at all on day number {['one', 'two', 'three', 'four'][n % 4]}.\n" for n in range(40)

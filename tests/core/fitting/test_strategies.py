@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.conversation.message import Message, encode
 from gateway.core.fitting.summary import Passage, asking, ids_of, summary_message
-from gateway.core.message import Message, encode
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"order": 4711}'}}
 OLD_CALL = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}

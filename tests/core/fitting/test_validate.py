@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import encode
+from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.validate import problems
-from gateway.core.message import encode
 
 
 def call(*ids: str, **more: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.conversation.message import encode
 from gateway.core.counting.measure import Wire
-from gateway.core.message import encode
 from gateway.core.modes import SHORTEST, ResponseMode, Shown, original, readable, show, with_summary
 from gateway.core.modes.handle import points
 from gateway.core.modes.parts import Content

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.message import text_of
+from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, Shown, show, with_summary
 from gateway.core.modes.handle import points
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST, WORTH, affordable, asking, is_taken, summing, weight

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.conversation.message import Hashed, encode
 from gateway.core.counting.heuristic import HeuristicCounter
+from gateway.core.fitting.deadline import Expired
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.watch import Expired
-from gateway.core.message import Hashed, encode
 from gateway.core.modes import ResponseMode, show_blocks
 from gateway.core.modes.unread import (
     Modes,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.conversation.message import encode
 from gateway.core.counting.measure import Wire
-from gateway.core.message import encode
 from gateway.core.views import new_faults
 
 Json = dict[str, Any]

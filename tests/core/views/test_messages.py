@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
-from gateway.core.message import IGNORED, encode, plain, sketch
+from gateway.core.conversation.message import IGNORED, encode, plain, sketch
+from gateway.core.conversation.units import Conversation
 from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import encode, sketch
+from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
-from gateway.core.message import encode, sketch
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
 

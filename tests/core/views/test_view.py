@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation.message import Hashed, decode, encode, keys_of, plains_of
+from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.receipt import Fitted
+from gateway.core.fitting.report import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.message import Hashed, decode, encode, keys_of, plains_of
 from gateway.core.views import View, new_faults, view_of
 from gateway.core.views.view import loaders
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST
 from gateway.stores.sqlite import SqliteStore, deletion
 from gateway.stores.sums import SUMS

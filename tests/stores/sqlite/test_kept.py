@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
 from gateway.core.steps import StepState

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ledger import Amount, Claim, Hold
+from gateway.core.ledger.arithmetic import Amount, Claim, Hold
 from gateway.core.record import ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import OpenHold, Sort
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 from gateway.stores.cursor import Cursor
+from gateway.stores.damage import UnreadRecords
 from gateway.stores.sqlite import rows
 from gateway.stores.sums import SUMS
-from gateway.stores.unread import UnreadRecords
 from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
 
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1], "recalls": {}}

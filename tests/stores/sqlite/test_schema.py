@@ -16,8 +16,8 @@ import pytest
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import Amount, Claim, Hold, Limits
-from gateway.core.namespaces import SessionKey
+from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import SORTS, OpenHold

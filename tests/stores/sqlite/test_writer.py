@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import Amount, Claim, Hold
+from gateway.core.ledger.arithmetic import Amount, Claim, Hold
 from gateway.core.ports import RecordRefused
 from gateway.core.session import SessionState
 from gateway.core.stored import Lesson, OpenHold

@@ -1,0 +1,1 @@
+"""Compose the gateway from its parts, and run it in one process."""

@@ -1,0 +1,222 @@
+"""What one configuration makes of a worker, and the part of a worker that it is made with, which stays.
+
+A reload makes new `Parts` with the same `Lasting`; calls under way end under the parts they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from gateway import config
+from gateway.app.resources import Tls, logs_json, planner_of, upstreams_of
+from gateway.budget.reservation import Budgets
+from gateway.call.types import SessionPolicy
+from gateway.config.model_catalog import Catalog
+from gateway.config.policies import (
+    agents_of,
+    budget_policy,
+    id_headers_of,
+    limits_of,
+    provider_of,
+    result_model,
+    routes_of,
+)
+from gateway.context.caches import Memory
+from gateway.context.inspector import Inspector
+from gateway.context.planner import Planner, Threads
+from gateway.context.tool_results import Results
+from gateway.core.counting.estimate import Estimator
+from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ports import Observer, Store, Upstream
+from gateway.core.routing import Routes
+from gateway.core.values import dataclass
+from gateway.counters.registry import Counters
+from gateway.pipeline.exchange import Gateway
+from gateway.server import headers
+from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.endpoints import Bounds, Forwarder
+from gateway.server.handling import Rules
+from gateway.server.health import ProviderHealth
+from gateway.server.keyring import KeyRing
+from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.stores.learner import Learner
+from gateway.stores.leases import Leases
+from gateway.stores.settler import Settler
+from gateway.stores.stale_accounts import Blind
+from gateway.telemetry import log
+from gateway.telemetry.bodies import LoggedUpstream
+from gateway.upstream.retrying import RetryingUpstream
+
+logger = logging.getLogger("gateway")
+
+_OLD_PARTS_CHECK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """What stays of a worker whatever is configured, as far as its parts are made of it."""
+
+    store: Store
+    settler: Settler
+    leases: Leases
+    blind: Blind
+    results: Results
+    keys: KeyRing
+    learner: Learner
+    counters: Counters
+    estimator: Estimator
+    memory: Memory
+    threads: Threads
+    catalog: Catalog
+    observers: Sequence[Observer]
+    unrecorded: UnrecordedRefusals
+    new_id: Callable[[], str]
+
+    def planner(self, settings: config.Settings) -> Planner:
+        """The planner under these settings."""
+        return planner_of(
+            settings,
+            self.counters,
+            self.estimator,
+            self.learner,
+            self.catalog.facts,
+            memory=self.memory,
+            threads=self.threads,
+        )
+
+    def gateway(
+        self,
+        settings: config.Settings,
+        routes: Routes,
+        upstreams: Mapping[str, Upstream],
+        planner: Planner,
+    ) -> Gateway:
+        """The pipeline under these settings."""
+        sessions = settings.sessions
+        known = config.built_in_providers()
+        return Gateway(
+            routes=routes,
+            providers={name: provider_of(name, row, guarded=name in known) for name, row in settings.providers.items()},
+            upstreams=upstreams,
+            facts=self.catalog.facts,
+            store=self.store,
+            settler=self.settler,
+            planner=planner,
+            budgets=Budgets(self.store, self.leases, self.blind, budget_policy(settings), time.time),
+            results=self.results,
+            learner=self.learner,
+            observers=self.observers,
+            policy=SessionPolicy(
+                id_headers_of(settings),
+                sessions.on_missing,
+                stream_totals=sessions.stream_totals == "comment",
+                estimate_missing=sessions.usage_missing == "estimate",
+            ),
+            totals_comment=headers.totals_comment,
+            new_id=self.new_id,
+            result_model=result_model(settings, self.catalog.facts),
+            agents=agents_of(settings),
+            thinking=self.estimator.families.thinking,
+        )
+
+
+class Parts:
+    """What one configuration makes of a worker: whom it lets in, where it sends calls, and by which rules."""
+
+    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls) -> None:
+        self.settings = settings
+        server, sessions = settings.server, settings.sessions
+        routes = routes_of(settings)
+        admin = settings.auth.admin_key
+        authenticator = Authenticator(
+            [
+                KeyRule(
+                    key.name,
+                    digest(key.key.get_secret_value()),
+                    key.models,
+                    KeyBudget(limits_of(key.budget), key.rpm),
+                )
+                for key in settings.auth.keys
+            ],
+            admin.get_secret_value() if admin is not None else None,
+            server.cors_origins,
+            lambda: lasting.keys.keys,
+            is_required=settings.auth.required,
+        )
+        bounds = Bounds(
+            max_body=int(server.max_body_mb * 2**20),
+            max_concurrency=server.max_concurrency,
+            body_timeout_s=server.body_timeout_s,
+            on_disconnect=sessions.on_disconnect,
+            drain_s=sessions.drain_s,
+            shutdown_grace_s=server.shutdown_grace_s,
+            write_timeout_s=server.write_timeout_s,
+        )
+        self._upstreams = upstreams_of(settings.providers, tls, lasting.estimator.families)
+        upstreams = _logged(self._upstreams, settings)
+        planner = lasting.planner(settings)
+        inspector = Inspector(planner, routes, lasting.catalog.facts)
+        self.rules = Rules(
+            authenticator,
+            lasting.keys,
+            routes,
+            lasting.catalog,
+            inspector,
+            budget_policy(settings),
+            bounds.max_body,
+            bounds.body_timeout_s,
+            lasting.unrecorded,
+            lasting.new_id,
+            agents=agents_of(settings),
+            id_headers=id_headers_of(settings),
+        )
+        gateway = lasting.gateway(settings, routes, upstreams, planner)
+        #: settles a call whose worker is gone
+        self.settle_lost = gateway.fetched.lost
+        self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
+
+    def providers(self) -> list[ProviderHealth]:
+        """How each provider has done of late."""
+        rows = self.settings.providers
+        return [_provider_health(name, rows[name], upstream) for name, upstream in self._upstreams.items()]
+
+    async def aclose(self) -> None:
+        """End its calls, close its connections."""
+        async with AsyncExitStack() as closing:
+            for upstream in self._upstreams.values():
+                closing.push_async_callback(upstream.aclose)
+            closing.push_async_callback(self.forwarder.close)
+
+    async def retire(self) -> None:
+        """Close its connections when its last call has ended: another configuration is in force."""
+        try:
+            while self.forwarder.running:  # noqa: ASYNC110  # rare, and nobody waits for it
+                await asyncio.sleep(_OLD_PARTS_CHECK_S)
+        finally:
+            await self.aclose()
+
+
+def _provider_health(name: str, row: config.Provider, upstream: RetryingUpstream) -> ProviderHealth:
+    left_alone_s = upstream.asked_in_s
+    if left_alone_s is not None:
+        return ProviderHealth(name, row.adapter, "left_alone", upstream.failures, round(left_alone_s, 1))
+    if not upstream.was_called:
+        # litellm finds a key by itself.
+        needs_key = row.auth != "none" and row.adapter != "litellm" and not row.holds_credential
+        return ProviderHealth(name, row.adapter, "no_key" if needs_key else "not_called")
+    return ProviderHealth(name, row.adapter, "failing" if upstream.failures else "ok", upstream.failures)
+
+
+def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Mapping[str, Upstream]:
+    """The ways to providers; where it is asked for, each writes what goes by to the log."""
+    if not settings.telemetry.log.bodies:
+        return upstreams
+    logger.warning("prompts and answers are written to this log: telemetry.log.bodies is on")
+    as_json = logs_json(settings)
+    put = log.put(sys.stderr, as_json=as_json)
+    return {name: LoggedUpstream(one, name, put, as_json=as_json) for name, one in upstreams.items()}

@@ -1,0 +1,319 @@
+"""What is opened from settings: stores, tables, counters, the way to providers and to webhooks.
+
+Whoever needs one of them and no server, as most commands do, imports this and not `gateway.app.worker`.
+"""
+
+from __future__ import annotations
+
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from urllib.parse import urlsplit
+
+from gateway import config
+from gateway.config import model_catalog as catalog
+from gateway.config.policies import context_policy, routes_of, table_names, uplifts
+from gateway.context.caches import Memory
+from gateway.context.inspector import Inspector
+from gateway.context.planner import Planner, Threads
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.families import Families
+from gateway.core.errors import ConfigError
+from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
+from gateway.core.http.signing import signing_key
+from gateway.core.ports import Store, Upstream
+from gateway.core.routing import ModelFacts, Route, is_pattern
+from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
+from gateway.dialects.fields import read_piece
+from gateway.stores.learner import Learner
+from gateway.stores.memory import MemoryStore
+from gateway.stores.sqlite import SqliteStore
+from gateway.telemetry import callbacks, otel
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.webhooks import SENDERS, Target, Webhook
+from gateway.upstream import http
+from gateway.upstream import litellm as translating
+from gateway.upstream.retrying import RetryingUpstream
+
+#: how each provider's certificate is checked, as `http.HttpUpstream` takes it
+Tls = Mapping[str, ssl.SSLContext | bool]
+
+
+def open_store(settings: config.Settings) -> Store:
+    """The configured store. Needs a running event loop.
+
+    Raises:
+        StoreUnavailable: it cannot be opened.
+    """
+    path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
+    if settings.store.is_redis:
+        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # only whoever uses one needs its client
+
+        return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
+    if path is None:
+        return MemoryStore()
+    return SqliteStore(path, timeout_s=timeout_s)
+
+
+def open_families(counters: Counters, settings: config.Settings) -> Families:
+    """The families, read once: a reload keeps them. Token counters that they name by a dotted path are made known.
+
+    Raises:
+        ConfigError: they are no families, or one of these counters cannot be made, or a tokenizer is not known.
+    """
+    families = config.families(settings.context.families)
+    _add_named(counters, [(f"context.families: families.{family.name}", family.tokenizer) for family in families])
+    return families
+
+
+def open_catalog(settings: config.Settings, families: Families) -> catalog.Catalog:
+    """The model tables on disk."""
+    tables = catalog.Catalog(
+        config.model_facts(),
+        catalog.load_litellm_table(),
+        tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
+    )
+    tables.configure(table_names(settings), uplifts(settings))
+    return tables
+
+
+def add_counters(counters: Counters, settings: config.Settings) -> None:
+    """Make the token counters known that routes name by their dotted path.
+
+    Raises:
+        ConfigError: one of them cannot be made, or a route names a tokenizer that is not known; the problem names it.
+    """
+    _add_named(
+        counters, [(f"models[{index}]", row.tokenizer) for index, row in enumerate(settings.models) if row.tokenizer]
+    )
+
+
+def _add_named(counters: Counters, named: Sequence[tuple[str, str]]) -> None:
+    """Make tokenizers known, each with the key path of where it is named."""
+    problems = []
+    for where, tokenizer in named:
+        try:
+            _add_counter(counters, tokenizer)
+        except ConfigError as error:
+            problems += [f"{where}.tokenizer: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _add_counter(counters: Counters, tokenizer: str) -> None:
+    if is_dotted_path(tokenizer):
+        counters.add(tokenizer)
+    elif tokenizer not in NAMES:
+        meant, known = config.did_you_mean(tokenizer, NAMES), f"{', '.join(NAMES)}, or your own as package.module:Class"
+        raise ConfigError([f"there is no such tokenizer{meant}; known: {known}. Without it that of its family counts"])
+
+
+def load_counters(counters: Counters, settings: config.Settings, families: Families) -> None:
+    """Load what nearly every call is counted with, and what models that routes name are, before there are calls.
+
+    It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed: the table
+    of older models (gpt-4, text-embedding-3) takes 30 MB, which most gateways have no use for.
+    """
+    named = [
+        row.tokenizer or families.of(row.name or row.match, row.providers[0], "chat").tokenizer
+        for row in settings.models
+        if row.tokenizer or row.name or not is_pattern(row.match)
+    ]
+    for tokenizer in dict.fromkeys((FALLBACK, *named)):
+        counters.counter(tokenizer)
+
+
+def memory_of(settings: config.Settings) -> Memory:
+    """What is remembered of conversations, with nothing in it."""
+    return Memory(int(settings.context.memory_mb * 2**20))
+
+
+def estimator_of(families: Families, counters: Counters, memory: Memory) -> Estimator:
+    """An estimator that counts with these; token tables are loaded when they are first needed."""
+    return Estimator(families, counters.counter, memory.counts, read_piece)
+
+
+@contextmanager
+def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
+    """An inspector that needs no running gateway, and so knows nothing learned. Needs a running event loop.
+
+    Raises:
+        ConfigError: a file that stands beside the configuration, or a token counter it names, is wrong.
+    """
+    counters = Counters()
+    add_counters(counters, settings)
+    families = open_families(counters, settings)
+    facts = open_catalog(settings, families).facts
+    memory = memory_of(settings)
+    planner = planner_of(
+        settings, counters, estimator_of(families, counters, memory), Learner(MemoryStore()), facts, memory=memory
+    )
+    try:
+        yield Inspector(planner, routes_of(settings), facts)
+    finally:
+        planner.close()
+
+
+def planner_of(
+    settings: config.Settings,
+    counters: Counters,
+    estimator: Estimator,
+    learner: Learner,
+    facts: Callable[[Route], ModelFacts],
+    *,
+    memory: Memory,
+    threads: Threads | None = None,
+) -> Planner:
+    """The planner under these settings. `memory`: that of the estimator; `threads`: None makes some of its own."""
+    return Planner(
+        estimator,
+        counters.is_loaded,
+        learner,
+        context_policy(settings, facts),
+        deadline_s=settings.context.deadline_ms / 1000,
+        clock=time.monotonic,
+        memory=memory,
+        threads=threads,
+        translated=frozenset(name for name, row in settings.providers.items() if row.adapter == "litellm"),
+    )
+
+
+def upstream_of(name: str, row: config.Provider) -> Upstream:
+    """The connections to a provider. Needs a running event loop.
+
+    Raises:
+        ConfigError: its certificate authorities cannot be read.
+    """
+    rows = {name: row}
+    return upstreams_of(rows, tls_contexts(rows), Families(()))[name]
+
+
+def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
+    """How the certificate of each provider is checked.
+
+    Raises:
+        ConfigError: the certificate authorities of one cannot be read.
+    """
+    contexts, problems = {}, []
+    for name, row in rows.items():
+        ca_file = str(config.at_home(row.tls.ca_file)) if row.tls.ca_file else None
+        try:
+            contexts[name] = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
+        except OSError as error:
+            problems.append(f"providers.{name}.tls.ca_file: {ca_file} cannot be used: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return contexts
+
+
+def upstreams_of(rows: Mapping[str, config.Provider], tls: Tls, families: Families) -> dict[str, RetryingUpstream]:
+    """The connections to all providers, with what `tls_contexts` made for them. Needs a running event loop.
+
+    `families`: what models refuse, for providers of another format.
+    """
+    return {
+        name: RetryingUpstream(
+            name,
+            _translated(name, row, families) if row.adapter == "litellm" else _plain(name, row, tls=tls[name]),
+            RetryPolicy(row.retries),
+            BreakerPolicy(row.breaker.failures, row.breaker.open_s),
+        )
+        for name, row in rows.items()
+    }
+
+
+def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[Webhook]:
+    """The webhooks. Needs a running event loop."""
+    return [_webhook_of(row, metrics) for row in rows]
+
+
+def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
+    shown = urlsplit(row.url).netloc.rpartition("@")[2]
+    target = Target(
+        url=row.url,
+        shown=shown,
+        events=frozenset(row.events),
+        key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
+        headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
+        timeout_s=row.timeout_s,
+    )
+    timeouts = http.Timeouts(row.timeout_s, row.timeout_s, row.timeout_s)
+    upstream = http.HttpUpstream(shown, row.url, timeouts, max_connections=SENDERS, proxy=http.proxy_for(row.url))
+    return Webhook(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
+
+
+def problems_of(settings: config.Settings) -> list[str]:
+    """Everything that is wrong with these settings and with what they name. Opens neither store nor connections."""
+    looks: list[Callable[[], object]] = [
+        config.model_facts,
+        partial(config.refuse_open_door, settings),
+        partial(config.refuse_missing_package, settings),
+        partial(add_counters, Counters(), settings),
+        partial(open_families, Counters(), settings),
+        partial(callbacks.made, settings.callbacks.observers),
+        partial(tls_contexts, settings.providers),
+    ]
+    if settings.telemetry.otel:
+        looks.append(otel.load_packages)
+    problems = []
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            problems += error.problems
+    return problems + translation_problems(settings)
+
+
+def translation_problems(settings: config.Settings) -> list[str]:
+    """What is wrong with the providers that litellm is to speak to; loads it where there is one."""
+    names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
+    if not names:
+        return []
+    try:
+        known = translating.library.load().providers
+    except ImportError as error:
+        return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
+    return [
+        f"providers.{name}.litellm: litellm knows no provider {theirs!r}{config.did_you_mean(theirs, known)}"
+        for name, theirs in names.items()
+        if theirs not in known
+    ]
+
+
+def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Upstream:
+    """A provider that speaks the formats of its callers."""
+    return http.HttpUpstream(
+        name,
+        row.base_url,
+        http.Timeouts(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
+        max_connections=row.max_connections,
+        tls=tls,
+        proxy=http.proxy_for(row.base_url),
+    )
+
+
+def _translated(name: str, row: config.Provider, families: Families) -> Upstream:
+    """A provider that speaks a format of its own, which litellm translates to."""
+    return translating.LitellmUpstream(
+        translating.Settings(
+            name,
+            provider=row.litellm or name,
+            base_url=row.base_url,
+            headers=frozenset(header.encode() for header in row.headers),
+            is_keyless=row.auth == "none",
+            options=row.options,
+            connect_s=row.timeout_s.connect,
+            first_byte_s=row.timeout_s.first_byte,
+            between_bytes_s=row.timeout_s.between_bytes,
+            families=families,
+        )
+    )
+
+
+def logs_json(settings: config.Settings) -> bool:
+    """Whether the log is JSON lines: as configured, or where stderr is no terminal."""
+    form = settings.telemetry.log.format
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())

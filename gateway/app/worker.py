@@ -1,0 +1,360 @@
+"""The composition root: Settings -> ASGI application, and the worker behind it.
+
+What a reload replaces of a worker is made in `worker_parts.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from gateway import __version__, config
+from gateway.app.reloadable import Lasting, Parts
+from gateway.app.resources import (
+    add_counters,
+    estimator_of,
+    load_counters,
+    logs_json,
+    memory_of,
+    open_catalog,
+    open_families,
+    open_store,
+    tls_contexts,
+    webhooks_of,
+)
+from gateway.config.policies import table_names, uplifts
+from gateway.context.planner import Threads
+from gateway.context.tool_results import Results
+from gateway.core.errors import ConfigError, StoreUnavailable
+from gateway.core.ids import call_id
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ports import Observer, Store
+from gateway.core.record import CallRecord
+from gateway.counters.registry import Counters
+from gateway.server.app import GatewayApp
+from gateway.server.auth import Access
+from gateway.server.context import ContextApi
+from gateway.server.dashboard import Dashboard
+from gateway.server.endpoints import Forwarder
+from gateway.server.events import EventsApi
+from gateway.server.health import HealthApi, WorkerHealth
+from gateway.server.keyring import KeyRing
+from gateway.server.metrics import MetricsApi
+from gateway.server.serving import stop_without_parent
+from gateway.server.sessions import SessionsApi
+from gateway.server.shown import call_json, totals_json
+from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.stores.journal import Journal
+from gateway.stores.learner import Learner
+from gateway.stores.leases import Leases
+from gateway.stores.served import note_served
+from gateway.stores.settler import Settler
+from gateway.stores.stale_accounts import Blind
+from gateway.telemetry import callbacks, log
+from gateway.telemetry.callbacks import Callbacks, Shapes
+from gateway.telemetry.metrics import Metrics, State
+from gateway.telemetry.otel import Otel
+
+logger = logging.getLogger("gateway")
+
+_GC_THRESHOLDS = (10_000, 20, 50)
+#: What is old is looked for after this share of the time for which it is kept, at most so many seconds; and the looks
+#: take no more than this share of a worker's time, however much there is to look through.
+_EXPIRE_SHARE = 0.25
+_EXPIRE_EVERY_S = 3600.0
+_EXPIRE_WORK = 0.05
+_STATE_EVERY_S = 2.0
+_SEES_ALL = Access(None, admin=True)
+#: how callbacks get what /api shows: as somebody does who sees all sessions
+_SHAPES = Shapes(partial(call_json, access=_SEES_ALL), SessionKey.shown, totals_json)
+
+Load = Callable[[], config.Loaded]
+
+
+def app_from_environment() -> GatewayApp:
+    """The application of a worker process, configured as its parent was (`config.pass_on`)."""
+    stop_without_parent()
+    collect_rarely()
+    return build_app(config.load_passed_on)
+
+
+def collect_rarely() -> None:
+    """Have garbage looked for as a worker does.
+
+    A full collection looks at every object there is, and all calls wait for it meanwhile (20-40 ms seen). What was
+    imported stays anyway, and what calls leave behind is hardly ever a cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def build_app(load: Load) -> GatewayApp:
+    """The application for one worker process. `load` reads the configuration, at start and at each reload."""
+
+    @asynccontextmanager
+    async def resources() -> AsyncIterator[Worker]:
+        settings = load().settings
+        store = open_store(settings)
+        try:
+            worker = Worker(store, settings, load)
+            try:
+                await worker.keys.begin()
+                yield worker
+            finally:
+                await worker.aclose()
+        finally:
+            await store.aclose()
+
+    return GatewayApp(resources, new_id)
+
+
+class Worker:
+    """Everything one worker process holds: parts that stay (store, settler, log) and parts a reload replaces."""
+
+    def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
+        as_json = logs_json(settings)
+        number = os.getpid() if settings.server.workers > 1 else None
+        log.configure(as_json=as_json, level=settings.telemetry.log.level, worker=number)
+        # What may be wrong with the configuration comes before anything that would have to be closed again.
+        own = callbacks.made(settings.callbacks.observers)
+        self._counters = Counters()
+        add_counters(self._counters, settings)
+        families = open_families(self._counters, settings)
+        load_counters(self._counters, settings, families)
+        self._catalog = open_catalog(settings, families)
+        # It outlives a reload: else each long session would be read anew, all of them at once.
+        memory = memory_of(settings)
+        estimator = estimator_of(families, self._counters, memory)
+        tls = tls_contexts(settings.providers)
+        self._otel = Otel(__version__) if settings.telemetry.otel else None
+        self.store = store
+        self._load = load
+        journal, blind = settings.store.journal_path, Blind()
+        self._settler = Settler(
+            store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
+        )
+        self._settler.on_return = blind.forget
+        self._leases = Leases(
+            store,
+            self._settle_lost,
+            lease_s=settings.budget.lease_s,
+            is_away=lambda: self._settler.is_away,
+            away=self._settler.away,
+            note=self._settler.note,
+        )
+        self._results = Results(store, settings.sessions.results_max_bytes)
+        self.keys = KeyRing(store, is_away=lambda: self._settler.is_away, away=self._settler.away)
+        self._learner = Learner(store)
+        # They outlive a reload: a body that is being looked at is looked at to the end.
+        self._threads = Threads()
+        self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
+        self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
+        observers: list[Observer] = [self._learner, *_call_log(settings, as_json=as_json)]
+        observers += [self._callbacks] if not self._callbacks.is_idle else []
+        observers += [self._metrics] if self._metrics is not None else []
+        observers += [self._otel] if self._otel is not None else []
+        self._unrecorded = UnrecordedRefusals(observers)
+        self._kept_s = settings.kept_s
+        self.cors_origins = settings.server.cors_origins
+        #: what each configuration makes its parts with
+        self.lasting = Lasting(
+            store=store,
+            settler=self._settler,
+            leases=self._leases,
+            blind=blind,
+            results=self._results,
+            keys=self.keys,
+            learner=self._learner,
+            counters=self._counters,
+            estimator=estimator,
+            memory=memory,
+            threads=self._threads,
+            catalog=self._catalog,
+            observers=[*observers, self._unrecorded],
+            unrecorded=self._unrecorded,
+            new_id=new_id,
+        )
+        self._parts = Parts(settings, self.lasting, tls)
+        self._workers = settings.server.workers
+        self._store_url = settings.store.shown_url
+        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers)
+        self.context_api = ContextApi(store, lambda: self._parts.rules)
+        self.events_api = EventsApi(store, lambda: self._parts.rules)
+        self.metrics_api = MetricsApi(lambda: self._parts.rules, self._metrics, self._state)
+        self.health_api = HealthApi(store, lambda: self._parts.rules, self._health)
+        self.dashboard = Dashboard(is_on=settings.server.dashboard)
+        self._started_at = time.time()
+        self._settler.start()
+        self._leases.start()
+        chores = (self._expire(), self._note_state(), self.keys.keep_fresh())
+        self._chores = {asyncio.create_task(chore) for chore in chores}
+        # A server in a thread (tests, the demo) gets no signals.
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+
+    @property
+    def forwarder(self) -> Forwarder:
+        """The one in force."""
+        return self._parts.forwarder
+
+    def _health(self) -> WorkerHealth:
+        """How this worker does."""
+        settings = self._parts.settings
+        return WorkerHealth(
+            version=__version__,
+            pid=os.getpid(),
+            workers=self._workers,
+            started_at=self._started_at,
+            calls=self.forwarder.running,
+            holds=self._leases.count,
+            store=self._store_url,
+            is_away=self._settler.is_away,
+            waiting=self._settler.waiting,
+            on_failure=settings.store.on_failure,
+            default_provider=settings.default_provider,
+            providers=self._parts.providers(),
+            unrecorded_refusals=self._unrecorded.newest(),
+        )
+
+    def _state(self) -> State:
+        """The same in figures."""
+        health = self._health()
+        return State(
+            version=health.version,
+            started_at=health.started_at,
+            calls=health.calls,
+            holds=health.holds,
+            is_store_away=health.is_away,
+            waiting=health.waiting,
+            providers={one.name: one.state != "left_alone" for one in health.providers},
+            store_errors=self._settler.failures,
+        )
+
+    async def _settle_lost(self, record: CallRecord) -> None:
+        """Settle a call whose worker is gone, by the rules in force."""
+        await self._parts.settle_lost(record)
+
+    async def _note_state(self) -> None:
+        """Keep this worker's figures current, as any of the workers may be asked for those of all."""
+        while self._metrics is not None and self._workers > 1:
+            self._metrics.look(self._state())
+            await asyncio.sleep(_STATE_EVERY_S)
+
+    def reload_all(self) -> list[str]:
+        """Reload every worker: this one, or through the supervisor all of them.
+
+        Returns:
+            The keys that were changed and are not read before a restart.
+
+        Raises:
+            ConfigError: the configuration is wrong; nothing was changed.
+        """
+        if self._workers == 1:
+            return self.reload()
+        _, needing_restart = self._reread()
+        os.kill(os.getppid(), signal.SIGHUP)
+        return needing_restart
+
+    def _reload_on_signal(self) -> None:
+        try:
+            self.reload()
+        except ConfigError as error:
+            logger.error("configuration not reloaded: %s", "; ".join(error.problems))  # noqa: TRY400  # no bug of ours
+
+    def reload(self) -> list[str]:
+        """Put the configuration as it is now into force; calls under way end under the old one.
+
+        Returns:
+            The keys that were changed and are not read before a restart.
+
+        Raises:
+            ConfigError: it is wrong; nothing was changed.
+        """
+        settings, needing_restart = self._reread()
+        add_counters(self._counters, settings)
+        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
+        if old.forwarder.takes_no_more:
+            # We are stopping, whatever the file says.
+            self._parts.forwarder.take_no_more()
+        self._catalog.configure(table_names(settings), uplifts(settings))
+        self._kept_s = settings.kept_s
+        self._leases.lease_s = settings.budget.lease_s
+        self._results.most = settings.sessions.results_max_bytes
+        logger.info("configuration reloaded")
+        if needing_restart:
+            logger.warning("needs a restart: %s", ", ".join(needing_restart))
+        for work in (old.retire(), self._note_budget()):
+            chore = asyncio.create_task(work)
+            self._chores.add(chore)
+            chore.add_done_callback(self._chores.discard)
+        return needing_restart
+
+    async def _note_budget(self) -> None:
+        """Note the budget in force for commands in other terminals; if the store is away, `_expire` does it later."""
+        with contextlib.suppress(StoreUnavailable):
+            await note_served(self.store, self._parts.rules.budget)
+
+    def _reread(self) -> tuple[config.Settings, list[str]]:
+        """What a reload puts into force, and the keys that were changed and are not read before a restart.
+
+        Raises:
+            ConfigError: it is wrong.
+        """
+        read = self._load().settings
+        settings, needing_restart = config.reloaded(self._parts.settings, read)
+        # Neither the address that we listen on now nor the one after a restart may be an open door.
+        for one in (settings, read):
+            config.refuse_open_door(one)
+        return settings, needing_restart
+
+    async def _expire(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await note_served(self.store, self._parts.rules.budget)
+                await self.store.expire(time.time() - self._kept_s)
+            except StoreUnavailable:
+                pass  # what is old is still there the next time
+            except Exception:
+                logger.exception("what is old was not forgotten this time")
+            took = time.monotonic() - began
+            await asyncio.sleep(max(min(_EXPIRE_SHARE * self._kept_s, _EXPIRE_EVERY_S), took / _EXPIRE_WORK))
+
+    async def aclose(self) -> None:
+        """End calls, settle them, close connections."""
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        # From the last to the first, each whatever becomes of the others.
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._learner.aclose)
+            closing.push_async_callback(self._settler.aclose)
+            closing.push_async_callback(self._leases.aclose)
+            if self._otel is not None:
+                closing.push_async_callback(asyncio.to_thread, self._otel.close)
+            closing.push_async_callback(self._callbacks.aclose)
+            closing.callback(self._threads.close)
+            closing.push_async_callback(self._parts.aclose)
+            closing.push_async_callback(self.events_api.aclose)
+
+
+def _call_log(settings: config.Settings, *, as_json: bool) -> list[Observer]:
+    if settings.telemetry.log.level == "error":
+        return []
+    return [log.CallLog(sys.stderr, as_json=as_json, failures_only=settings.telemetry.log.level == "warning")]
+
+
+def new_id() -> str:
+    """A call id: wall time and 80 random bits; unique, not secret."""
+    return call_id(time.time_ns() // 1_000_000, random.randbytes(10))  # noqa: S311

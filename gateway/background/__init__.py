@@ -1,0 +1,1 @@
+"""Find and settle calls whose response is fetched later."""

@@ -1,0 +1,1 @@
+"""Read, reserve and settle the budgets of a call."""

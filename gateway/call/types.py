@@ -1,0 +1,182 @@
+"""The values of a call: what comes in, and what goes out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final, Literal
+
+from gateway.core.context_budget import NO_WISHES, Wishes
+from gateway.core.errors import GatewayError
+from gateway.core.http.gateway_headers import SESSION
+from gateway.core.http.headers import Headers
+from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyBudget
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.modes import ResponseMode
+from gateway.core.record import ContextRecord
+from gateway.core.routing import Route
+from gateway.core.steps import Agent, Facts, Step, StepState
+from gateway.core.usage import Charge, Totals
+from gateway.core.values import dataclass
+from gateway.dialects import Endpoint
+from gateway.dialects.tools import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """The `sessions:` settings that concern a call."""
+
+    id_headers: tuple[bytes, ...] = (SESSION,)
+    on_missing: Literal["derive", "require", "none"] = "derive"
+    stream_totals: bool = True
+    estimate_missing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    `models`: shell patterns it may use, empty for all; `key_headers`: where its client key stood; `budget`: the key's.
+    """
+
+    namespace: str
+    models: tuple[str, ...] = ()
+    key_headers: frozenset[bytes] = frozenset()
+    budget: KeyBudget = NO_KEY_BUDGET
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a call of the gateway's own is for.
+
+    `operation`: how it is recorded; `derived`: whether its session's id was derived; `notes`: go into its record.
+    """
+
+    operation: str
+    derived: bool
+    notes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """What the headers of a call ask of the gateway.
+
+    `context`: how it is made to fit; `budget`: declared for the session; `mode`: tool results are shown in this mode or
+    a shorter one; `parent`: the session that this one works for; `agent`: whose steps it takes.
+    """
+
+    context: Wishes = NO_WISHES
+    budget: Limits = NO_LIMITS
+    mode: ResponseMode = "raw"
+    parent: str | None = None
+    agent: str | None = None
+
+
+NO_DIRECTIVES: Final = Directives()
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One client request, its body read.
+
+    `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
+    `unpacked`: the body came compressed, and `body` is what was in it; `started`: monotonic seconds. `refused`: why its
+    body was not read; it is answered with that. `purpose`: set where it is a call of the gateway's own, in the name of
+    the caller. `provider`: whom it is for, where it names one and no model.
+    """
+
+    call_id: str
+    request_id: str
+    method: str
+    path: str
+    query: str
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    unpacked: bool
+    endpoint: Endpoint
+    caller: Caller
+    path_session: str | None
+    started: float
+    refused: GatewayError | None = None
+    directives: Directives = NO_DIRECTIVES
+    purpose: Purpose | None = None
+    provider: str | None = None
+
+
+@dataclass(slots=True)
+class Stepped:
+    """Where a call's agent is in its steps.
+
+    Attributes:
+        agent: its steps.
+        facts: what its conditions look at.
+        state: before the call; after it, once the tools are known that it used.
+        offer: the tools that the call offers, where they are held to a step.
+        keep: those that may be called.
+        must: one of these has to be called.
+        is_free: nothing is restricted, because the response calls no tools.
+        refused: the model that refused a `tool_choice` with these tools.
+        unforced: the model that refused a forced tool call.
+        stray: tools that the answer calls though they were not due, or not allowed.
+    """
+
+    agent: Agent
+    facts: Facts
+    state: StepState
+    offer: Offer | None = None
+    keep: tuple[str, ...] = ()
+    must: bool = False
+    is_free: bool = False
+    refused: Route | None = None
+    unforced: Route | None = None
+    stray: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> Step | None:
+        """The active step."""
+        return self.agent.step(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known of a call once its stream has ended. `totals` are the session's after it."""
+
+    totals: Totals
+    charge: Charge | None = None
+    allowance: Allowance | None = None
+    stepped: Stepped | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
+
+    `unseen`: what in the request stands for content that only the provider has; `is_unfitted`: it was sent unweighed;
+    `is_unmetered`: it is billed after its answer. `totals` are the session's, after this call where `final`, else
+    before it. `broken` turns true while a body is being passed on: it must not be ended as if it were complete.
+    `is_events`: the body is a stream of events, which its headers may not say; `failure_events`: makes the
+    events that end the stream with an error; `ending` is there with its last part, where it was settled.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes | AsyncIterator[bytes]
+    session: SessionKey | None = None
+    totals: Totals | None = None
+    charge: Charge | None = None
+    final: bool = False
+    upstream_error: bool = False
+    fault: GatewayError | None = None
+    context: ContextRecord | None = None
+    allowance: Allowance | None = None
+    mode: ResponseMode | None = None
+    stepped: Stepped | None = None
+    unseen: tuple[str, ...] = ()
+    is_unfitted: bool = False
+    is_unmetered: bool = False
+    overhead_s: float = 0.0
+    broken: bool = False
+    is_events: bool = False
+    failure_events: Callable[[GatewayError], bytes] | None = None
+    ending: Ending | None = None

@@ -1,0 +1,229 @@
+"""The configuration as core takes it: limits, policies, routes, providers. Values only; nothing is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway import config
+from gateway.config import model_catalog as catalog
+from gateway.core.context_budget import ContextPolicy, SummaryModel
+from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.strategies import strategies_of
+from gateway.core.http.headers import Provider
+from gateway.core.ledger import arithmetic as ledger
+from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.modes.summary import LONGEST_ANSWER
+from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.steps import (
+    DEFAULT_AGENT,
+    Agent,
+    BudgetBelow,
+    Condition,
+    MessageMatches,
+    NotRecentlyUsed,
+    SequenceMatch,
+    Step,
+    TokensAbove,
+    ToolUsed,
+)
+
+#: ends of hosts that serve models of OpenAI: its own, and those of Azure
+_NEWER_NAME: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+
+#: how the hosts of OpenAI's regions end: `eu.api.openai.com`
+_REGIONAL: Final = ".api.openai.com"
+
+
+def limits_of(row: config.KeyBudget) -> ledger.Limits:
+    """A budget of the configuration as the ledger reads it."""
+    return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
+
+
+def budget_policy(settings: config.Settings) -> BudgetPolicy:
+    """The `budget:` settings as core reads them."""
+    row = settings.budget
+    return BudgetPolicy(
+        session=limits_of(row),
+        cached_weight=row.count_cached,
+        warn_at=row.warn_at,
+        modes=row.modes,
+        clamp=row.clamp_output,
+        deferred=row.deferred == "forward",
+        exhausted_status=row.exhausted_status,
+    )
+
+
+def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> ContextPolicy:
+    """The `context:` settings as core reads them."""
+    row = settings.context
+    return ContextPolicy(
+        trim=row.trim,
+        budget=row.budget if isinstance(row.budget, int) else None,
+        reserve_tokens=row.reserve_tokens if isinstance(row.reserve_tokens, int) else None,
+        keep_last_turns=row.keep_last_turns,
+        overflow=row.on_overflow,
+        safety=row.safety if isinstance(row.safety, float) else None,
+        fit=FitPolicy(
+            strategies=strategies_of(
+                row.strategies, shorten_tokens=row.result_max_tokens, summary_tokens=row.summary.max_tokens
+            ),
+            low_water=row.low_water if isinstance(row.low_water, float) else None,
+            recall=row.recall,
+        ),
+        summary=_summary_model(settings, facts),
+    )
+
+
+def result_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
+    """Who sums up tool results; None: nobody."""
+    name = settings.budget.summary_model
+    if name is None:
+        return None
+    route = routes_of(settings).resolve(name)
+    return SummaryModel(name, route, facts(route), LONGEST_ANSWER)
+
+
+def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
+    row = settings.context.summary
+    if row.model is None:
+        return None
+    route = routes_of(settings).resolve(row.model)
+    return SummaryModel(row.model, route, facts(route), row.max_tokens)
+
+
+def id_headers_of(settings: config.Settings) -> tuple[bytes, ...]:
+    """The headers that name a session, as they come, before the known ones."""
+    return tuple([name.encode() for name in settings.sessions.id_headers])
+
+
+def routes_of(settings: config.Settings) -> Routes:
+    """The routing table: the configured routes, then the built-in ones whose provider exists."""
+    rules = [
+        ModelRule(
+            row.match,
+            row.providers[0],
+            row.name,
+            catalog.facts_of(row),
+            tuple(row.provider.items()) if isinstance(row.provider, dict) else (),
+            row.fallback,
+            row.agent,
+        )
+        for row in settings.models
+    ]
+    names, unused = list(settings.providers), config.unused_providers(settings)
+    if settings.built_in_providers:
+        rules += [
+            ModelRule(match, name)
+            for match, name in config.BUILT_IN_ROUTES
+            if name in names and match.partition("/")[0] not in unused
+        ]
+    anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
+    return Routes(rules, names, settings.default_provider, anthropic, unused)
+
+
+def table_names(settings: config.Settings) -> dict[str, str]:
+    """Providers whose models stand under another name in the tables: ours -> theirs."""
+    return {name: row.litellm for name, row in settings.providers.items() if row.litellm}
+
+
+def uplifts(settings: config.Settings) -> dict[str, str]:
+    """Providers that are called where they cost more: our name -> what the table calls the factor.
+
+    https://developers.openai.com/api/docs/guides/data-residency: all regions of OpenAI have the same, the table has two
+    of them. At Vertex every location but the global one.
+    """
+    found = {}
+    for name, row in settings.providers.items():
+        host = urlsplit(row.base_url).hostname or ""
+        if host.endswith(_REGIONAL):
+            found[name] = f"regional_processing_uplift_multiplier_{'us' if host.startswith('us.') else 'eu'}"
+        elif row.options.get("vertex_location", "global") != "global":
+            found[name] = "regional_endpoint_uplift_multiplier"
+    return found
+
+
+def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:
+    """A provider as core addresses it."""
+    return Provider(
+        name,
+        row.base_url,
+        row.auth,
+        row.key.get_secret_value(),
+        tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
+        row.key_prefixes,
+        _limit_field(row),
+        dialects=row.dialects,
+        allowed_tools=row.allowed_tools,
+        reports_cost=row.reports_cost,
+        compaction=_compaction(row),
+        billed_refusals=row.billed_refusals,
+        strict_fields=row.strict_fields,
+        is_translated=row.adapter == "litellm",
+        guarded=guarded,
+    )
+
+
+def _limit_field(row: config.Provider) -> str:
+    """How it names the limit of a chat answer: models of OpenAI that reason take the newer name alone."""
+    if row.limit_field != "auto":
+        return row.limit_field
+    return "max_completion_tokens" if _is_openais(row) else "max_tokens"
+
+
+def _compaction(row: config.Provider) -> bool | None:
+    """Return whether it compacts conversations; None if that is not known."""
+    if row.compaction is None:
+        return False if row.adapter == "litellm" else _is_openais(row) or None
+    return row.compaction
+
+
+def _is_openais(row: config.Provider) -> bool:
+    """Return whether it is a host of OpenAI or Azure."""
+    return (urlsplit(row.base_url).hostname or "").endswith(_NEWER_NAME)
+
+
+def agents_of(settings: config.Settings) -> dict[str, Agent]:
+    """The agents that have steps, by name."""
+    rows = {name: agent.steps for name, agent in settings.agents.items()}
+    if settings.steps:
+        rows[DEFAULT_AGENT] = settings.steps
+    return {name: _agent(name, steps) for name, steps in rows.items()}
+
+
+def _agent(name: str, rows: Sequence[config.StepRow]) -> Agent:
+    return Agent(
+        name,
+        [
+            Step(
+                name=row.name,
+                description=row.description,
+                conditions=tuple(condition for one in row.conditions for condition in _conditions(one)),
+                allowed=row.available_tools.allowed,
+                denied=row.available_tools.denied,
+                sequence=row.sequence,
+                is_default=row.is_default,
+                enforce=row.enforce,
+                context_budget=row.context_budget,
+                model=row.model,
+                max_output_tokens=row.max_output_tokens,
+            )
+            for row in rows
+        ],
+    )
+
+
+def _conditions(row: config.StepCondition) -> Iterator[Condition]:
+    if row.tool_used is not None:
+        yield ToolUsed(row.tool_used.tools, row.tool_used.window)
+    if row.not_recently_used is not None:
+        yield NotRecentlyUsed(row.not_recently_used.tools, row.not_recently_used.window)
+    if row.sequence_match is not None:
+        yield SequenceMatch(row.sequence_match)
+    if row.message_matches is not None:
+        yield MessageMatches(config.matcher(row.message_matches))
+    if row.tokens_above is not None:
+        yield TokensAbove(row.tokens_above)
+    if row.budget_below is not None:
+        yield BudgetBelow(row.budget_below)

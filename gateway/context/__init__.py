@@ -1,0 +1,1 @@
+"""Decide what of a conversation is sent, and write the request."""

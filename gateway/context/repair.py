@@ -1,0 +1,192 @@
+"""Compose a call again after its provider refused it: for its length, or for thinking blocks that it does not accept.
+
+What is learned from a refusal is kept: the limit for all calls of the model, removed thinking for the conversation.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from gateway.call.state import Progress
+from gateway.context.bound_thinking import BoundCall, Choice, MakePlan, Planned
+from gateway.context.planner import Asked, Planner
+from gateway.context.request import Composer
+from gateway.core.context_budget import LengthLimit, Wishes, least
+from gateway.core.counting.calibration import Residual
+from gateway.core.ledger.charging import room_in
+from gateway.core.plan import Plan
+from gateway.dialects.base import Call
+from gateway.dialects.length_error import LengthError
+from gateway.dialects.limits import output_limit
+from gateway.dialects.thinking_error import ThinkingRefusal
+from gateway.dialects.thinking_fields import DROPPING, manages_thinking, thinking_type
+from gateway.stores.learner import Learner
+
+logger = logging.getLogger("gateway")
+
+#: Smallest number that is accepted as a limit, in tokens. A smaller number in an error means something else.
+_LEAST_LIMIT: Final = 256
+#: Share of the request's tokens that it is trimmed to if the provider named no limit.
+_SHORTER: Final = 0.8
+#: Tokens. Every model that is served today has a window of at least this size.
+_LEAST_KNOWN: Final = 4_096
+
+
+class Recomposer:
+    """Composes refused calls again. Shared by all calls."""
+
+    def __init__(self, composer: Composer, planner: Planner, learner: Learner) -> None:
+        self._composer = composer
+        self._planner = planner
+        self._learner = learner
+
+    async def _planned_again(self, progress: Progress, asked: Asked, wishes: Wishes, said: LengthLimit) -> Planned:
+        """Plan a call again that the provider refused for its length."""
+        bound, asked = progress.thinking, replace(asked, wishes=wishes)
+        if bound is None:
+            return Planned(asked, await self._composer.plan(progress, asked, said), progress.showing, None)
+        return await bound.choose(bound.choice, progress.tried.modes, self._replan(progress, bound, asked, said))
+
+    def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
+        """Return a function that plans the call again with other thinking removed, and everything else unchanged."""
+
+        async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
+            contents = await self._composer.chosen(progress, bound.received, choice)
+            received = None if contents is bound.original else bound.original
+            again = replace(asked, contents=contents, weighing=None, received=received)
+            made = await self._composer.plan_within(progress, again, most, said, may_sum_up=may_sum_up)
+            return Planned(*made, progress.showing, None)
+
+        return plan
+
+    @staticmethod
+    def may_be_too_long(progress: Progress) -> bool:
+        """Return whether the provider may refuse the request for its length, and it could be trimmed again.
+
+        The first bytes of a response are not examined if the request is far below the window, or below 4,096 tokens
+        where the window is unknown.
+        """
+        plan = progress.plan
+        if plan is None or progress.asked is None:
+            return False
+        return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
+
+    async def fit_again(self, progress: Progress, found: LengthError) -> bool:
+        """Learn from a provider's refusal for length; return whether there is something shorter to send now."""
+        asked, plan = await self._composer.loaded(progress), progress.plan
+        if asked is None or plan is None:
+            return False
+        held = self._composer.held_input(progress)
+        wishes = replace(asked.wishes, budget=least(asked.wishes.budget, held))
+        said = self._learn_limit(progress, asked, plan, found)
+        before = progress.showing
+        planned = await self._planned_again(progress, asked, wishes, said)
+        again = planned.plan
+        progress.notes["context"] = "the provider refused it for its length"
+        is_shorter = (
+            again.messages not in (None, plan.messages)
+            or (progress.thinking is not None and planned.sent != progress.sent_messages)
+            or self._has_less_room(progress, asked, plan, again)
+        )
+        # By the provider's count, the smallest request that can be sent may exceed the tokens that are held.
+        is_over = held is not None and again.context.tokens > held
+        if again.overflow is not None or not is_shorter or is_over:
+            progress.showing = before
+            return False
+        await self._composer.take(progress, planned)
+        progress.notes["context"] += ", and it was fitted again"
+        await self._composer.remember(progress, again)
+        return True
+
+    async def repair_thinking(self, progress: Progress, call: Call, refusal: ThinkingRefusal) -> bool:
+        """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
+
+        Claude Code and clients that set `block_binding` handle refusals of requests that the gateway did not change.
+        They cannot handle a refusal caused by a change of the gateway.
+        """
+        asked = await self._composer.loaded(progress)
+        if asked is None:
+            return refusal.kind == "binding" and await self._count_without_thinking(progress, call)
+        if asked.contents.messages is None:
+            return False
+        received = asked.received or asked.contents
+        is_changed = progress.sent_messages != received.messages or "tools" in progress.narrowed.fields
+        if not is_changed and manages_thinking(progress.incoming.headers, call):
+            return False
+        bound = progress.thinking or await self._composer.bound(progress, received, is_known=True)
+        may_drop = self._may_ask_to_drop(progress, call)
+        if bound is None or (refusal.kind == "round" and not may_drop):
+            return False
+        progress.thinking = bound
+        raws, place = progress.sent_messages, refusal.message
+        is_named = received.wire == "messages" and place is not None and place < len(raws)
+        first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
+        before = raws, bound.provider_drops
+        plan = self._replan(progress, bound, asked, None)
+        planned = await bound.repaired(refusal, first or 0, progress.tried.modes, plan, may_drop=may_drop)
+        if planned.plan.overflow is not None or (planned.sent, bound.provider_drops) == before:
+            return False
+        await self._composer.take(progress, planned)
+        progress.notes["thinking"] = "refused by the provider, removed, and sent again"
+        logger.warning(
+            "call %s: %s refused thinking blocks (%s); it is sent again without them",
+            progress.incoming.call_id, progress.route.provider, refusal.kind,
+        )  # fmt: skip
+        return True
+
+    def _may_ask_to_drop(self, progress: Progress, call: Call) -> bool:
+        """Return whether the provider can be asked to drop blocks: other types of thinking refuse that field."""
+        if progress.incoming.endpoint.wire != "messages":
+            return False
+        kind = thinking_type(call)
+        return kind in DROPPING or (kind is None and self._planner.is_bound(progress.route, "messages"))
+
+    async def accepted(self, progress: Progress) -> None:
+        """Keep a repair for the conversation, now that the provider has accepted the call with it."""
+        if progress.plan is not None:
+            await self._composer.remember(progress, progress.plan)
+
+    async def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
+        """Ask a provider to count a request without its thinking; return False if it has none.
+
+        This happens only after a trim: the thinking belongs to the trimmed messages, but the client has the original
+        ones counted.
+        """
+        contents = await self._planner.contents(call, "messages") if b"thinking" in call.body else None
+        conversation = await self._planner.bound(contents) if contents is not None else None
+        if contents is None or conversation is None or not conversation.thinking:
+            return False
+        bound = progress.thinking = BoundCall(contents, conversation, None, "")
+        bound.choice = Choice(removed=((0, conversation.size),))
+        await self._planner.read(len(call.body), lambda: bound.without(bound.choice, self._planner.known))
+        progress.notes["thinking"] = "refused by the provider; counted without it"
+        return True
+
+    @staticmethod
+    def _has_less_room(progress: Progress, asked: Asked, plan: Plan, again: Plan) -> bool:
+        """Return whether sending the same messages again helps, as the output limit that we set is lower now.
+
+        Input and output share the window: it is known to be smaller now, so less of it is left for the output.
+        """
+        limit = progress.taken.limit if progress.taken is not None else None
+        if limit is None or again.messages != plan.messages or output_limit(asked.contents.fields, asked.contents.wire):
+            return False
+        limit, room = min(limit, asked.facts.output or limit), room_in(again.window, again.safe_tokens)
+        before = room_in(plan.window, plan.safe_tokens) or limit
+        return room is not None and room < min(limit, before)
+
+    def _learn_limit(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> LengthLimit:
+        """Return the limit to trim to. The limit and the count that the provider names are learned for all calls."""
+        context = plan.context
+        if found.asked is not None:
+            last = context.reported(found.asked)
+            self._learner.report(context.key, Residual(last.residual, context.estimate))
+            progress.remembered = replace(progress.remembered, last_turn=last)
+        output = 0 if found.of_input else found.output or asked.wishes.output or 0
+        if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
+            said = LengthLimit(found.limit, of_input=found.of_input)
+            self._learner.report_limit(asked.route.provider, asked.limited, said)
+            return said
+        return LengthLimit(int((context.tokens - context.kept) * _SHORTER))

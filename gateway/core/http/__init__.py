@@ -1,0 +1,1 @@
+"""Rules about HTTP messages: headers, retries, events, compression."""

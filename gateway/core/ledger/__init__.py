@@ -1,0 +1,1 @@
+"""Arithmetic of budgets: reserve, settle, refuse."""

@@ -1,0 +1,1 @@
+"""Take one call from the client to a provider and back."""

@@ -1,0 +1,301 @@
+"""Compact a conversation where its provider cannot, and expand the gateway's own compaction items.
+
+A request for compaction is forwarded unchanged to a provider that makes compactions. For any other provider the gateway
+answers by itself: it trims the conversation, with a summary where `context.summary` names a model, keeps the items that
+are left in the store, and returns one compaction item that holds their handle. The client sends this item back with
+each later request. It is expanded before the request is counted, trimmed and forwarded.
+
+The items are kept beside the session's tool results: by every worker's store, as long as the session, and within
+`sessions.results_max_mb`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
+
+from gateway.call.recent_models import Lately
+from gateway.call.record import input_estimate
+from gateway.call.state import Progress
+from gateway.context.planner import Asked, Planner
+from gateway.context.request import Composer
+from gateway.core.context_budget import Wishes, least
+from gateway.core.errors import (
+    CompactionUnknown,
+    InvalidRequest,
+    SessionRequired,
+    StoreUnavailable,
+    UpstreamProtocolError,
+)
+from gateway.core.http.headers import EVENTS, Provider, is_success
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ports import Store, UpstreamReply
+from gateway.core.routing import ModelFacts, Route
+from gateway.dialects.base import Call
+from gateway.dialects.compaction import (
+    COMPACT_PATH,
+    Made,
+    asks_for_compaction,
+    compacted_response,
+    compaction_in,
+    expanded,
+    handle_of,
+    handles_in,
+    is_unsupported,
+    items_to_compact,
+    streamed_response,
+    whole_response,
+)
+from gateway.dialects.fields import join, write_fields
+from gateway.dialects.server_state import gone_on_from
+from gateway.pipeline.response import MAX_WHOLE_ANSWER, read_error
+from gateway.upstream.body import AlreadyRead, is_packed, unpacked, without_packing
+
+T = TypeVar("T")
+
+#: Share of the conversation's tokens that a compaction by trim keeps. Clients compact near their limit, so that three
+#: quarters of it are free again.
+KEPT_SHARE: Final = 0.25
+#: characters of all items that are expanded in one request, as many as a body has by default
+MAX_EXPANDED: Final = 64 * 1024 * 1024
+#: characters that are expanded in the event loop; more are in a thread
+_INLINE: Final = 256 * 1024
+#: Conversations of up to this many tokens are not trimmed.
+KEPT_LEAST: Final = 2_000
+#: Factor on the tokens that must stay: they are counted as chat messages.
+_MUST_STAY: Final = 1.1
+_JSON: Final = [(b"content-type", b"application/json")]
+_STREAM: Final = [(b"content-type", EVENTS)]
+_MIB: Final = 2**20
+
+
+class Compactions:
+    """Makes and expands compactions. Shared by all calls.
+
+    `most`: bytes of texts that a session keeps; `is_away`: returns whether the store is unavailable.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        planner: Planner,
+        composer: Composer,
+        providers: Mapping[str, Provider],
+        facts: Callable[[Route], ModelFacts],
+        most: int,
+        is_away: Callable[[], bool],
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._planner = planner
+        self._composer = composer
+        self._providers = providers
+        self._facts = facts
+        self._most = most
+        self._is_away = is_away
+        self._new_id = new_id
+        self._clock = clock
+        self._wall = wall
+        #: models whose provider refused to compact, or answered without a compaction
+        self._unsupported = Lately(clock)
+
+    # --- before the call ---------------------------------------------------------------------------------------
+
+    async def begin(self, progress: Progress, call: Call) -> Call:
+        """Note whether a request asks for compaction, and expand the gateway's own items in it.
+
+        Raises:
+            CompactionUnknown: the store does not have one of them.
+            InvalidRequest: they hold too much together.
+            StoreUnavailable: the store cannot be asked for them.
+        """
+        endpoint, incoming = progress.incoming.endpoint, progress.incoming
+        if not endpoint.may_go_on or incoming.purpose is not None:
+            return call
+        if endpoint.metered and incoming.path.rstrip("/").lower() == COMPACT_PATH:
+            progress.compaction = "path"
+        elif endpoint.wire == "responses" and await self._read(call, asks_for_compaction):
+            progress.compaction = "trigger"
+        handles = await self._read(call, handles_in)
+        if not handles:
+            return call
+        texts = await self._texts(progress, handles)
+        size = sum(len(texts[handle]) for handle in handles)
+        _check_size(size)
+        if size <= _INLINE:
+            return expanded(call, texts)
+        return await asyncio.to_thread(expanded, call, texts)
+
+    async def _read(self, call: Call, work: Callable[[Call], T]) -> T:
+        return await self._planner.read(len(call.body), partial(work, call))
+
+    async def _texts(self, progress: Progress, handles: Sequence[str]) -> Mapping[str, str]:
+        if self._is_away():
+            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
+        session, namespace = progress.session, progress.incoming.caller.namespace
+        known = dict(await self._store.results(session, handles)) if session is not None else {}
+        for handle in handles:
+            if handle in known:
+                continue
+            # A fork or a sub-agent continues from it in another session, which may live longer.
+            text = await self._store.result(namespace, handle)
+            if text is None:
+                raise CompactionUnknown(
+                    "The input has a compaction item that this gateway cannot open: another deployment or client key "
+                    "made it, or its session has expired or was deleted. Start a new conversation, or send the "
+                    "messages instead of the item.",
+                    param="input",
+                )
+            known[handle] = text
+            _check_size(sum(map(len, known.values())))
+            if session is not None:
+                await self._store.keep_results(session, {handle: text}, self._most)
+        return known
+
+    # --- instead of a provider ---------------------------------------------------------------------------------
+
+    def is_made_here(self, progress: Progress) -> bool:
+        """Return whether the gateway compacts, since the provider of the current route is known not to."""
+        if progress.compaction is None:
+            return False
+        return self._providers[progress.route.provider].compaction is False or progress.route in self._unsupported
+
+    async def make(self, progress: Progress, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
+        """Compact the conversation of a request. `usage`: what a provider reported that was asked first.
+
+        Raises:
+            SessionRequired: there is no session to keep the compaction in.
+            InvalidRequest: there is nothing to compact, a part of the conversation is stored at its provider, or the
+                session has no room for it.
+            StoreUnavailable: it cannot be kept.
+        """
+        session = progress.session
+        if session is None:
+            raise SessionRequired("A compaction is kept in its session, and the call names none. Send x-session-id.")
+        if gone_on_from(call.fields, "responses"):
+            raise InvalidRequest(
+                "The provider of this model makes no compaction, and the gateway can compact only what the request "
+                "holds. Send the whole input, without previous_response_id or conversation.",
+                param="input",
+            )
+        items = await self._trimmed(progress, call)
+        handle = await self._keep(session, bytes(join(items)).decode())
+        made = Made(handle, f"resp_{self._new_id()}", call.model or "", int(self._wall()), usage)
+        progress.status, progress.head_at = 200, self._clock()
+        if progress.compaction == "path":
+            return AlreadyRead(200, _JSON, compacted_response(made))
+        if call.stream:
+            return AlreadyRead(200, _STREAM, streamed_response(made))
+        return AlreadyRead(200, _JSON, whole_response(made))
+
+    async def _keep(self, session: SessionKey, text: str) -> str:
+        if self._is_away():
+            raise StoreUnavailable("The store is unavailable, which keeps compacted conversations. Try again shortly.")
+        handle = handle_of(session.namespace, text)
+        if await self._store.keep_results(session, {handle: text}, self._most):
+            size = len(text.encode()) / _MIB
+            raise InvalidRequest(
+                f"The compaction has {size:.1f} MiB, for which the session has no room: it keeps "
+                f"{self._most / _MIB:.0f} MiB of texts. Raise sessions.results_max_mb, or start a new conversation."
+            )
+        return handle
+
+    async def _trimmed(self, progress: Progress, call: Call) -> Sequence[bytes]:
+        """Return the items that stay of a conversation, some of them shorter, and note what was done."""
+        came = await self._read(call, items_to_compact)
+        fields = {**call.fields, "input": join(came)}
+        whole = replace(call, fields=fields, body=write_fields(fields, {}))
+        contents = await self._planner.contents(whole, "responses")
+        if contents is None:
+            progress.notes["compaction"] = "made by the gateway: too many items to be trimmed"
+            return came
+        facts = self._facts(progress.route)
+        asked = Asked(contents, progress.route, facts, Wishes("auto"), len(whole.body))
+        weighing = await self._planner.weigh(asked, progress.remembered)
+        tokens, beside = weighing.came.tokens, weighing.came.estimate.beside
+        target = beside + max(KEPT_LEAST, int((tokens - beside) * KEPT_SHARE))
+        limit = least(target, progress.incoming.directives.context.budget)
+        asked = replace(asked, wishes=Wishes("auto", limit), weighing=weighing)
+        plan = await self._composer.plan(progress, asked)
+        if plan.overflow is not None:
+            # The items that must stay exceed the target, so try again with a target that fits them.
+            roomy = replace(asked, wishes=Wishes("auto", beside + int(plan.overflow.needed * _MUST_STAY)))
+            plan = await self._composer.plan(progress, roomy)
+        kept = came if plan.messages is None else plan.messages
+        progress.notes["compaction"] = (
+            f"made by the gateway: {len(kept)} of {len(came)} items, {plan.context.tokens - beside:,} of "
+            f"{tokens - beside:,} tokens"
+        )
+        return kept
+
+    # --- after a provider --------------------------------------------------------------------------------------
+
+    async def checked(self, progress: Progress, call: Call, answer: UpstreamReply) -> UpstreamReply:
+        """Return a provider's response, or the gateway's compaction if the response has none.
+
+        If support is unknown, the whole response is read first: some hosts ignore the trigger and return a message,
+        which clients treat as a failure.
+        """
+        if progress.compaction is None:
+            return answer
+        if not is_success(answer.status):
+            return await self._unless_unsupported(progress, call, answer)
+        if self._providers[progress.route.provider].compaction is True:
+            return answer
+        progress.billed = True
+        body = await _whole(answer)
+        found = compaction_in(body)
+        if found.items == 1 or found.is_error:
+            return AlreadyRead(answer.status, without_packing(answer.headers), body)
+        usage = found.usage or {"input_tokens": input_estimate(progress), "output_tokens": 0}
+        self._unsupported.add(progress.route)
+        return await self._instead(progress, call, usage)
+
+    async def _unless_unsupported(self, progress: Progress, call: Call, answer: UpstreamReply) -> UpstreamReply:
+        body = await read_error(answer)
+        if is_unsupported(answer.status, body, is_path=progress.compaction == "path"):
+            self._unsupported.add(progress.route)
+        elif not progress.is_too_long:
+            return AlreadyRead(answer.status, without_packing(answer.headers), body)
+        return await self._instead(progress, call, None)
+
+    async def _instead(self, progress: Progress, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
+        await progress.hang_up()
+        progress.work(is_so=False)
+        # Drop the plan: this response must not calibrate the token count.
+        progress.is_too_long, progress.plan = False, None
+        return await self.make(progress, call, usage)
+
+
+def _check_size(size: int) -> None:
+    """Refuse a request whose compaction items hold too much.
+
+    Raises:
+        InvalidRequest: they do.
+    """
+    if size > MAX_EXPANDED:
+        raise InvalidRequest(
+            f"The compaction items of the input hold {size:,} characters; they may hold {MAX_EXPANDED:,}. Send fewer "
+            "of them: each stands for all that was said before it.",
+            param="input",
+        )
+
+
+async def _whole(answer: UpstreamReply) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        UpstreamProtocolError: it is longer than any compaction.
+    """
+    body = bytearray()
+    async for piece in unpacked(answer) if is_packed(answer) else answer.chunks():
+        body += piece
+        if len(body) > MAX_WHOLE_ANSWER:
+            raise UpstreamProtocolError(f"The provider answered a compaction with over {MAX_WHOLE_ANSWER:,} bytes.")
+    return bytes(body)

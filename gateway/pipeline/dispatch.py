@@ -1,0 +1,198 @@
+"""How one provider is asked: the request goes out, the head of an answer comes back; again where a refusal says how.
+
+Which provider that is, and what comes after one that has no answer, is said in `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from gateway.call.recent_models import Lately, OutputRules
+from gateway.call.state import CLIENT_CLOSED, Progress
+from gateway.context.repair import Recomposer
+from gateway.context.request import Composer
+from gateway.core.errors import UpstreamProtocolError
+from gateway.core.http.headers import Provider, is_success, request_headers
+from gateway.core.http.redirects import check_redirect
+from gateway.core.http.request import Outgoing
+from gateway.core.http.retry_policy import TELLING, TOO_LARGE
+from gateway.core.ports import ReadBody, Upstream, UpstreamReply
+from gateway.dialects.base import Call
+from gateway.dialects.length_error import length_error
+from gateway.dialects.limit_error import LimitRefusal, OutputRule, limit_refusal
+from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
+from gateway.dialects.thinking_fields import BINDING_BETA, with_beta
+from gateway.dialects.tool_changes import TOOL_CHANGES_BETA
+from gateway.pipeline.early_refusal import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
+from gateway.pipeline.response import read_error
+from gateway.steps.enforcement import Steps
+from gateway.upstream.body import AlreadyRead, without_packing
+
+#: How often the output limit of a call is set in another way: once for the field, once for the number.
+_MOST_RULES: Final = 2
+
+
+class Sender:
+    """Sends calls to the provider of their current route. Shared by all calls."""
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[str, Provider],
+        upstreams: Mapping[str, Upstream],
+        composer: Composer,
+        recomposer: Recomposer,
+        read_body: ReadBody,
+        steps: Steps,
+        clock: Callable[[], float],
+    ) -> None:
+        self._providers = providers
+        self._upstreams = upstreams
+        self._composer = composer
+        self._recomposer = recomposer
+        self._read_body = read_body
+        self._steps = steps
+        self._clock = clock
+        self._output_rules = OutputRules(clock)
+        #: models that refused `stream_options.include_usage`
+        self._no_stream_usage = Lately(clock)
+
+    async def send(self, progress: Progress, call: Call) -> UpstreamReply:
+        """Send the call; once more for each thing that a refusal may tell us to change.
+
+        That is: no `stream_options`, another way to say which tools may be called, the name of the output limit, a
+        lower output limit, a shorter request, thinking blocks that the provider does not accept.
+        """
+        composer, steps, route = self._composer, self._steps, progress.route
+        asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
+        is_fitted, repaired, first = False, set[str](), None
+        rules = [self._output_rules.of(route, is_stream=call.stream)]
+        while True:
+            progress.is_too_long, progress.output_rule = False, rules[-1]
+            came = await self._looked_at(
+                progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
+            )
+            answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
+            if is_success(answer.status):
+                self._learn(progress, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
+                if repaired:
+                    await self._recomposer.accepted(progress)
+                return answer
+            if answer.status not in TELLING:
+                return _passed_on(progress, came, answer)
+            body = await read_error(answer)
+            refusal = AlreadyRead(answer.status, without_packing(answer.headers), body)
+            found = length_error(answer.status, body)
+            progress.is_too_long = found is not None or answer.status == TOO_LARGE
+            if ask_usage and (b"stream_options" in body or b"include_usage" in body):
+                ask_usage = False
+            elif await self._read_body(len(call.body), partial(steps.narrow_again, progress, body)):
+                # What is sent now weighs less.
+                await composer.compose(progress, call, composer.again(progress))
+            elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
+                rules.append(rule)
+            elif found is not None and not is_fitted and await self._recomposer.fit_again(progress, found):
+                is_fitted = True
+            elif await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
+                first = first or refusal
+            else:
+                # A repair that was not accepted is not the client's business: it gets what was wrong before.
+                return _passed_on(progress, came, first or refusal)
+            await progress.hang_up()
+
+    def _learn(self, progress: Progress, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
+        """Remember what the provider refused, now that it accepted the call without it.
+
+        Only now is it sure that the gateway's own field was the reason, and not a client's words that an error repeats.
+        """
+        route = progress.route
+        if is_usage_refused:
+            self._no_stream_usage.add(route)
+            progress.notes["stream_usage"] = "refused by the provider"
+        if has_rule:
+            self._output_rules.keep(route, progress.output_rule, is_stream=call.stream)
+        self._steps.taken(progress)
+
+    def _other_rule(
+        self, progress: Progress, call: Call, refusal: LimitRefusal | None, tries: int
+    ) -> OutputRule | None:
+        """Return how to set the output limit after a refusal, or None if the gateway does not set it.
+
+        `tries`: how often the call was sent with another rule, counting the first.
+        """
+        provider = self._providers[progress.route.provider]
+        sent = self._composer.output_limit_sent(progress, call, provider) if refusal is not None else None
+        is_other_format = refusal is not None and refusal.instead and progress.incoming.endpoint.wire != "chat"
+        if refusal is None or sent is None or tries > _MOST_RULES or is_other_format:
+            return None
+        return progress.output_rule.after(refusal, sent)
+
+    async def _repaired(
+        self, progress: Progress, call: Call, refusal: ThinkingRefusal | None, before: set[str]
+    ) -> bool:
+        """Return whether to send again without refused thinking; once for each kind of refusal."""
+        if refusal is None or refusal.kind in before:
+            return False
+        before.add(refusal.kind)
+        return await self._recomposer.repair_thinking(progress, call, refusal)
+
+    async def _looked_at(
+        self, progress: Progress, call: Call, answer: UpstreamReply, *, is_fitted: bool
+    ) -> UpstreamReply:
+        """The answer; its first event, or its beginning, is read where a refusal in it could still be helped.
+
+        That is where another route is left, or the request could be made shorter.
+        """
+        is_of_use = progress.has_next or (not is_fitted and self._recomposer.may_be_too_long(progress))
+        if is_of_use and is_event_stream(answer):
+            reader = progress.dialect.reader(call, drop_usage=False)
+            return await looked_at(answer, reader, is_fetched_later=progress.is_fetched_later)
+        if is_of_use and is_whole(answer):
+            return await looked_at_whole(answer, progress.dialect.answer)
+        return answer
+
+    async def _attempt(self, progress: Progress, call: Call, *, ask_usage: bool) -> UpstreamReply:
+        incoming = progress.incoming
+        provider, thinking = self._providers[progress.route.provider], progress.thinking
+        headers = request_headers(
+            incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
+        )
+        if thinking is not None and thinking.provider_drops:
+            headers = with_beta(headers, BINDING_BETA)
+        if progress.adds_tool_changes:
+            headers = with_beta(headers, TOOL_CHANGES_BETA)
+        compose = partial(self._composer.body, progress, call, provider, ask_usage=ask_usage)
+        outgoing = Outgoing(
+            incoming.method,
+            provider.url(incoming.path, incoming.query),
+            headers,
+            await self._read_body(len(call.body), compose),
+            progress.notes.__setitem__,
+            progress.work,
+            incoming.call_id,
+            progress.has_next,
+        )
+        if progress.sent_at is None:
+            progress.sent_at = self._clock()
+        progress.head_at, progress.status = None, CLIENT_CLOSED
+        sending = self._upstreams[progress.route.provider].send(outgoing)
+        answer = await sending.__aenter__()
+        progress.sending = sending
+        progress.head_at = self._clock()
+        if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
+            raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
+        if incoming.endpoint.metered or incoming.body:
+            check_redirect(provider.name, outgoing.url, answer.status, answer.headers)
+        progress.status = answer.status
+        return answer
+
+
+def _passed_on(progress: Progress, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
+    """What to take for the answer where the provider refused the request.
+
+    The refusal, where another route is left. Where none is, an answer of status 200 that is a refusal, or begins with
+    one, is passed on as it is.
+    """
+    return refusal if progress.has_next or not isinstance(came, Begun) else came

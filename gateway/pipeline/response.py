@@ -1,0 +1,455 @@
+"""The way back: a provider's answer on its way to the client, read for its usage; and what a call is refused with.
+
+Whatever comes whole is settled before it is passed on; a stream is settled before its last bytes are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
+from typing import Final
+
+from gateway.background.settlement import Fetched
+from gateway.budget.accounts import Accounts
+from gateway.call.state import Progress
+from gateway.call.types import Ending, Reply, Stepped
+from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
+from gateway.core.http.headers import (
+    EVENTS,
+    Headers,
+    content_type,
+    header,
+    masked,
+    masked_values,
+    response_headers,
+)
+from gateway.core.ledger.refusals import Allowance
+from gateway.core.ports import UpstreamReply
+from gateway.core.record import PENDING, CallRecord
+from gateway.core.usage import Charge, Totals
+from gateway.dialects.base import Answer, Call, StreamMeter
+from gateway.dialects.partial_body import Glimpse, glimpsed, read_whole
+from gateway.upstream.body import chain, check_packing, check_transfer_coding, is_packed, unpacked
+
+#: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
+MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
+_MAX_ERROR_BODY: Final = 1024 * 1024
+#: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
+_AFTER_END_S: Final = 2.0
+_EMBEDDINGS: Final = "embeddings"
+#: what every error in an event has
+_ERROR: Final = b'"error"'
+#: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
+_JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
+_EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
+#: bytes that are waited for to tell JSON from events; no answer begins with so much white space
+_TELLING_BYTES: Final = 64
+
+TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | None], bytes]
+
+
+class Answers:
+    """Passes answers on. Shared by all calls.
+
+    `totals_comment`: writes the comment before the end of a stream; None: there is none. `secrets`: keys that are
+    masked where a provider repeats them in a refusal, or in the headers of any answer.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        fetched: Fetched,
+        clock: Callable[[], float],
+        totals_comment: TotalsComment | None,
+        secrets: Sequence[bytes],
+    ) -> None:
+        self._accounts = accounts
+        self._fetched = fetched
+        self._secrets = secrets
+        self._clock = clock
+        self._totals_comment = totals_comment
+
+    async def success(self, progress: Progress, call: Call, answer: UpstreamReply) -> Reply:
+        """An answer of the model, or a file."""
+        endpoint = progress.incoming.endpoint
+        is_read = endpoint.metered or endpoint.fetches
+        if endpoint.metered and endpoint.format is not None:
+            check_packing(answer)
+        check_transfer_coding(answer)
+        kind, was_packed = content_type(answer.headers), is_packed(answer)
+        pieces = unpacked(answer) if was_packed else answer.chunks()
+        if is_read and kind == EVENTS:
+            return await self._event_stream(progress, call, answer, pieces)
+        is_json = kind.endswith((b"/json", b"+json")) or not kind
+        is_models = endpoint.wire is not None or _is_embeddings(progress)
+        if not is_read or not (is_json or is_models):
+            return await self._unread(progress, answer, pieces)
+        # Some providers give a wrong content type, so the first bytes decide.
+        begun = await self._begun_with(progress, pieces)
+        if _EVENTS.match(begun) and endpoint.wire:
+            return await self._event_stream(progress, call, answer, chain([begun], pieces))
+        if is_json or _JSON.match(begun):
+            return await self._whole(progress, answer, begun, pieces, was_packed=was_packed)
+        return await self._unread(progress, answer, chain([begun], pieces))
+
+    @staticmethod
+    async def _begun_with(progress: Progress, pieces: AsyncIterator[bytes]) -> bytes:
+        """The first bytes of an answer, as many as it takes to tell JSON from a stream of events."""
+        begun = b""
+        try:
+            async for piece in pieces:
+                begun += piece
+                if len(begun) >= _TELLING_BYTES or _JSON.match(begun) or _EVENTS.match(begun):
+                    break
+        except GatewayError:
+            progress.outcome = "upstream_broken"
+            raise
+        return begun
+
+    async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
+        """Pass on a provider's refusal unchanged; nothing is charged. A redirect comes here only without a body."""
+        body = masked(await read_error(answer), self._secrets)
+        # It may be the refusal of an earlier provider, so the status of the last one does not hold.
+        progress.outcome, progress.status = "provider_error", answer.status
+        progress.response_bytes = len(body)
+        headers = self._headers(answer, unpacked=is_packed(answer))
+        reply = self._reply(progress, answer.status, headers, body)
+        reply.upstream_error = answer.status >= 400  # noqa: PLR2004
+        reply.totals = await self._accounts.settle(progress)
+        reply.allowance = self._accounts.allowance(progress)
+        reply.final = True
+        return reply
+
+    async def refusal(self, progress: Progress, fault: GatewayError) -> Reply:
+        """Our own: what went wrong, in the client's format."""
+        progress.fault, progress.status = fault, fault.status
+        if progress.outcome != "upstream_broken":
+            progress.outcome = "refused" if progress.sent_at is None else "upstream_failed"
+        totals = await self._accounts.settle(progress)
+        headers: Headers = [(b"content-type", b"application/json")]
+        body = progress.dialect.error(fault, progress.incoming.request_id)
+        reply = self._reply(progress, fault.status, headers, body)
+        reply.fault = fault
+        if progress.incoming.endpoint.metered and isinstance(fault, RequestFault):
+            await self._accounts.look(progress)
+        reply.allowance = self._accounts.allowance(progress)
+        reply.totals = totals if totals is not None else await self._accounts.totals_now(progress)
+        reply.final = True
+        return reply
+
+    # --- read whole --------------------------------------------------------------------------------------------
+
+    async def _whole(
+        self,
+        progress: Progress,
+        answer: UpstreamReply,
+        begun: bytes,
+        pieces: AsyncIterator[bytes],
+        *,
+        was_packed: bool,
+    ) -> Reply:
+        has_texts = not _is_embeddings(progress)
+        read, size = [begun], len(begun)
+        # For an answer that breaks off: reads what had arrived. It must not refer to `progress`, which holds it: that
+        # cycle would keep everything of the call until the garbage collector runs.
+        dialect = progress.dialect
+        progress.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
+        try:
+            async for piece in pieces:
+                read.append(piece)
+                size += len(piece)
+                if size > MAX_WHOLE_ANSWER:
+                    glimpse = Glimpse(progress.dialect, has_texts=has_texts)
+                    progress.reader = glimpse.answer
+                    return await self._as_it_comes(progress, answer, chain(read, pieces), glimpse)
+        except GatewayError:
+            progress.outcome = "upstream_broken"
+            raise
+        body = b"".join(read)
+        progress.answer = read_whole(dialect, body, has_texts=has_texts)
+        if progress.answer.error:
+            body = masked(body, self._secrets)
+        progress.outcome = "ok" if not progress.answer.error else "provider_error"
+        progress.response_bytes = len(body)
+        totals = await self._accounts.settle(progress)
+        headers = self._headers(answer, unpacked=was_packed)
+        reply = self._reply(progress, answer.status, headers, body)
+        record = _settled(progress)
+        reply.totals = totals
+        reply.charge = record.charge if record is not None else None
+        reply.final = totals is not None and record is not None
+        reply.upstream_error = progress.billed and progress.answer.error and reply.charge is None
+        return reply
+
+    # --- metered as it comes -----------------------------------------------------------------------------------
+
+    async def _event_stream(
+        self, progress: Progress, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
+    ) -> Reply:
+        # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
+        sent = progress.plan.context.tokens if progress.plan is not None else None
+        meter = StreamMeter(progress.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
+        progress.reader, progress.is_event_stream = meter.answer, True
+        if progress.taken is not None:
+            progress.taken.lease.delivered = lambda: meter.answer().output_estimate
+        reply = await self._begun(progress, answer)
+        reply.is_events, reply.failure_events = True, _failure_events(progress, meter)
+        reply.body = self._metered(progress, answer, pieces, meter, reply)
+        return reply
+
+    async def _metered(
+        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
+    ) -> AsyncIterator[bytes]:
+        passed, is_first, is_found = b"", True, not progress.is_fetched_later
+        sliced = _Sliced(pieces, lambda: self._accounts.bytes_at_once(progress))
+        pieces = sliced.pieces()
+        try:
+            async for piece in pieces:
+                if is_first and _JSON.match(piece):
+                    async for part in self._no_events(progress, answer, chain([piece], pieces), reply):
+                        yield part
+                    return
+                # Some send blank lines until their answer is there.
+                is_first = is_first and not piece.strip()
+                passed = self._without_keys(meter.feed(piece))
+                progress.response_bytes += len(passed)
+                if meter.ended:
+                    break
+                if passed:
+                    await self._accounts.deliver(progress)
+                    is_found = is_found or await self._fetched.begun(progress)
+                    yield passed
+                    passed = b""
+                # Where one event brought far more, what came with it says what the provider bills.
+                if await self._accounts.is_over(progress) and not (sliced.has_rest and progress.is_far_over):
+                    yield await self._end_of_budget(progress, meter, reply)
+                    return
+            _check_end(progress, meter)
+        except GatewayError as fault:
+            progress.outcome, progress.fault = "upstream_broken", fault
+            reply.broken = True
+            await self._accounts.settle(progress)
+            yield self._without_keys(self._broken_off(progress, meter, fault))
+            return
+        tail = self._without_keys(meter.close())
+        progress.answer = meter.answer()
+        progress.outcome = "ok" if not progress.answer.error else "provider_error"
+        # What came with the end goes out with it.
+        yield passed + await self._closing(progress, tail, reply)
+        # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
+        with contextlib.suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(_AFTER_END_S):
+                async for piece in pieces:
+                    meter.feed(piece)
+        if behind := meter.close():
+            yield behind
+
+    def _without_keys(self, events: bytes) -> bytes:
+        """Events of a provider; one that is a refusal may repeat the gateway's key."""
+        return masked(events, self._secrets) if _ERROR in events else events
+
+    @staticmethod
+    def _broken_off(progress: Progress, meter: StreamMeter, fault: GatewayError) -> bytes:
+        """The end of a stream that its provider broke off, and an event that says so.
+
+        None stands behind a stream that was fetched: its client sees where it ended, and fetches it from there.
+        """
+        tail = meter.broken_off()
+        if not progress.incoming.endpoint.metered:
+            return tail
+        return tail + _failure_events(progress, meter)(fault)
+
+    async def _no_events(
+        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply
+    ) -> AsyncIterator[bytes]:
+        """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
+        whole = await self._whole(progress, answer, b"", pieces, was_packed=is_packed(answer))
+        if isinstance(whole.body, bytes):
+            if whole.totals is not None and whole.final:
+                reply.ending = Ending(whole.totals, whole.charge, self._accounts.allowance(progress), progress.stepped)
+            yield whole.body
+            return
+        async for piece in whole.body:
+            yield piece
+        reply.broken = whole.broken
+
+    async def _end_of_budget(self, progress: Progress, meter: StreamMeter, reply: Reply) -> bytes:
+        """End a stream for which no more could be held, as if the length the client asked for had been reached."""
+        progress.outcome = "budget_end"
+        tail = meter.cut_short()
+        # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
+        await progress.hang_up()
+        return await self._closing(progress, tail, reply)
+
+    async def _closing(self, progress: Progress, tail: bytes, reply: Reply) -> bytes:
+        """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
+        totals = await self._accounts.settle(progress)
+        if totals is None:
+            return tail
+        record = _settled(progress)
+        charge = record.charge if record is not None else None
+        allowance, stepped = self._accounts.allowance(progress), progress.stepped
+        if record is not None:
+            reply.ending = Ending(totals, charge, allowance, stepped)
+        return (self._totals_comment(totals, charge, allowance, stepped) if self._totals_comment else b"") + tail
+
+    # --- passed on unread --------------------------------------------------------------------------------------
+
+    async def _unread(self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> Reply:
+        """Files, audio, images; the text of a transcription is weighed on its way."""
+        glimpse, endpoint = None, progress.incoming.endpoint
+        # Where a model's answer is due, a text is the page of some proxy on the way: it is not weighed.
+        if endpoint.metered and endpoint.wire is None and not _is_embeddings(progress):
+            is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
+            glimpse = Glimpse(progress.dialect, has_texts=True) if is_text else None
+            progress.reader = glimpse.answer if glimpse is not None else _not_seen
+        reply = await self._as_it_comes(progress, answer, pieces, glimpse)
+        length = header(answer.headers, b"content-length")
+        # A 204 announces none (RFC 9110, section 8.6).
+        if length and not is_packed(answer) and answer.status != HTTPStatus.NO_CONTENT:
+            reply.headers.append((b"content-length", length))
+        return reply
+
+    async def _as_it_comes(
+        self,
+        progress: Progress,
+        answer: UpstreamReply,
+        pieces: AsyncIterator[bytes],
+        glimpse: Glimpse | None = None,
+    ) -> Reply:
+        """Pass the body on as it arrives. `glimpse`, where there is one, reads it on its way."""
+        reply = await self._begun(progress, answer)
+        reply.body = self._passed_on(progress, pieces, reply, glimpse)
+        return reply
+
+    async def _passed_on(
+        self, progress: Progress, pieces: AsyncIterator[bytes], reply: Reply, glimpse: Glimpse | None
+    ) -> AsyncIterator[bytes]:
+        try:
+            async for piece in pieces:
+                if glimpse is not None:
+                    glimpse.feed(piece)
+                progress.response_bytes += len(piece)
+                await self._accounts.deliver(progress)
+                yield piece
+        except GatewayError as fault:
+            progress.outcome, progress.fault = "upstream_broken", fault
+            reply.broken = True
+            return
+        progress.outcome = "ok"
+        await self._accounts.settle(progress)
+
+    # --- what they share ---------------------------------------------------------------------------------------
+
+    async def _begun(self, progress: Progress, answer: UpstreamReply) -> Reply:
+        """The reply of an answer whose body is still to come."""
+        headers = self._headers(answer, unpacked=is_packed(answer))
+        reply = self._reply(progress, answer.status, headers, b"")
+        before = progress.before
+        reply.totals = before if before is not None else await self._accounts.totals_now(progress)
+        return reply
+
+    def _headers(self, answer: UpstreamReply, *, unpacked: bool) -> Headers:
+        return masked_values(response_headers(answer.headers, unpacked=unpacked), self._secrets)
+
+    def _reply(self, progress: Progress, status: int, headers: Headers, body: bytes) -> Reply:
+        sent_at = progress.sent_at
+        return Reply(
+            status,
+            headers,
+            body,
+            session=progress.session,
+            context=progress.plan.context if progress.plan is not None else None,
+            allowance=self._accounts.allowance(progress),
+            mode=progress.mode,
+            stepped=progress.stepped,
+            unseen=progress.unseen,
+            is_unfitted=progress.plan is None and sent_at is not None and progress.incoming.endpoint.metered,
+            is_unmetered=progress.billed and progress.is_billed_later and not progress.is_fetched_later,
+            overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
+        )
+
+
+class _Sliced:
+    """A stream in pieces so short that one which comes all at once can be ended within.
+
+    Args:
+        pieces: as they arrive.
+        size: gives the most bytes of the next one; None for all.
+    """
+
+    def __init__(self, pieces: AsyncIterator[bytes], size: Callable[[], int | None]) -> None:
+        self._pieces = pieces
+        self._size = size
+        #: more of what has arrived is still to come
+        self.has_rest = False
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield them."""
+        async for piece in self._pieces:
+            start, size = 0, self._size()
+            while size is not None and len(piece) - start > size:
+                self.has_rest = True
+                yield piece[start : start + size]
+                start, size = start + size, self._size()
+            self.has_rest = False
+            yield piece[start:] if start else piece
+
+
+async def read_error(answer: UpstreamReply) -> bytes:
+    """The body of a provider's refusal.
+
+    Raises:
+        UpstreamProtocolError: it is far longer than a refusal is.
+    """
+    body = bytearray()
+    async for piece in unpacked(answer) if is_packed(answer) else answer.chunks():
+        body += piece
+        if len(body) > _MAX_ERROR_BODY:
+            raise UpstreamProtocolError(
+                f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
+            )
+    return bytes(body)
+
+
+def _failure_events(progress: Progress, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
+    """Return what makes the events that end a stream with an error.
+
+    A response that its provider makes in the background goes on without its stream, so it has not failed.
+    """
+    # `progress` must not be part of it: the cycle would keep everything of the call until the garbage collector runs.
+    dialect, request_id, goes_on = progress.dialect, progress.incoming.request_id, progress.is_fetched_later
+
+    def events(fault: GatewayError) -> bytes:
+        if goes_on:
+            return dialect.error_event(fault, request_id, meter.next_number())
+        return meter.failure(dialect, fault, request_id)
+
+    return events
+
+
+def _check_end(progress: Progress, meter: StreamMeter) -> None:
+    """See that a stream in a format that is known did not end before its answer.
+
+    Raises:
+        UpstreamProtocolError: it did; HTTP ended it as if it were whole.
+    """
+    if progress.incoming.endpoint.wire is not None and meter.lacks_end():
+        raise UpstreamProtocolError("The provider ended the stream before its answer had ended.")
+
+
+def _settled(progress: Progress) -> CallRecord | None:
+    """The record of the call, or of the earlier one whose answer it fetched; None while that answer is being made."""
+    record = progress.fetched or progress.record
+    return record if record is not None and record.outcome != PENDING else None
+
+
+def _is_embeddings(progress: Progress) -> bool:
+    return progress.incoming.endpoint.operation == _EMBEDDINGS
+
+
+def _not_seen() -> Answer:
+    return Answer(is_seen=False)

@@ -1,0 +1,1 @@
+"""Read recorded requests, and try other settings on them."""

@@ -1,0 +1,257 @@
+"""What a configuration would have done with recorded calls, as far as their records can tell.
+
+Each call is held and settled as the gateway does it, with the same functions: `gateway.core.ledger.charging` says what to
+hold, `gateway.core.ledger.arithmetic` whether there is room, `gateway.core.modes` how tool results would have been shown. Calls
+are taken one after the other, in the order they came, with the usage that was recorded. A record has no text, so
+nothing is said of what would have been cut; what trimming and shorter tool results save is not known either, so what
+is spent here is the most that would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from decimal import Decimal
+from typing import Any, Final
+
+from gateway.core.context_budget import ContextPolicy, Wishes, budget_of
+from gateway.core.ledger.arithmetic import (
+    EMPTY,
+    NOTHING,
+    Account,
+    AccountKey,
+    Amount,
+    Moment,
+    Refused,
+    Standing,
+    reserve,
+    settle,
+    standing,
+)
+from gateway.core.ledger.charging import (
+    NO_KEY_BUDGET,
+    BudgetPolicy,
+    Charged,
+    KeyBudget,
+    Need,
+    accounts_of,
+    claims_of,
+    hold_for,
+    limit_to_set,
+    rate_of,
+    remaining_fraction,
+    spent_by,
+)
+from gateway.core.ledger.refusals import dimension_json, usd
+from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
+from gateway.core.modes import MODES, ResponseMode, mode_for
+from gateway.core.pricing import standard_cost
+from gateway.core.routing import ModelFacts
+from gateway.core.times import time_text
+from gateway.core.usage import Charge
+from gateway.core.values import dataclass
+from gateway.replay.records import Noted
+
+#: where calls stand that belong to no session
+NO_SESSION: Final = "(no session)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What recorded calls are held against. `budget`: input tokens of a call, if lower than configured."""
+
+    context: ContextPolicy
+    budgets: BudgetPolicy
+    keys: Mapping[str, KeyBudget]
+    facts: Callable[[Noted], ModelFacts]
+    budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What would have become of a call.
+
+    Attributes:
+        number: of the call in its session, from 1.
+        came: input tokens that it came with; None where nobody knows.
+        budget: input tokens it would have been allowed; None: nothing limits it.
+        mode: how its tool results would have been shown.
+        spent: what would have been taken from its budgets.
+        refused: why there would have been no room for it as it came.
+        is_shorter: its answer would have ended earlier.
+    """
+
+    call: Noted
+    number: int
+    came: int | None
+    budget: int | None
+    mode: ResponseMode = "raw"
+    spent: Amount = NOTHING
+    refused: Mapping[str, object] | None = None
+    is_shorter: bool = False
+
+    @property
+    def over(self) -> int:
+        """Input tokens beyond its budget."""
+        return max(0, self.came - self.budget) if self.came is not None and self.budget is not None else 0
+
+
+def outcomes(calls: Iterable[Noted], rules: Rules) -> Iterator[Outcome]:
+    """What would have become of these calls, in the order they came; one that stands there twice counts once."""
+    known = {call.call_id: call for call in calls}
+    accounts: dict[AccountKey, Account] = {}
+    numbers: dict[SessionKey | None, int] = {}
+    for call in sorted(known.values(), key=lambda one: (one.at, one.call_id)):
+        numbers[call.session] = number = numbers.get(call.session, 0) + 1
+        yield _outcome(call, number, accounts, rules)
+
+
+def _outcome(call: Noted, number: int, accounts: dict[AccountKey, Account], rules: Rules) -> Outcome:
+    facts, charge = rules.facts(call), call.charge
+    came = call.came if call.came is not None or charge is None else charge.usage.input_tokens
+    budget = budget_of(rules.context, facts, Wishes(budget=rules.budget))
+    if charge is None:
+        return Outcome(call, number, came, budget)
+    claims, now = claims_of(rules.budgets, _charged(call, rules.keys)), Moment(call.at, call.at)
+    stands = [standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims]
+    mode = _mode(stands, rules.budgets)
+    need = _need(call, facts)
+    hold = hold_for(call.call_id, claims, stands, need, clamp=rules.budgets.clamp)
+    found = reserve(accounts, hold, now)
+    if isinstance(found, Refused):
+        needed = usd(found.needed) if found.dimension == "nano_usd" else found.needed
+        why = {**dimension_json(found.standing, found.dimension, call.at), "needed": needed}
+        return Outcome(call, number, came, budget, mode, refused=why)
+    granted, changes = found
+    accounts.update(changes)
+    limit = limit_to_set(hold, granted, need)
+    beyond = max(0, charge.usage.output_tokens - limit) if limit is not None else 0
+    spent = spent_by(_priced(charge, facts), rules.budgets.cached_weight).less(NOTHING.plus(hold.unit, beyond))
+    accounts.update(settle(accounts, accounts_of(claims), hold.amount(granted.units), spent))
+    return Outcome(call, number, came, budget, mode, spent, is_shorter=beyond > 0)
+
+
+def _charged(call: Noted, keys: Mapping[str, KeyBudget]) -> Charged:
+    namespace = call.session.namespace if call.session is not None else OPEN_NAMESPACE
+    own = call.session.account if call.session is not None else None
+    parents = [SessionKey(key.namespace, key.id) for key in call.accounts if key.kind == "session" and key != own]
+    return Charged(namespace, keys.get(namespace, NO_KEY_BUDGET), call.session, tuple(reversed(parents)))
+
+
+def _priced(charge: Charge, facts: ModelFacts) -> Charge:
+    """The charge with a cost, where its record names none and the price is known."""
+    if charge.cost_usd is not None or facts.price is None:
+        return charge
+    return replace(charge, cost_usd=standard_cost(charge.usage, facts.price))
+
+
+def _mode(stands: list[Standing], budgets: BudgetPolicy) -> ResponseMode:
+    return mode_for(remaining_fraction(stands)) if budgets.modes else "raw"
+
+
+def _need(call: Noted, facts: ModelFacts) -> Need:
+    """What it would have asked for: its input as it was reported, and an answer of whatever length."""
+    usage = call.charge.usage if call.charge is not None else None
+    tokens = usage.input_tokens if usage is not None else 0
+    has_output = usage is not None and usage.output_tokens > 0
+    rate = rate_of(facts.price, tokens, None)
+    return Need(
+        tokens, model_output=facts.output, has_output=has_output, rate=rate, model=call.model, can_grow=call.stream
+    )
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the calls of a session, or of all, come to.
+
+    `cached` and `cost_usd` are None where a record does not say them. `modes`: the first call in each stricter mode.
+    """
+
+    calls: int = 0
+    uncharged: int = 0
+    estimated: int = 0
+    input: int = 0
+    output: int = 0
+    total: int = 0
+    cached: int | None = 0
+    cost_usd: Decimal | None = Decimal(0)
+    over: list[Outcome] = field(default_factory=list)
+    modes: dict[ResponseMode, Outcome] = field(default_factory=dict)
+    refused: int = 0
+    first_refused: Outcome | None = None
+    shorter: int = 0
+    spent: Amount = NOTHING
+
+    def add(self, outcome: Outcome) -> None:
+        """One more call."""
+        self.calls += 1
+        if outcome.over:
+            self.over.append(outcome)
+        charge = outcome.call.charge
+        if charge is None:
+            self.uncharged += 1
+            return
+        self.estimated += charge.source != "provider"
+        self.input += charge.usage.input_tokens
+        self.output += charge.usage.output_tokens
+        self.total += charge.usage.total_tokens
+        cached = charge.usage.cache_read_tokens if outcome.call.has_details else None
+        self.cached = self.cached + cached if self.cached is not None and cached is not None else None
+        known = self.cost_usd is not None and charge.cost_usd is not None
+        self.cost_usd = (self.cost_usd or 0) + (charge.cost_usd or Decimal(0)) if known else None
+        self._budgeted(outcome)
+
+    def _budgeted(self, outcome: Outcome) -> None:
+        if outcome.mode != "raw":
+            self.modes.setdefault(outcome.mode, outcome)
+        if outcome.refused is not None:
+            self.refused += 1
+            self.first_refused = self.first_refused or outcome
+        self.shorter += outcome.is_shorter
+        self.spent = self.spent.plus(outcome.spent)
+
+    @property
+    def most_over(self) -> int:
+        """The most tokens that a call had beyond its context budget."""
+        return max((one.over for one in self.over), default=0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The sums, for programs."""
+        cached = self.cached / self.input if self.cached is not None and self.input else None
+        return {
+            "calls": self.calls,
+            "uncharged_calls": self.uncharged,
+            "estimated_calls": self.estimated,
+            "usage": {
+                "input_tokens": self.input,
+                "output_tokens": self.output,
+                "total_tokens": self.total,
+                "cache_read_tokens": self.cached,
+            },
+            "cached_share": round(cached, 4) if cached is not None else None,
+            "cost_usd": f"{self.cost_usd:.6f}" if self.cost_usd is not None else None,
+            "over_context_budget": {
+                "calls": len(self.over),
+                "most": self.most_over,
+                "tokens": sum(one.over for one in self.over),
+            },
+            "refused_calls": self.refused,
+            "shorter_answers": self.shorter,
+            "spent": {"tokens": self.spent.tokens, "usd": usd(self.spent.nano_usd), "calls": self.spent.calls},
+        }
+
+    def places_json(self) -> dict[str, Any]:
+        """For one session: its first call in each mode, the first refused, and those over their context budget."""
+        first = self.first_refused
+        return {
+            "modes": {mode: _place(self.modes[mode]) for mode in MODES if mode in self.modes},
+            "first_refused": {**_place(first), **(first.refused or {})} if first is not None else None,
+            "calls_over": [
+                {**_place(one), "tokens": one.came, "budget": one.budget, "over": one.over} for one in self.over
+            ],
+        }
+
+
+def _place(outcome: Outcome) -> dict[str, Any]:
+    """Which call it is."""
+    return {"call": outcome.number, "request_id": outcome.call.request_id, "at": time_text(outcome.call.at)}

@@ -1,0 +1,264 @@
+"""The gateway's own records of calls, out of a store, the API's answers or the JSON log: numbers and names, no text.
+
+A line is one record as `GET /api/calls/{id}` gives it, a page of them (`{"calls": […]}`), or a line of the log. The log
+says less: neither cached tokens nor the cost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from gateway.core.ledger.arithmetic import AccountKey
+from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
+from gateway.core.usage import MAX_TOKENS, Charge, Usage, UsageSource
+from gateway.core.values import dataclass
+
+#: sessions, and records of one, that a store is asked for at once
+_PAGE: Final = 1000
+#: what tells a request from a record
+_REQUEST: Final = ("messages", "input", "prompt", "body", "request")
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """One call as its record tells it.
+
+    Attributes:
+        at: when it came, seconds since the epoch.
+        charge: what was added to its session; None: nothing.
+        came: input tokens of the request as it came; None where it was not weighed.
+        sent: the same of the request as it was sent.
+        accounts: all that it was charged to; empty where the record does not say.
+        has_details: the record also says what was cached and paid.
+    """
+
+    call_id: str
+    request_id: str
+    session: SessionKey | None
+    at: float
+    provider: str
+    model: str
+    stream: bool
+    charge: Charge | None
+    came: int | None
+    sent: int | None
+    accounts: tuple[AccountKey, ...] = ()
+    has_details: bool = True
+
+
+def noted(record: CallRecord) -> Noted:
+    """A record as a store has it."""
+    context = record.context
+    return Noted(
+        call_id=record.call_id,
+        request_id=record.request_id,
+        session=record.session,
+        at=record.started_at,
+        provider=record.provider,
+        model=record.model,
+        stream=record.stream,
+        charge=record.charge,
+        came=context.original_tokens if context is not None else None,
+        sent=context.original_tokens - context.saved_tokens if context is not None else None,
+        accounts=record.accounts,
+    )
+
+
+async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> AsyncIterator[Noted]:
+    """The records of these sessions, or of all.
+
+    Raises:
+        StoreUnavailable: they cannot be read.
+    """
+    keys = sessions if sessions is not None else [key async for key in _sessions(store)]
+    for key in keys:
+        before: str | None = None
+        while page := await store.calls(key, _PAGE, before):
+            for record in page:
+                yield noted(record)
+            before = page[-1].call_id
+
+
+async def _sessions(store: Store) -> AsyncIterator[SessionKey]:
+    cursor: str | None = None
+    while True:
+        page = await store.sessions(None, _PAGE, cursor, "recent")
+        for view in page.sessions:
+            yield view.key
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def values_in(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> Iterator[tuple[int, Any]]:
+    """(line number, JSON value) of lines that are not empty. `complain` is told of those that are no JSON."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            complain(number, f"is no JSON: {error.msg} (column {error.colno})")
+        except ValueError as error:
+            complain(number, f"is no JSON: {error}")
+        except RecursionError:
+            complain(number, "is nested too deep")
+        else:
+            yield number, value
+
+
+def read_records(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> Iterator[Noted]:
+    """The records in these lines. `complain` is told of lines that hold none; they are passed over."""
+    for number, value in values_in(lines, complain):
+        try:
+            yield from _records_in(value)
+        except ValueError as error:
+            complain(number, str(error))
+
+
+def _records_in(value: Any) -> list[Noted]:
+    """The records that a line holds.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("is no JSON object")  # noqa: TRY004  # of a line of text
+    if isinstance(value.get("calls"), list):
+        return [_shown(one) for one in value["calls"]]
+    if "event" in value:
+        return [_logged(value)] if value["event"] == "call" else []
+    if "call_id" not in value and any(name in value for name in _REQUEST):
+        raise ValueError("holds a request and no record of a call: leave --records out for it")
+    return [_shown(value)]
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is a record, or a page of them, and nothing else that could be meant."""
+    return isinstance(value, dict) and ("call_id" in value or isinstance(value.get("calls"), list))
+
+
+class _Usage(msgspec.Struct):
+    """`usage` of a call at the API."""
+
+    input_tokens: _Tokens
+    output_tokens: _Tokens
+    total_tokens: _Tokens
+    cache_read_tokens: _Tokens = 0
+    cache_write_tokens: _Tokens = 0
+    reasoning_tokens: _Tokens = 0
+
+
+class _Context(msgspec.Struct):
+    """`context` of a call at the API."""
+
+    tokens: _Tokens
+    original_tokens: _Tokens
+    shadow: bool = False
+
+
+class _Shown(msgspec.Struct):
+    """A call at the API."""
+
+    call_id: str
+    request_id: str
+    session: str | None
+    started_at: datetime
+    provider: str
+    model: str
+    stream: bool
+    usage: _Usage | None = None
+    usage_source: UsageSource | None = None
+    cost_usd: Decimal | None = None
+    context: _Context | None = None
+
+
+class _Logged(msgspec.Struct):
+    """A call in the log."""
+
+    call_id: str
+    request_id: str
+    namespace: str | None
+    session: str | None
+    time: float
+    provider: str
+    model: str
+    stream: bool
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
+    usage_source: UsageSource | None = None
+    context_tokens: _Tokens | None = None
+    context_tokens_original: _Tokens | None = None
+
+
+def _shown(value: Any) -> Noted:
+    call = msgspec.convert(value, _Shown)
+    usage, context = call.usage, call.context
+    charge = None
+    if usage is not None:
+        counted = Usage(
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.total_tokens,
+            cache_read_tokens=usage.cache_read_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+        )
+        charge = Charge(counted, call.usage_source or "provider", call.cost_usd)
+    sent = None
+    if context is not None:
+        sent = context.original_tokens if context.shadow else context.tokens
+    return Noted(
+        call_id=call.call_id,
+        request_id=call.request_id,
+        session=_session(call.session) if call.session is not None else None,
+        at=call.started_at.timestamp(),
+        provider=call.provider,
+        model=call.model,
+        stream=call.stream,
+        charge=charge,
+        came=context.original_tokens if context is not None else None,
+        sent=sent,
+    )
+
+
+def _logged(value: Any) -> Noted:
+    call = msgspec.convert(value, _Logged)
+    charge = None
+    if call.input_tokens is not None and call.output_tokens is not None:
+        charge = Charge(Usage.of(call.input_tokens, call.output_tokens), call.usage_source or "provider")
+    return Noted(
+        call_id=call.call_id,
+        request_id=call.request_id,
+        session=SessionKey(call.namespace or OPEN_NAMESPACE, call.session) if call.session is not None else None,
+        at=call.time,
+        provider=call.provider,
+        model=call.model,
+        stream=call.stream,
+        charge=charge,
+        came=call.context_tokens_original,
+        sent=call.context_tokens,
+        has_details=False,
+    )
+
+
+def _session(text: str) -> SessionKey:
+    """A session as whoever sees all is shown it: `ID`, or `KEY/ID`.
+
+    Raises:
+        ValueError: it is no name of a session.
+    """
+    key = SessionKey.parse(text)
+    if key is None:
+        raise ValueError("names no session that there could be")
+    return key

@@ -1,0 +1,259 @@
+"""Accounts, holds and settlements where all keys are on one server: each verb is one step, and one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from gateway.core.errors import StoreDamaged
+from gateway.core.ids import first_id_at
+from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Refused, Standing
+from gateway.core.record import CallRecord
+from gateway.core.stored import MOST_LATEST, SORTS, Closing, OpenHold
+from gateway.core.usage import Totals
+from gateway.core.values import dataclass
+from gateway.stores.damage import UnreadHolds
+from gateway.stores.redis import values
+from gateway.stores.redis.clock_jumps import Leaps
+from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call
+from gateway.stores.redis.link import Link, each, sound
+from gateway.stores.redis.scripts import Command, Scripts
+from gateway.stores.redis.values import Kept, Move
+
+#: records kept of one session; totals are not affected by what is forgotten here
+CALLS_PER_SESSION: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a call ends with; `version`: of its session's state, None where that was not changed."""
+
+    closing: Closing
+    version: int | None = None
+
+
+class Books(Protocol):
+    """What of a store deals with budgets; see `Store` for each.
+
+    A settlement with a `move` changes its session's state in the same step; where the state is another one by now,
+    nothing is written, and that state is given. `claims`: of accounts that are read after it. `ask_standings` gives the
+    commands that ask how accounts stand, to be sent together with others; `standings` reads their replies.
+    """
+
+    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept: ...  # noqa: D102
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
+    async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]: ...  # noqa: D102
+    async def overdue(self, limit: int) -> Sequence[OpenHold]: ...  # noqa: D102
+    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]: ...  # noqa: D102
+    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]: ...  # noqa: D102
+
+
+def home_of(record: CallRecord) -> str:
+    """The hash tag of what belongs to a call."""
+    key = record.session
+    return tag_of(key.namespace, key.id) if key is not None else tag_of_call(record.call_id)
+
+
+def settlement(record: CallRecord, reply: Sequence[Any], standings: tuple[Standing, ...] | None) -> Settlement:
+    """What the verb says of a settlement, and how accounts stand after it."""
+    _, sums, _, version = reply
+    totals = values.totals(sums) if record.session is not None else Totals()
+    return Settlement(Closing(totals, standings), version)
+
+
+class Clerk:
+    """What both kinds of books need: keys, scripts, and the arguments that nearly all verbs take."""
+
+    def __init__(self, keys: Keys, scripts: Scripts, ttl_s: float, now: Callable[[], float]) -> None:
+        self.keys = keys
+        self.call = scripts.call
+        self.ttl_ms = int(ttl_s * 1000)
+        self.ttl_s = ttl_s
+        self.now = now
+
+    def basic(self) -> dict[str, Any]:
+        """How long keys live (ms), and the time of day (seconds) by which `expire` tells what is old."""
+        return {"ttl": self.ttl_ms, "at": repr(self.now())}
+
+    def taking(self, opened: OpenHold, lease_s: float) -> dict[str, Any]:
+        """The arguments of a reservation."""
+        hold = opened.hold
+        return self.basic() | {
+            "id": hold.id,
+            "least": hold.least,
+            "most": hold.most,
+            "lease": values.micro(lease_s),
+            "home": True,
+        }
+
+    def settling(self, record: CallRecord, accounts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """The arguments of a settlement."""
+        return self.basic() | {
+            "id": record.call_id,
+            "lost": record.outcome if record.is_provisional else False,
+            "session": record.session is not None,
+            "spent": values.spent(record),
+            "accounts": accounts,
+            "sums": values.sums(record),
+            "keep": CALLS_PER_SESSION,
+            "oldest": first_id_at(self.now() - self.ttl_s),
+            "derived": int(record.derived_session),
+            "started": repr(float(record.started_at)),
+            "ended": repr(float(record.started_at + record.duration_s)),
+            **values.last_turn(record),
+            **values.kept_elsewhere(record),
+            **values.tools(record),
+        }
+
+    def settle(self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, move: Move | None) -> Command:
+        """The verb that settles, with the state that it moves."""
+        more = [values.encode_json(record)]
+        if move is not None:
+            arguments |= values.compared(move.version)
+            more += [move.value] if move.value is not None else []
+        return self.call("settle", keys, arguments, *more)
+
+    def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
+        """Commands that note which sessions have accounts: `expire` finds those that never called by it."""
+        now = repr(self.now())
+        tags = [tag_of_account(key) for key in accounts if key.kind == "session"]
+        if not tags:
+            return []
+        return [("ZADD", self.keys.alone, "GT", *(part for tag in tags for part in (now, tag)))]
+
+    def names(self, record: CallRecord) -> list[str]:
+        """The keys under which a call is found by the request id that a client gave it, and by its answer."""
+        names = list[str]()
+        if record.request_id != record.call_id:
+            scopes = [None] if record.session is None else [None, record.session.namespace]
+            names += [self.keys.named(scope, record.request_id) for scope in scopes]
+        if record.session is not None and record.answer is not None:
+            names.append(self.keys.answered(record.session.namespace, record.answer))
+        return names
+
+    def lists(self, record: CallRecord) -> list[dict[str, str]]:
+        """Return the names of the lists that a call and its session are in: of its namespace and of all."""
+        if record.session is None:
+            return []
+        return [
+            {"calls": self.keys.newest(scope)} | {sort: self.keys.sorted_list(scope, sort) for sort in SORTS}
+            for scope in (None, record.session.namespace)
+        ]
+
+    def index(self, record: CallRecord) -> dict[str, Any]:
+        """The argument `index` of settle.lua: where a call and its session are to be found."""
+        tag = home_of(record)
+        return {
+            "holds": self.keys.holds,
+            "id": self.keys.place(record.call_id),
+            "tag": tag,
+            "named": self.names(record),
+            "place": f"{record.call_id}\n{tag}",
+            "oldest": self.keys.oldest,
+            "latest": self.keys.latest,
+            "most": MOST_LATEST,
+            "namesakes": NAMESAKES,
+            "began": int(record.started_at * 1000),
+            "lists": self.lists(record),
+            "member": member_of(record.session) if record.session is not None else "",
+        }
+
+
+class BooksTogether:
+    """See the module."""
+
+    def __init__(self, link: Link, clerk: Clerk, moment: Callable[[], float]) -> None:
+        self._link = link
+        self._clerk = clerk
+        self._keys = clerk.keys
+        self._unread = UnreadHolds()
+        self._leaps = Leaps(moment)
+
+    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept:
+        """See `Store.closing`."""
+        clerk, tag = self._clerk, home_of(record)
+        arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
+        arguments["index"] = clerk.index(record)
+        keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
+        commands = [clerk.settle(keys, arguments, record, move), *self.ask_standings(claims)]
+        # Settled is settled, also where an account cannot be read after it.
+        reply, *stands = await each(self._link, commands)
+        reply = sound(reply)
+        return values.kept(reply) or settlement(record, reply, self._found(claims, stands) if claims else ())
+
+    def _found(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...] | None:
+        is_damaged = any(isinstance(reply, StoreDamaged) for reply in replies)
+        return None if is_damaged else self.standings(claims, replies)
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """See `Store.reserve`."""
+        clerk, hold = self._clerk, opened.hold
+        keys = (
+            self._keys.hold(hold.id),
+            self._keys.calls(home_of(opened.lost))[0],
+            *(self._keys.account(claim.key) for claim in hold.claims),
+        )
+        noticed = clerk.noticed([claim.key for claim in hold.claims])
+        arguments = clerk.taking(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
+        packed = values.held(hold, hold.claims, self._keys)
+        verb = clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
+        [(status, *reply)] = await self._link.call(verb)
+        return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        hold = self._keys.hold(hold_id)
+        arguments = self._clerk.basic() | {"units": units}
+        reply, kept = await self._link.call(
+            self._clerk.call("extend", (hold,), arguments), ("HMGET", hold, "u", "n", "v")
+        )
+        opened = values.opened(kept)
+        return values.granted(opened.hold.claims, reply) if reply is not None and opened is not None else None
+
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
+        """See `Store.renew`."""
+        if not noted:
+            return frozenset()
+        arguments = {"noted": list(noted.values()), "ids": list(noted), "index": self._keys.holds}
+        holds = [self._keys.hold(one) for one in noted]
+        [leases] = await self._link.call(self._clerk.call("renew", holds, arguments))
+        return frozenset(one for one, lease in zip(noted, leases, strict=True) if not lease)
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        keys = (self._keys.holds, self._keys.places)
+        [(now, ids)] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit + len(self._unread)}))
+        self._leaps.look(now)
+        if not ids:
+            return []
+        names = [hold_id.decode() for hold_id, _ in ids]
+        kept = await each(self._link, [("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names])
+        found, gone = list[OpenHold](), list[str]()
+        for name, reply in zip(names, kept, strict=True):
+            with self._unread.passed_over(name):
+                *row, lease = sound(reply)
+                if self._leaps.leaves(lease):
+                    continue
+                opened = values.opened(row)
+                if opened is not None:
+                    found.append(opened)
+                else:
+                    gone.append(name)
+        if gone:
+            # The server has lost these, as by an eviction. Left in the list, they would keep others from being found.
+            await self._link.call(("ZREM", self._keys.holds, *gone))
+        return found[:limit]
+
+    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
+        """See `Books`. One verb for all."""
+        keys = [self._keys.account(claim.key) for claim in claims]
+        return [self._clerk.call("standings", keys, {})] if keys else []
+
+    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        return tuple(one for now, rows in replies for one in values.standings(claims, now, rows))
+
+
+if TYPE_CHECKING:
+    _: type[Books] = BooksTogether

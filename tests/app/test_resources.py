@@ -1,0 +1,188 @@
+"""What is opened from settings, without a server."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import config
+from gateway.app.resources import (
+    add_counters,
+    estimator_of,
+    load_counters,
+    memory_of,
+    open_families,
+    open_store,
+    problems_of,
+    tls_contexts,
+)
+from gateway.core.counting.request import read_request
+from gateway.core.errors import ConfigError
+from gateway.counters.registry import Counters
+from gateway.stores.memory import MemoryStore
+from gateway.stores.sqlite import SqliteStore
+
+
+def settings(**flags: Any) -> config.Settings:
+    """Those of a machine without a configuration, and these; `__` stands for a dot."""
+    dotted = {name.replace("__", "."): value for name, value in flags.items()}
+    return config.load(environment={}, search=False, flags=dotted).settings
+
+
+def test_commands_that_serve_nothing_load_no_server() -> None:
+    code = "import sys, gateway.opening; print({'starlette', 'uvicorn', 'gateway.server'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("url", "kind"), [("memory://", MemoryStore), ("sqlite://{}/gateway.db", SqliteStore)])
+async def test_the_store_is_the_configured_one(url: str, kind: type, tmp_path: Path) -> None:
+    store = open_store(settings(store__url=url.format(tmp_path)))
+    assert type(store) is kind
+    await store.ping()
+    await store.aclose()
+
+
+def test_certificates_are_checked_as_each_provider_says() -> None:
+    authorities = Path(ssl.get_default_verify_paths().openssl_cafile)
+    if not authorities.is_file():
+        pytest.skip("this machine has no file of authorities")
+    rows = {
+        "usual": {"base_url": "https://a.example.org"},
+        "anybody": {"base_url": "https://b.example.org", "tls": {"verify": False}},
+        "own": {"base_url": "https://c.example.org", "tls": {"ca_file": str(authorities)}},
+    }
+    found = tls_contexts(settings(built_in_providers=False, default_provider="own", providers=rows).providers)
+    assert (found["usual"], found["anybody"]) == (True, False)
+    own = found["own"]
+    assert isinstance(own, ssl.SSLContext)
+    assert own.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_every_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    files = {"gone": tmp_path / "gone.pem", "empty": empty, "folder": tmp_path}
+    rows = {name: {"base_url": "https://a.example.org", "tls": {"ca_file": str(f)}} for name, f in files.items()}
+    with pytest.raises(ConfigError) as refused:
+        tls_contexts(settings(built_in_providers=False, default_provider="gone", providers=rows).providers)
+    wanted = [f"providers.{name}.tls.ca_file: {file} cannot be used" for name, file in files.items()]
+    assert [problem.rpartition(": [")[0] or problem for problem in refused.value.problems] == wanted
+
+
+def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
+    models = [{"match": str(number), "provider": "openai", "tokenizer": "no.such:Thing"} for number in range(2)]
+    with pytest.raises(ConfigError) as refused:
+        add_counters(Counters(), settings(models=models))
+    assert [problem.partition(": ")[0] for problem in refused.value.problems] == [
+        "models[0].tokenizer",
+        "models[1].tokenizer",
+    ]
+
+
+def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+    names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic", "o200k_digits"]
+    models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
+    known = (
+        "known: o200k_base, cl100k_base, o200k_digits, heuristic, chars/4, or your own as package.module:Class. "
+        "Without it that of its family counts"
+    )
+    assert problems_of(settings(models=models)) == [
+        f"models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?); {known}",
+        f"models[1].tokenizer: there is no such tokenizer; {known}",
+    ]
+
+
+@pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
+def test_what_a_route_counts_with_is_loaded_at_start_besides_the_usual(named: str | None, *, loaded: bool) -> None:
+    counters = Counters()
+    load_counters(
+        counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]), config.families()
+    )
+    assert counters.is_loaded("o200k_base")
+    assert counters.is_loaded("cl100k_base") is loaded
+
+
+def test_no_look_hides_what_another_finds() -> None:
+    wrong = settings(
+        context__families="/no/such.yaml",
+        server__host="0.0.0.0",
+        providers__openai__key="sk-0123456789abcdef",
+        providers__openai__tls={"ca_file": "/no/such.pem"},
+        providers__aws={"adapter": "litellm", "litellm": "bedrok"},
+        callbacks__observers=["no.such.Thing", "json.dumps"],
+        models=[{"match": "own", "provider": "openai", "tokenizer": "no.such:Thing"}],
+    )
+    assert [problem.partition(": ")[0] for problem in problems_of(wrong)] == [
+        "auth.keys",
+        "models[0].tokenizer",
+        "context.families",
+        "callbacks.observers[0]",
+        "callbacks.observers[1]",
+        "providers.openai.tls.ca_file",
+        "providers.aws.litellm",
+    ]
+
+
+def test_nothing_is_wrong_without_a_configuration() -> None:
+    assert problems_of(settings()) == []
+
+
+OWN = """
+families:
+  mine: {models: "my-*", like: claude-4.5, start: 4000}
+images:
+  mine: {models: "my-*", rule: fixed, base: 400}
+"""
+
+
+def test_families_of_ones_own_stand_beside_the_configuration_and_are_asked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text(OWN)
+    (tmp_path / "gateway.yaml").write_text("context: {families: mine.yaml}")
+    monkeypatch.chdir("/")
+    loaded = config.load(tmp_path / "gateway.yaml", environment={}).settings
+    assert problems_of(loaded) == []
+    estimator = estimator_of(open_families(Counters(), loaded), Counters(), memory_of(loaded))
+    mine, shipped = (
+        read_request("chat", {"model": "m", "messages": []}, model=name) for name in ("my-1", "claude-4.5")
+    )
+    family = estimator.family(mine)
+    assert (family.name, family.start, family.image.base) == ("mine", 4000, 400)
+    assert estimator.family(shipped).name == "claude-4.5"
+    assert family.message == estimator.family(shipped).message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "families: {mine: {tokenizer: nonsense}}",
+            "context.families: families.mine.tokenizer: there is no such tokenizer",
+        ),
+        (
+            "families: {mine: {tokenizer: 'no.such:Thing'}}",
+            "context.families: families.mine.tokenizer: tokenizer no.such",
+        ),
+        ("families: {mine: {strat: 3}}", "context.families: families.mine.strat: there is no such key"),
+        (
+            "images: {mine: {rule: patches, patch: 0}}",
+            "context.families: images.mine.patch: must be a number of 1 or more",
+        ),
+        ("families: [", "context.families: "),
+        (None, "context.families: "),
+    ],
+)
+def test_mistakes_in_families_of_ones_own_are_said_by_check(tmp_path: Path, text: str | None, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    [found] = problems_of(settings(context={"families": str(file)}))
+    assert found.startswith(problem)
+    assert text is not None or found.endswith("mine.yaml: cannot be read: No such file or directory")

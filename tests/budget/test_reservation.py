@@ -1,0 +1,198 @@
+"""Parents of sessions, also where several calls say at once who they are; and calls that the store leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from gateway.budget.reservation import Book, Budgets, Taken
+from gateway.core.errors import InvalidRequest, StoreDamaged
+from gateway.core.ledger.arithmetic import Amount, Claim, Limits
+from gateway.core.ledger.charging import BudgetPolicy, Charged, Need
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.session import Remembered, SessionState
+from gateway.core.stored import Opening
+from gateway.stores.leases import Leases
+from gateway.stores.memory import MemoryStore
+from gateway.stores.stale_accounts import Blind
+from tests.support.records import record
+
+A, B = SessionKey("alice", "a"), SessionKey("alice", "b")
+
+
+class SlowStore(MemoryStore):
+    """Others get their turn while it is read."""
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        found = await super().remembered(session)
+        await asyncio.sleep(0)
+        return found
+
+
+def budgets(store: MemoryStore, policy: BudgetPolicy | None = None) -> Budgets:
+    return Budgets(store, Leases(store, store.settle, lease_s=60), Blind(), policy or BudgetPolicy(), time.time)
+
+
+async def test_sessions_that_name_each_other_at_once_make_no_circle_that_stays() -> None:
+    store = SlowStore()
+    asked = budgets(store)
+    both = await asyncio.gather(asked.parents(A, None, "b"), asked.parents(B, None, "a"), return_exceptions=True)
+    assert any(isinstance(one, InvalidRequest) for one in both)
+    states = [(await store.remembered(key)).state.parent for key in (A, B)]
+    assert states.count(None) >= 1
+    for key, parent in zip((A, B), states, strict=True):
+        await asked.parents(key, parent, None)
+
+
+async def test_of_two_parents_named_at_once_one_stays_and_the_other_is_refused() -> None:
+    store = SlowStore()
+    asked = budgets(store)
+    both = await asyncio.gather(asked.parents(A, None, "x"), asked.parents(A, None, "y"), return_exceptions=True)
+    kept = (await store.remembered(A)).state.parent
+    assert [one for one in both if not isinstance(one, BaseException)] == [(SessionKey("alice", kept or ""),)]
+    assert sum(isinstance(one, InvalidRequest) for one in both) == 1
+
+
+async def above(asked: Budgets, session: SessionKey, named: str | None = None) -> list[str]:
+    """The sessions that a call is charged to, as it begins."""
+    _, charged, book = await asked.opening(session, Charged("alice", session=session), named, with_totals=False)
+    assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
+    assert [stands.key for stands in book.standings] == [claim.key for claim in book.claims]
+    return [key.id for key in charged.parents]
+
+
+async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was_before() -> None:
+    store = MemoryStore()
+    asked, other_worker = budgets(store), budgets(store)
+    assert await above(asked, A) == []
+    assert await above(asked, A, "b") == ["b"]
+    assert await above(asked, A) == ["b"]
+    assert await above(other_worker, B, "c") == ["c"]
+    assert await above(asked, A) == ["b", "c"], "it has got one more at the top"
+    with pytest.raises(InvalidRequest, match='was called for by "b" before, not by "x"'):
+        await above(asked, A, "x")
+    await store.update(A, lambda _: SessionState())
+    assert await above(asked, A) == [], "it was deleted, and began anew"
+    assert await above(asked, A, "x") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "charged"),
+    [
+        ("ab", "b"),
+        ("aba", "b"),  # two calls may have made a circle that is in the store
+        ("abcb", "bc"),
+        ("abcdefghi", "bcdefghi"),
+    ],
+)
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_call_is_charged_once_to_each_of_the_nearest_above_it_whatever_the_store_says(
+    chain: str, charged: str, *, is_named: bool
+) -> None:
+    store = MemoryStore()
+    for one, parent in itertools.pairwise(chain):
+        await store.update(SessionKey("alice", one), partial(SessionState.with_parent, parent=parent))
+    asked = budgets(store)
+    for _ in range(2):
+        assert await above(asked, A, "b" if is_named else None) == list(charged)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_chain_that_has_grown_too_long_at_its_top_is_refused_and_nobody_in_it_is_left_out(
+    *, is_named: bool
+) -> None:
+    asked = budgets(MemoryStore())
+    for one, parent in itertools.pairwise("abcdefghijkl"):
+        await above(asked, SessionKey("alice", one), parent)
+    assert await above(asked, SessionKey("alice", "d")) == list("efghijkl")
+    for one, parent in (("a", "b"), ("c", "d")):
+        with pytest.raises(InvalidRequest, match=r'9 sessions or more are above session ".".*at most 8.*Start a new'):
+            await above(asked, SessionKey("alice", one), parent if is_named else None)
+
+
+async def test_while_the_store_is_away_those_are_above_a_session_that_were_seen_there_last() -> None:
+    asked = budgets(MemoryStore())
+    a, b, c, x = (SessionKey("alice", name) for name in "abcx")
+    await above(asked, b, "c")
+    await above(asked, a, "b")
+    assert asked.parents_as_seen(a, None) == asked.parents_as_seen(a, "b") == (b, c)
+    assert asked.parents_as_seen(x, None) == ()
+    assert asked.parents_as_seen(x, "b") == (b, c), "that of its first call"
+    assert asked.parents_as_seen(a, "x") == (x,), "it may have been deleted, and begun anew"
+    assert asked.parents_as_seen(c, "b") == (b,)
+    assert asked.parents_as_seen(c, "c") == (), "no session is charged twice"
+
+
+async def test_while_the_store_is_away_no_more_are_charged_than_ever() -> None:
+    asked = budgets(MemoryStore())
+    for one, parent in itertools.pairwise("ihgfedcba"):
+        await above(asked, SessionKey("alice", parent), one)
+    assert [key.id for key in asked.parents_as_seen(A, None)] == list("bcdefghi")
+    assert [key.id for key in asked.parents_as_seen(SessionKey("alice", "x"), "a")] == list("abcdefgh")
+
+
+class DamagedStore(MemoryStore):
+    """The account of the session "b" cannot be read."""
+
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
+        if B.account in [claim.key for claim in claims]:
+            raise StoreDamaged("b")
+        return await super().opening(session, claims, with_totals=with_totals, above=above)
+
+
+async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_is_not_below_it() -> None:
+    store = DamagedStore()
+    await store.update(A, lambda state: state.with_parent("x"))
+    assert await above(budgets(store), A) == ["x"]
+    with pytest.raises(InvalidRequest):
+        await above(budgets(store), A, "b")
+
+
+async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> None:
+    store, charged = MemoryStore(), Charged("alice", session=A)
+    leases = Leases(store, store.settle, lease_s=60)
+    found = Budgets(store, leases, Blind(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+
+    async def taken(book: Book, call_id: str) -> Taken:
+        need = Need(100, output=50)
+        return await found.reserve(book, call_id, lambda: need, lambda _: record("a", 0.0), is_stream=False)
+
+    held = await taken(await found.book(charged), "1")
+    await taken(found.blind_book(charged), "2")
+    assert [stands.held.tokens for stands in await store.standings([Claim(A.account)])] == [150]
+    (before,) = found.blind_book(charged).standings
+    found.close(held, Amount(150, 0, 1))
+    assert found.blind_book(charged).standings == (before,)
+    assert before.used.tokens + before.held.tokens == 300
+
+
+@pytest.mark.parametrize("is_told_in_time", [True, False])
+async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_back(*, is_told_in_time: bool) -> None:
+    store, blind, charged = MemoryStore(), Blind(), Charged("alice", session=A)
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0)
+    found = Budgets(store, leases, blind, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+    await found.book(charged)
+    need, call = Need(100, output=700), record("a", 0.0)
+    taken = await found.reserve(found.blind_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
+    blind.forget()
+    if is_told_in_time:
+        await leases.tick()
+    (stands,) = (await found.book(charged)).standings
+    assert stands.left("tokens") == (200 if is_told_in_time else 1_000)
+    (stands,) = found.blind_book(charged).standings
+    assert stands.left("tokens") == 200, "it goes away again"
+    await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))
+    found.close(taken, Amount(10))
+    await leases.tick()
+    (stands,) = (await found.book(charged)).standings
+    assert (stands.used.tokens, stands.held.tokens) == (10, 0)
+    (stands,) = found.blind_book(charged).standings
+    assert stands.left("tokens") == 990

@@ -1,0 +1,55 @@
+"""Waiting so long and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.call.timeout import patience
+from gateway.core.errors import UpstreamTimeout
+from gateway.core.record import TOO_SLOW
+from tests.support.timing import LIMIT_S
+
+
+async def test_what_takes_too_long_is_cancelled_with_the_reason_and_told_as_a_timeout() -> None:
+    reasons: list[object] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            reasons.append(error.args)
+            raise
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(UpstreamTimeout):
+            async with patience(0.01):
+                await waits()
+        await asyncio.sleep(0)
+    assert reasons == [(TOO_SLOW,)]
+
+
+async def test_what_is_done_in_time_is_left_alone_afterwards() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        async with patience(0.01):
+            pass
+        await asyncio.sleep(0.03)
+
+
+@pytest.mark.parametrize("message", [None, "cut_at_shutdown"])
+async def test_a_cancel_from_outside_goes_on_as_it_came(message: str | None) -> None:
+    began = asyncio.Event()
+
+    async def waits() -> None:
+        async with patience(LIMIT_S):
+            began.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(waits())
+    async with asyncio.timeout(LIMIT_S):
+        await began.wait()
+        task.cancel(message)
+        with pytest.raises(asyncio.CancelledError) as raised:
+            await task
+    assert raised.value.args == ((message,) if message else ())

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, TypeVar
+
+import pytest
+
+from gateway import config
+from gateway.context.planner import Asked, Planner
+from gateway.core.context_budget import ContextPolicy, Wishes
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.counting.measure import TokenCounter, Wire
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import Remembered
+from gateway.dialects.base import Call
+from gateway.dialects.contents import contents_of
+from gateway.dialects.fields import read_fields
+from gateway.stores.learner import Learner
+from gateway.stores.memory import MemoryStore
+from tests.support.timing import eventually
+
+P = TypeVar("P", bound=Planner)
+
+MESSAGES = [{"role": "user", "content": f"Parcel {number} lies at depot {number * 7}."} for number in range(40)]
+
+
+def planner_of(kind: type[P], counter: TokenCounter | None = None) -> P:
+    estimator = Estimator(config.families(), lambda _: counter or CharacterCounter(), CountCache())
+    learner = Learner(MemoryStore())
+    return kind(estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
+
+
+def asked(planner: Planner, **wishes: Any) -> Asked:
+    body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
+    contents = contents_of(Call("chat", "m", stream=False, body=body, fields=read_fields(body)), "chat", planner.known)
+    assert contents is not None
+    return Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(**wishes), len(body))
+
+
+def fitting_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("fitting")}
+
+
+@pytest.mark.parametrize(
+    ("share", "trim", "reads"), [(1.2, "auto", True), (1.9, "auto", True), (2.5, "auto", False), (1.2, "off", False)]
+)
+async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
+    share: float, trim: Any, *, reads: bool
+) -> None:
+    planner = planner_of(Planner)
+    weighed, *_ = await planner.weigh(asked(planner), Remembered())
+    before = fitting_threads()
+    plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * share), trim=trim), Remembered())
+    assert plan.messages is None
+    assert bool(fitting_threads() - before) is reads
+    planner.close()
+
+
+class Blind(Planner):
+    """Cannot read messages."""
+
+    looked = 0
+
+    def _reader(self, came: Any) -> Any:
+        reader = super()._reader(came)
+
+        def sketches(keys: Any, messages: Any) -> Any:
+            self.looked += 1
+            raise RecursionError(f"{len(messages)} of {len(MESSAGES)} messages")
+
+        reader.sketches = sketches  # type: ignore[method-assign]
+        return reader
+
+
+async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    planner = planner_of(Blind)
+    weighed, *_ = await planner.weigh(asked(planner), Remembered())
+    for turn in (1, 2):
+        await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
+        await eventually(lambda turn=turn: caplog.text.count("RecursionError: 16 of 40 messages") == turn)  # type: ignore[misc]
+    assert planner.looked == 2
+    planner.close()
+
+
+async def test_a_call_that_is_planned_while_the_worker_stops_is_planned() -> None:
+    planner = planner_of(Planner)
+    weighed, *_ = await planner.weigh(asked(planner), Remembered())
+    planner.close()
+    plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
+    assert plan.overflow is None
+
+
+async def test_where_nobody_limits_it_nothing_is_read_ahead() -> None:
+    planner = planner_of(Planner)
+    before = fitting_threads()
+    await planner.plan(asked(planner), Remembered())
+    assert fitting_threads() == before
+    planner.close()
+
+
+# --- in every format --------------------------------------------------------------------------------------------------
+
+
+class Letters(CharacterCounter):
+    """Counts by letters, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def count(self, text: str) -> int:
+        self.asked += 1
+        return super().count(text)
+
+
+def turn_of(wire: Wire, number: int) -> list[dict[str, Any]]:
+    """What an agent adds on a turn: words, two calls, two results."""
+    said, names = f"I look at depot {number * 31} next.", [f"c{number}a", f"c{number}b"]
+    lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(6))
+    results = {name: f"{name}:\n{lines}" for name in names}
+    if wire == "responses":
+        return [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": said}]},
+            *({"type": "function_call", "call_id": name, "name": "find", "arguments": "{}"} for name in names),
+            *({"type": "function_call_output", "call_id": name, "output": text} for name, text in results.items()),
+        ]
+    if wire == "messages":
+        uses = [{"type": "tool_use", "id": name, "name": "find", "input": {}} for name in names]
+        blocks = [{"type": "tool_result", "tool_use_id": name, "content": text} for name, text in results.items()]
+        return [
+            {"role": "assistant", "content": [{"type": "text", "text": said}, *uses]},
+            {"role": "user", "content": blocks},
+        ]
+    calls = [{"id": name, "type": "function", "function": {"name": "find", "arguments": "{}"}} for name in names]
+    return [
+        {"role": "assistant", "content": said, "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": name, "content": text} for name, text in results.items()),
+    ]
+
+
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+async def test_by_the_time_of_a_cut_all_messages_were_read_and_the_cut_is_the_same(wire: Wire) -> None:
+    elements: list[dict[str, Any]] = [{"role": "user", "content": "Find the parcel of order 4711."}]
+    sizes = list[int]()
+    warm, cold = Letters(), Letters()
+    planner, other = (planner_of(Planner, counter) for counter in (warm, cold))
+
+    def now(planner: Planner, budget: int | None) -> Asked:
+        field = "input" if wire == "responses" else "messages"
+        body = json.dumps({"model": "m", field: elements}).encode()
+        contents = contents_of(
+            Call("chat", "m", stream=False, body=body, fields=read_fields(body)), wire, planner.known
+        )
+        assert contents is not None
+        return Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=budget), len(body))
+
+    for number in range(40):
+        elements += turn_of(wire, number)
+        weighed, *_ = await other.weigh(now(other, None), Remembered())
+        sizes.append(weighed.expected.tokens)
+    budget, elements[1:] = sizes[-1] - 1, []
+    for number in range(39):
+        elements += turn_of(wire, number)
+        plan = await planner.plan(now(planner, budget), Remembered())
+        assert plan.messages is None
+        await eventually(lambda: not planner._reading_ahead.locked())
+    elements += turn_of(wire, 39)
+    asked = now(planner, budget)
+    await planner.weigh(asked, Remembered())
+    before, cold_before = warm.asked, cold.asked
+    plan, same = await planner.plan(asked, Remembered()), await other.plan(now(other, budget), Remembered())
+    assert plan.messages is not None
+    assert plan.messages == same.messages
+    assert warm.asked - before < (cold.asked - cold_before) / 4
+    planner.close()
+    other.close()

@@ -1,0 +1,364 @@
+"""Tool results in a mode: no handle without its text, texts within their room, and the same bytes on every turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.context.tool_results import Results
+from gateway.core.conversation.message import text_of
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.modes import ResponseMode
+from gateway.stores.memory import MemoryStore
+
+KEY = SessionKey("alice", "s")
+TEXTS = ["\n".join(f"Größe {name} of part {number} is {number * 37}" for number in range(90)) for name in "abc"]
+SIZE = len(TEXTS[0].encode())
+ROWS = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(80)])
+HANDLE = "full text: GET /api/results/"
+LOSSY: tuple[ResponseMode, ...] = ("summary", "handle_only")
+
+
+class Counting(MemoryStore):
+    """Says what was offered to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = self.read = 0
+        self.offered: list[str] = []
+
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        self.asked += 1
+        return await super().missing_results(session, handles)
+
+    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
+        self.read += 1
+        return await super().results(session, handles)
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
+        self.offered += texts.values()
+        return await super().keep_results(session, texts, most)
+
+
+class Raced(MemoryStore):
+    """Always has more room when it is asked than when it is to keep something."""
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
+        return await super().keep_results(session, texts, SIZE)
+
+
+def result(text: Any) -> bytes:
+    return json.dumps({"role": "tool", "tool_call_id": "c", "content": text}).encode()
+
+
+def is_short(raw: bytes) -> bool:
+    return HANDLE in json.loads(raw)["content"]
+
+
+async def shown(results: Results, *texts: str, mode: ResponseMode = "handle_only") -> Sequence[bytes]:
+    """What is sent; what came, where nothing of it changes."""
+    messages = [result(text) for text in texts]
+    showing = await results.show(messages, [mode] * len(messages), KEY)
+    if showing is None:
+        return messages
+    if await results.keep(showing, KEY):
+        return showing.messages
+    instead = await results.show(messages, ["table"] * len(messages), KEY)
+    return instead.messages if instead is not None else messages
+
+
+async def full_texts(store: MemoryStore, messages: Sequence[bytes]) -> list[str | None]:
+    """The texts under the handles that messages name."""
+    ends = (json.loads(raw)["content"].partition(HANDLE)[2] for raw in messages)
+    return [await store.result("alice", end.rstrip("]")) for end in ends if end]
+
+
+@pytest.mark.parametrize("mode", LOSSY)
+async def test_a_text_of_just_the_room_there_is_is_kept_and_one_byte_more_is_not(mode: ResponseMode) -> None:
+    for room, kept in ((SIZE, TEXTS[:1]), (SIZE - 1, [])):
+        store = MemoryStore()
+        sent = await shown(Results(store, room), TEXTS[0], mode=mode)
+        assert await full_texts(store, sent) == kept
+        assert is_short(sent[0]) is bool(kept)
+
+
+@pytest.mark.parametrize("mode", LOSSY)
+async def test_what_there_is_no_room_for_is_sent_as_in_the_mode_table(mode: ResponseMode) -> None:
+    store = MemoryStore()
+    results = Results(store, SIZE)
+    first, rows, second = await shown(results, TEXTS[0], ROWS, TEXTS[1], mode=mode)
+    assert is_short(first)
+    assert second == result(TEXTS[1]), "text is no table"
+    [table] = await shown(results, ROWS, mode="table")
+    assert rows == table != result(ROWS)
+
+
+async def test_every_handle_has_its_text_whichever_results_there_was_room_for() -> None:
+    for room in range(0, 4 * SIZE, SIZE // 2):
+        store = MemoryStore()
+        results = Results(store, room)
+        for turn in range(1, 4):
+            sent = await shown(results, *TEXTS[:turn], ROWS)
+            assert await full_texts(store, sent) == [
+                text for text, raw in zip([*TEXTS[:turn], ROWS], sent, strict=True) if is_short(raw)
+            ]
+        assert await store.results_size(KEY) <= room
+
+
+async def test_a_full_session_sends_the_same_bytes_on_every_turn_and_the_handles_it_has_sent_stay_good() -> None:
+    store = MemoryStore()
+    results = Results(store, 2 * SIZE)
+    before: list[bytes] = []
+    for turn in range(1, 4):
+        sent = await shown(results, *TEXTS[:turn])
+        assert list(sent[: len(before)]) == before
+        before = list(sent)
+    assert [is_short(raw) for raw in before] == [True, True, False]
+    assert list(await shown(Results(store, 2 * SIZE), *TEXTS)) == before, (
+        "nor does another worker, or a restart, change it"
+    )
+    assert await full_texts(store, before) == TEXTS[:2]
+
+
+@pytest.mark.parametrize("mode", LOSSY)
+async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: ResponseMode) -> None:
+    def calling(**calls: str) -> bytes:
+        made = [{"id": one, "type": "function", "function": {"name": "f", "arguments": calls[one]}} for one in calls]
+        return json.dumps({"role": "assistant", "content": None, "tool_calls": made}).encode()
+
+    def found(call: str, text: str) -> bytes:
+        return json.dumps({"role": "tool", "tool_call_id": call, "content": text}).encode()
+
+    results, text, rows = Results(MemoryStore(), 10 * SIZE), TEXTS[0], ROWS
+    messages = [calling(a="{}", b="{}"), found("a", text), found("b", rows)]
+    first = await results.show(messages, [mode] * len(messages), KEY)
+    assert first is not None
+    handle, other = (json.loads(raw)["content"].rpartition(HANDLE)[2].rstrip("]") for raw in first.messages[1:])
+    asked = calling(a=json.dumps({"handle": handle}), b="{}", c=f'{{"path": "/api/results/{other}"}}')
+    messages += [asked, found("a", text), found("b", text), found("c", rows)]
+    # Ids may come again in another turn, for calls that ask for nothing.
+    messages += [calling(a="{}"), found("a", text), b'{"role": "user", "content": "go on"}']
+    for _ in range(2):
+        again = await results.show(messages, [mode] * len(messages), KEY)
+        assert again is not None
+        assert again.messages[:3] == first.messages
+        whole, short, table = again.messages[4:7]
+        assert (whole, is_short(short), is_short(again.messages[8])) == (messages[4], True, True)
+        assert len(json.loads(table)["content"].splitlines()) == 82, "a table, with nothing left out"
+        assert set(again.texts) == set(first.texts)
+
+
+async def test_a_smaller_text_behind_one_that_there_is_no_room_for_is_kept() -> None:
+    sent = await shown(Results(MemoryStore(), 2 * SIZE), TEXTS[0], TEXTS[1] * 2, TEXTS[2])
+    assert [is_short(raw) for raw in sent] == [True, False, True]
+
+
+async def test_a_text_that_there_is_no_room_for_is_not_offered_to_the_store_on_any_turn() -> None:
+    store = Counting()
+    results = Results(store, SIZE)
+    for _ in range(3):
+        await shown(results, *TEXTS)
+    assert store.offered == TEXTS[:1]
+
+
+async def test_a_text_that_is_in_several_messages_takes_its_room_once() -> None:
+    store = MemoryStore()
+    sent = await shown(Results(store, SIZE), TEXTS[0], TEXTS[0])
+    assert [is_short(raw) for raw in sent] == [True, True]
+    sent = await shown(Results(MemoryStore(), SIZE - 1), TEXTS[0], TEXTS[0])
+    assert [is_short(raw) for raw in sent] == [False, False]
+
+
+async def test_where_another_call_took_the_room_meanwhile_no_handle_is_sent() -> None:
+    store = Raced()
+    sent = await shown(Results(store, 9 * SIZE), *TEXTS)
+    assert not any(is_short(raw) for raw in sent)
+    assert await full_texts(store, sent) == []
+
+
+async def test_nothing_is_kept_before_the_call_is_sure_to_be_sent() -> None:
+    store = Counting()
+    results = Results(store, SIZE)
+    showing = await results.show([result(TEXTS[0])], ["handle_only"], KEY)
+    assert showing is not None
+    assert (store.offered, await full_texts(store, showing.messages)) == ([], [None])
+    assert await results.keep(showing, KEY)
+    assert await full_texts(store, showing.messages) == TEXTS[:1]
+
+
+@pytest.mark.parametrize("mode", LOSSY)
+async def test_without_any_room_there_are_no_handles_and_the_store_is_not_asked(mode: ResponseMode) -> None:
+    store = Counting()
+    results = Results(store, 0)
+    assert await shown(results, TEXTS[0], ROWS, mode=mode) == await shown(results, TEXTS[0], ROWS, mode="table")
+    assert store.asked == 0
+
+
+async def test_a_room_that_became_smaller_keeps_what_is_there_and_takes_nothing_more() -> None:
+    store = MemoryStore()
+    results = Results(store, 2 * SIZE)
+    before = await shown(results, *TEXTS[:2])
+    results.most = 1
+    sent = await shown(results, *TEXTS)
+    assert sent[:2] == before
+    assert not is_short(sent[2])
+
+
+async def test_a_session_that_was_forgotten_has_its_room_again() -> None:
+    store = MemoryStore()
+    results = Results(store, SIZE)
+    await shown(results, *TEXTS[:2])
+    await store.delete(KEY)
+    sent = await shown(results, *TEXTS[1:])
+    assert [is_short(raw) for raw in sent] == [True, False]
+
+
+# --- several kinds of parts ---------------------------------------------------------------------------------------------
+
+LONG = ["\n".join(f"Part {number} of {name} weighs {number * 37} g" for number in range(300)) for name in "abc"]
+PLENTY = 2**20
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" + "A" * 60_000},
+}
+FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": TEXTS[1]}]}
+MIXED = [{"type": "text", "text": TEXTS[0]}, PICTURE, FOUND]
+
+
+@pytest.mark.parametrize(("mode", "gone"), [("summary", [MIXED[0], FOUND]), ("handle_only", MIXED)])
+async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_handle_is_sent(
+    mode: ResponseMode, gone: list[Any]
+) -> None:
+    store = MemoryStore()
+    results = Results(store, PLENTY)
+    showing = await results.show([result(MIXED)], [mode], KEY)
+    assert showing is not None
+    assert await results.keep(showing, KEY)
+    parts = json.loads(showing.messages[0])["content"]
+    assert [part for part in parts if part["type"] != "text"] == [part for part in MIXED if part not in gone][:1]
+    handle = next(part["text"] for part in parts if part["type"] == "text").rpartition(HANDLE)[2].rstrip("]")
+    text = await store.result("alice", handle)
+    assert json.loads(text or "") == gone
+    assert await store.results_size(KEY) == len((text or "").encode())
+
+
+async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_as_a_table() -> None:
+    parts = [{"type": "text", "text": ROWS}, PICTURE]
+    showing = await Results(MemoryStore(), 60_000).show([result(parts)], ["handle_only"], KEY)
+    assert showing is not None
+    assert showing.texts == {}
+    [table, picture] = json.loads(showing.messages[0])["content"]
+    assert picture == PICTURE
+    assert "id|name|state" in table["text"]
+
+
+async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the_texts() -> None:
+    store = MemoryStore()
+    results = Results(store, PLENTY)
+    message = result([{"type": "text", "text": LONG[0]}, PICTURE])
+    showing = await results.show([message], ["summary"], KEY, is_summed=True)
+    assert showing is not None
+    [one] = showing.open
+    assert await results.keep(showing, KEY)
+    assert await results.decide({one.handle: "Light parts."}, KEY)
+    showing = await results.show([message], ["summary"], KEY, is_summed=True)
+    assert showing is not None
+    [said, picture] = json.loads(showing.messages[0])["content"]
+    assert picture == PICTURE
+    assert said["text"].startswith(f"Light parts.\n[summary of {len(LONG[0]):,} characters; {HANDLE}{one.handle}]")
+    assert await store.result("alice", one.handle) == LONG[0]
+
+
+# --- with a model that makes summaries ------------------------------------------------------------------------------------
+
+
+async def summed(results: Results, *texts: str) -> tuple[list[str], list[str]]:
+    """What is shown of each text, and the handles of those that are open."""
+    showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
+    assert showing is not None
+    assert await results.keep(showing, KEY)
+    return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.open]
+
+
+async def test_large_results_are_open_until_it_is_decided_what_stands_for_them() -> None:
+    store = MemoryStore()
+    results = Results(store, PLENTY)
+    extracts, handles = await summed(results, *LONG, TEXTS[0])
+    assert len(handles) == 3
+    assert extracts == [text_of(raw) for raw in await shown(results, *LONG, TEXTS[0], mode="summary")]
+    assert await results.decide({handles[0]: "Light parts.", handles[1]: ""}, KEY)
+    for worker in (results, Results(store, PLENTY)):
+        texts, still_open = await summed(worker, *LONG, TEXTS[0])
+        assert texts[0] == f"Light parts.\n{extracts[0].splitlines()[-1]}"
+        assert texts[1:] == extracts[1:]
+        assert still_open == handles[2:]
+
+
+async def test_the_room_that_summaries_may_need_is_that_of_those_open_that_are_asked_for() -> None:
+    results = Results(MemoryStore(), PLENTY)
+    more = []
+    for count in (1, 4, 6):
+        texts = [f"{number}\n{LONG[0]}" for number in range(count)]
+        showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
+        assert showing is not None
+        more.append(showing.more)
+    assert 0 < more[0] < more[1] == more[2]
+
+
+async def test_the_same_result_in_two_messages_is_summed_up_once_and_shown_alike() -> None:
+    results = Results(MemoryStore(), PLENTY)
+    _, [handle] = await summed(results, LONG[0], LONG[0])
+    await results.decide({handle: "Light parts."}, KEY)
+    texts, _ = await summed(results, LONG[0], LONG[0])
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("Light parts.\n")
+
+
+async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
+    results = Results(MemoryStore(), len(LONG[0]) + 1_000)
+    for _ in range(2):
+        texts, handles = await summed(results, LONG[0])
+        assert handles == []
+        assert HANDLE in texts[0]
+
+
+async def test_a_result_that_has_no_handle_is_not_open() -> None:
+    results = Results(MemoryStore(), PLENTY)
+    results.most = len(LONG[0]) - 1
+    showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summed=True)
+    assert showing is not None
+    assert not showing.open
+
+
+async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:
+    store = MemoryStore()
+    results = Results(store, PLENTY)
+    _, [handle] = await summed(results, LONG[0])
+    await results.decide({handle: "Light parts."}, KEY)
+    assert (await summed(results, LONG[0]))[1] == []
+    await store.delete(KEY)
+    texts, handles = await summed(results, LONG[0])
+    assert handles == [handle]
+    assert "Light parts." not in texts[0]
+
+
+async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
+    store = Counting()
+    results = Results(store, PLENTY)
+    _, handles = await summed(results, *LONG)
+    await results.decide(dict.fromkeys(handles, "Light parts."), KEY)
+    store.asked = store.read = 0
+    await summed(results, *LONG)
+    assert (store.asked, store.read) == (1, 0)
+
+
+async def test_in_a_stricter_mode_and_without_a_model_nothing_is_open() -> None:
+    results = Results(MemoryStore(), PLENTY)
+    for mode, is_summed in (("handle_only", True), ("summary", False), ("table", True)):
+        showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summed=is_summed)  # type: ignore[list-item]
+        assert showing is not None
+        assert showing.open == ()
+        assert showing.more == 0

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.core.conversation.lossless_json import Parsed, bare, bared, parse, parse_whole, written
+from gateway.core.conversation.message import DEEPEST
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1.0}',
+        '{"a":-0,"b":1E+05,"c":0.10,"d":12345678901234567890123456789}',
+        f"[{'9' * 10_000}]",
+        '["é","\\u0000","\\"","<table 1>"]',
+        '{"":{"":[]},"b":[true,false,null]}',
+    ],
+)
+def test_compact_json_comes_back_as_it_was_written(text: str) -> None:
+    parsed = parse(text)
+    assert parsed is not None
+    assert not parsed.is_lines
+    assert written(parsed.value) == text
+
+
+def test_white_space_and_needless_escapes_go() -> None:
+    parsed = parse(' {"a" : [ 1 ,\n 2.50 ] , "b" : "\\u00e9\\/" } \n')
+    assert parsed is not None
+    assert written(parsed.value) == '{"a":[1,2.50],"b":"é/"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "text",
+        "12",
+        '"a"',
+        "null",
+        '{"a":1',
+        "{'a':1}",
+        '{"a":1,"a":2}',
+        '{"a":NaN}',
+        "[Infinity]",
+        "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        "[" * 100_000 + "]" * 100_000,
+        '["\ufdd0"]',
+        '["\ufdd1"]',
+        '["\\uFdD0"]',
+        '{"a":1}\n{"b":2',
+        '{"a":1}\n[2]',
+        '{"a":{"b":1}\n{"c":2}}',
+        "[" + "1," * 600_000 + "1]",
+    ],
+)
+def test_what_is_no_json_or_odd_or_huge_is_not_read(text: str) -> None:
+    assert parse(text) is None
+    assert parse_whole(text) is None
+
+
+def test_lines_of_objects_are_read() -> None:
+    parsed = parse('{"a":1}\r\n\n  \n{"a":[2.0]}\n')
+    assert parsed == Parsed([{"a": bare("1")}, {"a": [bare("2.0")]}], is_lines=True)
+
+
+def test_a_whole_text_is_no_lines() -> None:
+    assert parse_whole('{"a":1}\n{"a":2}') is None
+    assert parse_whole(' {"a":1.0} ') == {"a": bare("1.0")}
+
+
+def test_a_line_after_a_list_is_no_list() -> None:
+    assert parse('[{"a":1}]\n[{"a":1}]') is None
+
+
+def test_nesting_up_to_the_limit_is_read() -> None:
+    parsed = parse("[" * (DEEPEST - 1) + "]" * (DEEPEST - 1))
+    assert parsed is not None
+
+
+def test_a_bare_value_has_no_quotes_and_a_string_that_looks_like_one_has() -> None:
+    assert written({"a": bare("<x>"), "b": "<x>"}) == '{"a":<x>,"b":"<x>"}'
+    assert bared(bare("12")) == "12"
+    assert bared("12") is None
+    assert bared("") is None
+
+
+def test_strings_are_strings_however_they_look() -> None:
+    value = ["1", "true", "", " ", "[1]", "\\", "\u2028"]
+    parsed = parse(json.dumps(value))
+    assert parsed is not None
+    assert json.loads(written(parsed.value)) == value

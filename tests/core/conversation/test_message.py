@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.core.conversation.message import (
+    DEEPEST,
+    MOST_VALUES,
+    UNKNOWN,
+    Hashed,
+    decode,
+    digest,
+    encode,
+    has_too_many_values,
+    hashed,
+    instead,
+    key_of,
+    keys_of,
+    plain,
+    read,
+    sketch,
+    text_of,
+    text_parts,
+)
+
+MARK = b'"cache_control":{"type":"ephemeral","ttl":"1h"}'
+
+
+def key(raw: bytes) -> bytes:
+    return keys_of([raw])[0]
+
+
+def is_marked(raw: bytes) -> bool:
+    assert key_of(raw) == (key(raw), plain(raw) is not raw)
+    return key_of(raw)[1]
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        b'{"role":"user","content":"a",' + MARK + b"}",
+        b'{"role":"user",' + MARK + b',"content":"a"}',
+        b"{" + MARK + b',"role":"user","content":"a"}',
+        b'{"role":"user","content":"a" , ' + MARK.replace(b":", b" : ") + b"}",
+        b'{"role":"user","content":"a","cache_control":{}}',
+    ],
+)
+def test_a_cache_mark_does_not_change_the_key(marked: bytes) -> None:
+    bare = b'{"role":"user","content":"a"}'
+    assert key(marked) in (key(bare), key(bare.replace(b"}", b" }")))
+    assert (is_marked(bare), is_marked(marked)) == (False, True)
+
+
+def test_hashes_of_messages_are_worked_out_when_they_are_asked_for_or_taken_as_given() -> None:
+    bare, marked = b'{"role":"user","content":"a"}', b'{"role":"user","content":"a",' + MARK + b"}"
+    found = Hashed([bare, marked])
+    assert found.raws == (bare, marked)
+    assert found.keys == (key(bare), key(bare))
+    assert found.marked == frozenset({1})
+    assert found.digests == (digest(bare), digest(marked))
+    assert hashed(found) is found
+    assert hashed([bare, marked]).keys == found.keys
+    given_to = Hashed([bare, marked], [b"1", b"2"], marked=[1])
+    assert given_to.keys == (b"1", b"2")
+    assert given_to.digests == (b"1", digest(marked))
+    assert Hashed([bare, bare], [b"1", b"2"], unmarked=2).digests == (b"1", b"2")
+
+
+@pytest.mark.parametrize(
+    ("content", "is_same"),
+    [
+        ([{"type": "text", "text": "a"}], True),
+        ([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], True),
+        ([{"type": "text", "text": "b"}], False),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": ""}], False),
+        ([{"type": "text", "text": "a", "citations": []}], False),
+        ([{"type": "input_text", "text": "a"}], False),
+        ([{"type": "text", "text": 5}], False),
+        (["a"], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_one_text_is_the_same_as_a_list_and_as_a_string(content: Any, is_same: bool) -> None:
+    said = {"role": "user", "content": "a", "name": "n"}
+    as_list = sketch(json.dumps({**said, "content": content}).encode())
+    assert (as_list.identity == sketch(encode(said)).identity) is is_same
+    assert as_list.identity != sketch(encode({**said, "role": "assistant"})).identity
+
+
+@pytest.mark.parametrize("raw", [b"5", b"{", b'{"role":"user","content":[1]}', b'{"role":"user","content":"\\ud800"}'])
+def test_whatever_cannot_be_read_is_itself_only(raw: bytes) -> None:
+    assert sketch(raw).identity not in (b"", sketch(raw + b" ").identity)
+
+
+@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"indent": 1}])
+def test_a_client_that_removes_thinking_itself_sends_the_same_message_however_it_writes_json(style: Any) -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    left = [{"type": "text", "text": "caf\u00e9"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"n": 1.0}}]
+    with_thinking = json.dumps({"role": "assistant", "content": [thought, *left]}, **style).encode()
+    without = json.dumps({"role": "assistant", "content": left}, **style).encode()
+    assert sketch(with_thinking).identity == sketch(without).identity
+
+
+def test_openais_mark_is_one_like_anthropics() -> None:
+    mark = b'"prompt_cache_breakpoint":{"mode":"explicit","ttl":"30m"}'
+    part = b'{"role":"user","content":[{"type":"text","text":"a"%b}]}'
+    bare, marked, both = part % b"", part % (b"," + mark), part % (b"," + mark + b"," + MARK)
+    assert key(bare) == key(marked) == key(both)
+    assert (is_marked(bare), is_marked(marked)) == (False, True)
+    assert not sketch(marked).sealed
+    assert key(encode({"content": "a" + marked.decode()})) != key(encode({"content": "a" + bare.decode()}))
+
+
+def test_a_message_that_is_a_mark_only_has_the_key_of_an_empty_one() -> None:
+    assert key(b"{" + MARK + b"}") == key(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # said in a text, not set
+        (encode({"content": 'a,"cache_control":{"a":1}'}), encode({"content": "a"})),
+        (encode({"content": '{"cache_control":{"a":1},'}), encode({"content": "{"})),
+        (encode({'a,"cache_control': {}, "b": 1}), encode({"a": {}, "b": 1})),
+        # not flat
+        (b'{"a":1,"cache_control":{"b":{"c":1}}}', b'{"a":1}'),
+        (b'{"a":1,"cache_control":null}', b'{"a":1}'),
+        (b'{"a":1,"cache_control":{"b":"}"},"c":1}', b'{"a":1,"c":1}'),
+    ],
+)
+def test_what_only_looks_like_a_mark_counts(one: bytes, other: bytes) -> None:
+    assert key(one) != key(other)
+    assert not is_marked(one)
+
+
+@given(
+    st.recursive(
+        st.text(st.sampled_from('a,:{}"\\'), max_size=8) | st.integers(),
+        lambda inner: (
+            st.dictionaries(st.sampled_from(["cache_control", "a", 'a,"cache_control"']), inner, max_size=3)
+            | st.lists(inner, max_size=3)
+        ),
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_without_its_marks_a_message_is_still_json_and_nothing_else_is_lost(value: Any) -> None:
+    def unmarked(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: unmarked(v) for k, v in value.items() if k != "cache_control"}
+        return [unmarked(inner) for inner in value] if isinstance(value, list) else value
+
+    raw = json.dumps(value).encode()
+    if is_marked(raw):
+        assert raw != json.dumps(unmarked(value)).encode()
+    if unmarked(value) == value:
+        assert not is_marked(raw)
+
+
+#: the same as one pattern, which is too slow for a long conversation
+_FLAT = rb'"cache_control"\s*:\s*\{(?:[^{}"\\]|"[^"\\{}]*")*\}'
+PATTERN = re.compile(rb",\s*" + _FLAT + rb"|(?<=\{)(?:\s*" + _FLAT + rb"\s*,?)+")
+
+
+@given(
+    st.lists(
+        st.sampled_from([MARK, MARK, b'"cache_control"', b",", b"{", b"}", b" ", b"\n", b'"a":1', b"\\"]), max_size=12
+    )
+)
+@settings(max_examples=500, deadline=None)
+@example([b"{", MARK, b",", MARK, b",", MARK, b"}"])
+def test_marks_go_with_one_comma_each_in_any_bytes(pieces: list[bytes]) -> None:
+    raw = b"".join(pieces)
+    assert plain(raw) == PATTERN.sub(b"", raw)
+    assert (plain(raw) is raw) == (plain(raw) == raw)
+
+
+@given(st.lists(st.sampled_from([MARK, MARK, b'"a":1', b'"b":{%s}' % MARK, b'"c":{"cache_control":{"d":{}}}'])))
+def test_what_has_no_marks_has_none_also_where_one_stood_twice(members: list[bytes]) -> None:
+    found = plain(b"{" + b" , ".join(members) + b"}")
+    assert MARK not in found
+    assert plain(found) is found
+    assert isinstance(json.loads(found), dict)
+
+
+NESTED = b'{"cache_control":%b}'
+
+
+@given(
+    st.recursive(
+        st.sampled_from([b"1", b'"a"', b'"}"', b'"\\"{"', b"{}", b'{"ttl":"1h"}']),
+        lambda inner: (
+            st.builds(
+                lambda members: b"{" + b" , ".join(b'"%b":%b' % member for member in members) + b"}",
+                st.lists(
+                    st.tuples(st.sampled_from([b"a", b"cache_control", b"prompt_cache_breakpoint"]), inner), max_size=3
+                ),
+            )
+            | st.lists(inner, max_size=2).map(lambda values: b"[" + b",".join(values) + b"]")
+        ),
+    )
+)
+@settings(max_examples=300, deadline=None)
+@example(NESTED % (NESTED % (NESTED % b'{"a":1}')))
+@example(b'{"cache_control":{"prompt_cache_breakpoint":{}},"prompt_cache_breakpoint":{"cache_control":{}}}')
+def test_what_is_left_without_marks_has_none_whatever_stands_in_whatever(raw: bytes) -> None:
+    found = plain(raw)
+    assert plain(found) is found
+    json.loads(found)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"9" * 5000, b"NaN", b"[" * 2000 + b"]" * 2000])
+def test_a_mark_that_cannot_be_written_anew_is_none(number: bytes) -> None:
+    assert not is_marked(b'{"role":"user","content":"a","cache_control":{"a":%b}}' % number)
+
+
+DEEP = b"[" * (DEEPEST + 5) + b"]" * (DEEPEST + 5)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"role":"user","content":"a","content":"b"}',
+        b'{"role":"user","content":"a","x":NaN}',
+        b'{"role":"user","content":"a","x":-Infinity}',
+        b'{"role":"user","content":"a","x":1e999}',
+        b'{"role":"user","content":"a","x":' + b"7" * 5000 + b"}",
+        b'{"role":"user","content":"a\\ud800"}',
+        b'{"role":"user","content":"a","x":' + DEEP + b"}",
+        b'{"role":"user","tool_calls":"none","content":"a"}',
+    ],
+)
+def test_what_would_not_come_back_as_it_was_is_sealed(raw: bytes) -> None:
+    found = sketch(raw)
+    assert (found.role, found.sealed) == ("user", True)
+
+
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "call", "is_sealed"),
+    [
+        ({}, {}, False),
+        ({}, {"extra_content": {"google": {"thought_signature": "c2ln"}}}, True),
+        ({}, {"thought_signature": "c2ln"}, True),
+        ({}, {"provider_specific_fields": {"thought_signature": "c2ln"}}, True),
+        ({}, {"function": {**CALL["function"], "provider_specific_fields": {"thought_signature": "c2ln"}}}, True),
+        ({}, {"id": "c1__thought__c2ln"}, True),
+        ({"extra_content": {"google": {"thought_signature": "c2ln"}}}, {}, True),
+        ({"provider_specific_fields": {"thought_signatures": ["c2ln"]}}, {}, True),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "c2ln"}]}, {}, True),
+        ({"provider_specific_fields": {"refusal": None}, "extra_content": None}, {}, False),
+        ({"reasoning_content": "I look."}, {}, False),
+    ],
+)
+def test_a_call_that_a_provider_signed_is_sealed(
+    message: dict[str, Any], call: dict[str, Any], *, is_sealed: bool
+) -> None:
+    assert sketch(
+        encode({"role": "assistant", "content": None, "tool_calls": [{**CALL, **call}], **message})
+    ).sealed is (is_sealed)
+
+
+def test_escaped_pairs_and_plain_numbers_are_nothing_special() -> None:
+    assert not sketch(b'{"role":"user","content":"\\ud83d\\ude00","x":[1.5,12345678901234567890]}').sealed
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"7", b"[]", b"null", b"\xff{}", b'{"a":"\xed\xa0\x80"}', b"[" * 100_000])
+def test_what_is_no_message_has_an_unknown_role_and_is_sealed(raw: bytes) -> None:
+    found = sketch(raw)
+    assert (found.role, found.sealed, found.is_known) == (UNKNOWN, True, False)
+    assert text_of(raw) == ""
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+@settings(max_examples=300)
+def test_any_bytes_can_be_read(raw: bytes) -> None:
+    assert sketch(raw).sealed == read(raw)[1] or not sketch(raw).is_known
+    assert len(keys_of([raw])) == 1
+
+
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "function", "name", "arguments", "text", "type"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+fields = ["role", "content", "tool_calls", "tool_call_id", "function_call", "name", "cache_control"]
+
+
+def test_arguments_of_far_too_many_values_are_not_read() -> None:
+    """While they are, nothing else is done."""
+    many = "[" + "[]," * (MOST_VALUES // 2) + "broken"
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": many}}
+    assert has_too_many_values(many)
+    assert sketch(encode({"role": "assistant", "content": "hm", "tool_calls": [call]})).faults == ()
+    assert not has_too_many_values("x" * (MOST_VALUES + 1))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(fields), odd | st.sampled_from(["user", "tool", "assistant", "function"]), max_size=5
+    )
+)
+@example({"role": "user", "content": [{"type": [], "text": "a part of no type"}]})
+@settings(max_examples=300)
+def test_any_object_can_be_read(message: dict[str, Any]) -> None:
+    found = sketch(json.dumps(message).encode())
+    assert found.role == str(message.get("role"))
+
+
+def test_a_sketch_says_what_a_message_is() -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+        {"id": "b", "type": "function", "function": {"name": "see", "arguments": "{"}},
+    ]
+    found = sketch(encode({"role": "assistant", "content": "hm", "tool_calls": calls}))
+    assert (found.calls, found.names, found.length) == (("a", "b"), (("a", "look"), ("b", "see")), 2)
+    assert found.faults == ("arguments of call b are not JSON",)
+    old = sketch(encode({"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}))
+    assert (old.calls, old.faults, old.sealed) == (("function:look",), (), False)
+    assert sketch(encode({"role": "tool", "tool_call_id": "a", "content": "x"})).answers == "a"
+    assert sketch(encode({"role": "function", "name": "look", "content": "x"})).answers == "function:look"
+    assert sketch(encode({"role": "user", "content": None})).faults == ("a user message without content",)
+    same = [
+        sketch(encode({"role": role, "content": text})).text_key
+        for role, text in (("user", "a"), ("tool", "a"), ("tool", "b"))
+    ]
+    assert same[0] == same[1] != same[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}, True),
+        ({"thinking_blocks": [{"type": "redacted_thinking", "data": "x"}]}, True),
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "s"}]}, True),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "anthropic-claude-v1"}]}, True),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "openai-responses-v1"}]}, False),
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": None, "format": None}]}, False),
+        ({"thinking_blocks": [], "reasoning_details": ["hm"]}, False),
+        ({"thinking_blocks": True, "reasoning_details": True}, False),
+        ({"reasoning_content": "hm"}, False),
+    ],
+)
+def test_thinking_of_claudes_is_known_by_where_its_providers_put_it(fields: dict[str, Any], thinks: bool) -> None:
+    assert sketch(encode({"role": "assistant", "content": "so", **fields})).thinks == thinks
+    assert not sketch(encode({"role": "user", "content": "so", **fields})).thinks
+
+
+def test_odd_contents_have_no_text() -> None:
+    assert [text_parts(odd) for odd in (None, 7, {"text": "x"}, [7, {"text": 7}])] == [""] * 4
+    assert text_of(encode({"content": [{"type": "text", "text": "a"}, {"text": "b"}]})) == "ab"
+
+
+def test_written_messages_are_compact_and_half_a_pair_is_a_question_mark() -> None:
+    assert encode({"a": [1, "\u00e9"]}) == '{"a":[1,"\u00e9"]}'.encode()
+    assert encode({"a": "x\ud800"}) == b'{"a":"x?"}'
+    assert decode(encode({"a": [1, "\u00e9"]})) == {"a": [1, "\u00e9"]}
+
+
+def test_others_stand_in_the_place_of_some_and_what_is_empty_is_not_nothing() -> None:
+    assert instead([b"a", b"", b"c", b"d"], {0: b"A", 2: None}) == (b"A", b"", b"d")

@@ -1,0 +1,52 @@
+"""The heaviest of what stands beside the messages is found by what it adds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.largest_part import Part, heaviest_beside
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import read_request
+
+LONG = "word " * 300
+SMALL = {"type": "function", "function": {"name": "small", "parameters": {}}}
+HUGE = {"type": "function", "function": {"name": "huge", "description": LONG, "parameters": {}}}
+
+
+def heaviest(estimator: Estimator, wire: Wire, body: Mapping[str, Any]) -> Part | None:
+    def weigh(fields: Mapping[str, Any]) -> int:
+        return estimator.estimate(read_request(wire, fields, messages=())).tokens
+
+    return heaviest_beside(wire, {name: json.dumps(value).encode() for name, value in body.items()}, weigh)
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "param"),
+    [
+        ("messages", {"system": LONG, "messages": [LONG], "tools": [SMALL]}, "system"),
+        ("responses", {"instructions": LONG, "input": LONG * 2}, "instructions"),
+        ("chat", {"messages": [], "tools": [SMALL, HUGE]}, "tools[1]"),
+        ("chat", {"messages": [], "tools": [HUGE]}, "tools"),
+        ("chat", {"messages": [], "tools": [HUGE, HUGE, HUGE]}, "tools"),
+        ("chat", {"messages": [], "functions": [HUGE["function"], SMALL["function"]]}, "functions[0]"),
+        ("responses", {"input": "hi", "text": {"format": {"type": "json_schema", "schema": {"title": LONG}}}}, "text"),
+        ("chat", {"messages": [], "documents": [LONG]}, "documents"),
+    ],
+)
+def test_the_heaviest_is_named_by_where_it_stands(
+    estimator: Estimator, wire: Wire, body: dict[str, Any], param: str
+) -> None:
+    found = heaviest(estimator, wire, {"model": "m", **body})
+    assert found is not None
+    assert found.param == param
+    assert found.tokens >= 200
+
+
+def test_where_nothing_stands_beside_the_messages_nothing_is_named(estimator: Estimator) -> None:
+    assert heaviest(estimator, "chat", {"model": "m", "messages": [LONG], "temperature": 1}) is None
+    assert heaviest(estimator, "chat", {}) is None

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.counting.prefix_cache import Beginning, Beginnings
+from gateway.core.counting.sums import Sums
+
+PAD = "p" * 4200
+
+
+def text_of(*values: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
+    """An array up to the end of its last element."""
+    return json.dumps([PAD, *values], separators=separators).encode()[:-1]
+
+
+def beginning(*values: Any) -> Beginning:
+    return Beginning(text_of(*values), (), (b"key",) * len(values), "kind", Sums())
+
+
+def known(*beginnings: Beginning, limit: int = 2**20) -> Beginnings:
+    found = Beginnings(limit)
+    for one in beginnings:
+        found.keep("chat", one)
+    return found
+
+
+def test_an_array_goes_on_from_the_longest_beginning() -> None:
+    short, long, other = beginning(1), beginning(1, 2), beginning(2, 2)
+    beginnings = known(short, long, other)
+    assert beginnings.of("chat", text_of(1, 2, 3) + b"]") is long
+    assert beginnings.of("chat", text_of(1, 3) + b"]") is short
+    assert beginnings.of("chat", text_of(3) + b"]") is None
+
+
+def test_a_beginning_is_of_its_own_format() -> None:
+    assert known(beginning(1)).of("messages", text_of(1, 2) + b"]") is None
+
+
+@pytest.mark.parametrize("behind", [b"]", b" ]", b",2]", b" \n, 2]", b",[1]]"])
+def test_it_may_be_followed_by_an_element_or_the_end(behind: bytes) -> None:
+    assert known(beginning(1)).of("chat", text_of(1) + behind) is not None
+
+
+@pytest.mark.parametrize("behind", [b"2]", b".5]", b"e3,4]"])
+def test_half_a_number_is_no_beginning(behind: bytes) -> None:
+    assert known(beginning(1)).of("chat", text_of(1) + behind) is None
+
+
+def test_a_short_text_is_not_kept() -> None:
+    beginnings = Beginnings(2**20)
+    beginnings.keep("chat", Beginning(b'["a"', (), (b"key",), "kind", Sums()))
+    assert (beginnings.of("chat", b'["a","b"]'), beginnings.size_bytes) == (None, 0)
+
+
+def test_a_longer_beginning_takes_the_place_of_the_one_it_goes_on_from() -> None:
+    beginnings = known(short := beginning(1))
+    beginnings.keep("chat", long := beginning(1, 2), instead_of=short)
+    assert beginnings.of("chat", text_of(1, 2) + b"]") is long
+    assert beginnings.of("chat", text_of(1, 3) + b"]") is None
+
+
+def test_the_same_text_is_kept_once_as_it_was_last() -> None:
+    beginnings = known(beginning(1))
+    size = beginnings.size_bytes
+    beginnings.keep("chat", again := beginning(1))
+    assert beginnings.of("chat", text_of(1) + b"]") is again
+    assert beginnings.size_bytes == size
+
+
+def test_all_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
+    limit = 5 * 6000
+    beginnings = Beginnings(limit)
+    texts = [json.dumps([f"{number}" * 4200, 1]).encode() for number in range(10)]
+    for text in texts:
+        beginnings.keep("chat", Beginning(text[:-1], (), (b"key",) * 2, "kind", Sums()))
+        assert beginnings.of("chat", texts[0]) is not None
+        assert beginnings.size_bytes <= limit
+    assert [beginnings.of("chat", text) is not None for text in texts[-3:]] == [True] * 3
+    assert beginnings.of("chat", texts[1]) is None
+
+
+def test_of_many_that_are_alike_for_long_the_last_are_kept() -> None:
+    beginnings = known(*[beginning(number) for number in range(10, 90)])
+    assert beginnings.of("chat", text_of(89, 1) + b"]") is not None
+    assert beginnings.of("chat", text_of(10, 1) + b"]") is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([1, 12, "a", "ab", [1], {"a": 1}]), max_size=4), max_size=6),
+    st.lists(st.sampled_from([1, 12, "a", "ab", [1], {"a": 1}]), max_size=5),
+)
+def test_what_is_found_is_the_longest_kept_list_that_the_array_begins_with(
+    kept: list[list[Any]], asked: list[Any]
+) -> None:
+    found = known(*[beginning(*values) for values in kept]).of("chat", text_of(*asked) + b"]")
+    expected = max((len(values) for values in kept if asked[: len(values)] == values), default=None)
+    assert (len(found.keys) if found is not None else None) == expected

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.conversation.units import Conversation
+from gateway.core.fitting.draft import DROP, Draft
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.relevance import Scores, Worth, terms_kept
+
+
+def draft_of(*pairs: tuple[str, Any]) -> Draft:
+    messages = [{"role": role, "content": content} for role, content in pairs]
+    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+
+
+def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:
+    scores = Scores(draft, worth or Worth(), {i: draft.known(i) for i in range(len(draft.decisions))})
+    scores.keep(kept)
+    place = scores.starts[index]
+    assert scores.sums[place] == pytest.approx(sum(scores.left[term] for term in draft.known(index).terms[0]))
+    return scores.sums[place] * scores.factors[place]
+
+
+def kept(draft: Draft, index: int) -> set[str]:
+    return set().union(*terms_kept(draft, [index]))
+
+
+def test_an_identifier_is_worth_more_than_a_word() -> None:
+    draft = draft_of(("user", "HAT204"), ("user", "refund"), ("assistant", "so"), ("user", "on"))
+    assert gain(draft, 0) > gain(draft, 1) * 5
+
+
+def test_what_the_assistant_has_used_is_worth_more() -> None:
+    draft = draft_of(("user", "A1111"), ("user", "B2222"), ("assistant", "B2222"), ("assistant", "so"), ("user", "on"))
+    assert gain(draft, 1) > gain(draft, 0) * 3
+
+
+def test_worth_fades_with_the_distance() -> None:
+    draft = draft_of(("user", "A1111"), *[("user", "and")] * 9, ("user", "B2222"), ("assistant", "so"), ("user", "on"))
+    assert gain(draft, 10) > gain(draft, 0)
+    flat = Worth(fading=0)
+    assert gain(draft, 10, flat) == gain(draft, 0, flat)
+
+
+def test_a_block_that_answers_the_last_words_is_worth_more() -> None:
+    draft = draft_of(("user", "A1111 Boston"), ("user", "B2222 Denver"), ("assistant", "so"), ("user", "to Denver"))
+    assert gain(draft, 1, kept=("denver",)) > gain(draft, 0, kept=("boston",)) * 3
+
+
+def test_what_is_kept_already_is_worth_nothing() -> None:
+    draft = draft_of(("user", "A1111"), ("user", "on"))
+    assert gain(draft, 0, kept=("a1111",)) == 0
+    assert gain(draft, 0, kept=("a1111", "a1111")) == 0
+
+
+def test_the_terms_of_what_is_sent_are_kept() -> None:
+    line = "Alpha beta gamma delta epsilon zeta eta theta.\n"
+    draft = draft_of(("user", line + line.replace("Alpha", "Omega")), ("assistant", "Denver"), ("user", "on"))
+    assert "omega" in kept(draft, 0)
+    assert "omega" not in kept(draft.having({0: (0,)}), 0)
+    assert not kept(draft.having({1: DROP}), 1)
+    assert "omega" in kept(replace(draft, recalls={2: ((0, (1,)),)}), 2)
+
+
+PROFILE = json.dumps({"email": "mia@x.org", "card": "card_4421", "seat": "12A", "dob": "1990-04-05", "zip": "Z90210"})
+LONG = json.dumps({**json.loads(PROFILE), **{f"note{number}": "nothing of note" for number in range(9)}})
+TOOLS = [{"function": {"parameters": {"properties": {"dob": {}, "pay": {"description": "such as card_78"}}}}}]
+
+
+def worth_by_line(tools: Any) -> dict[str, float]:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "c", "content": LONG},
+        {"role": "user", "content": "on"},
+    ]
+    conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
+    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    known = draft.known(2)
+    scores = Scores(draft, Worth(), {2: known})
+    blocks = [block.text for block in known.sliced.blocks]
+    return {text.partition(":")[0]: scores.sums[n] * scores.factors[n] for n, text in enumerate(blocks)}
+
+
+def test_what_the_tools_ask_for_is_worth_more() -> None:
+    plain, asked = worth_by_line([]), worth_by_line([TOOLS])
+    by = Worth()
+    assert asked["card"] == pytest.approx(by.asked_for * plain["card"], rel=0.1)
+    assert asked["dob"] == pytest.approx(by.parameter * plain["dob"])
+    assert asked["zip"] == plain["zip"]
+    assert asked["email"] == plain["email"]
+
+
+def test_an_identifier_that_was_used_is_worth_what_its_use_tells() -> None:
+    messages = [{"role": "assistant", "content": "card_4421"}, {"role": "user", "content": "on"}]
+    plain = Conversation.of_messages(messages)
+    asked = replace(plain, tools=(json.dumps(TOOLS).encode(),))
+    first, second = (Draft.untouched(one, Reader(weigher(len))) for one in (plain, asked))
+    assert gain(first, 0) == gain(second, 0)

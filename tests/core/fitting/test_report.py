@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.conversation.units import Conversation
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Same
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.reader import Framing, Reader, weigher
+from gateway.core.fitting.report import Fate, Fates, Fitted, Sent, rule_of
+
+TEXT = "a line of text that is long enough to be a block of its own\n"
+
+
+@pytest.mark.parametrize(
+    ("decision", "rule"), [(DROP, "drop"), (Same(1), "dedupe"), ((0,), "condense"), ((), "condense"), (KEEP, "recall")]
+)
+def test_the_rule_tells_what_was_done(decision: Decision, rule: str) -> None:
+    assert rule_of(decision, "condense") == rule
+
+
+def test_what_no_strategy_chose_was_a_last_resort_and_has_a_name_too() -> None:
+    assert rule_of((), "") == rule_of((0,), "") == "drop"
+
+
+def draft() -> Draft:
+    messages = [{"role": role, "content": TEXT * 9} for role in ("user", "assistant", "assistant", "user")]
+    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+
+
+def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
+    before = draft()
+    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
+    assert list(sent.made) == [0, 1, 3]
+    assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
+    weights, now = sent.weights(before.came, Framing()), replace(done, recalls=sent.recalls)
+    assert weights.tokens == {index: now.weight(index) for index in sent.made}
+    assert weights.saved == before.total() - now.total()
+    assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
+
+
+def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "I do, and think of it. " * 20, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "here it is"},
+    ]
+    reader = Reader(weigher(len))
+    for framing in (Framing(), Framing(call=7), Framing(call=7), Framing()):
+        framed = reader.weighing(weigher(len), "", framing)
+        now = Draft.untouched(Conversation.of_messages(messages), framed).having({1: ()})
+        sent = framed.kept("sent", "of them", partial(Sent.of, now), lambda sent: sent.size_bytes)
+        assert sent.weights(now.came, framing).tokens == {1: now.weight(1)}
+        assert now.came[1] == reader.weights(now.conversation)[1] + framing.call
+
+
+def test_the_receipt_tells_each_fate_and_its_sums() -> None:
+    before = draft()
+    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
+    epoch = Epoch.of("x", done)
+    fitted = Fitted.having(
+        before.conversation,
+        before.came,
+        before.total(),
+        sent=sent,
+        weights=sent.weights(before.came, Framing()),
+        epoch=epoch,
+        applied=("shorten",),
+    )
+    assert [fate.rule for fate in fitted.fates] == ["shorten", "drop", "kept", "recall"]
+    assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
+    assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(weigher(len)(fitted.messages))
+    assert fitted.fates.actions == {"shorten": 1, "drop": 1, "recall": 1}
+    lost = {fate.rule: fate.tokens_before - fate.tokens_after for fate in fitted.fates}
+    assert fitted.saved_by_rule == {"shorten": lost["shorten"], "drop": lost["drop"]}
+    assert len(fitted.keys) == len(fitted.messages) == 3
+    assert fitted.keys == Conversation.of(fitted.messages).keys
+
+
+def test_what_fits_has_no_epoch_and_no_actions() -> None:
+    before = draft()
+    fitted = Fitted.untouched(before.conversation, before.came, before.total())
+    assert fitted.messages == before.conversation.messages
+    assert (fitted.changed, fitted.epoch, fitted.fates.actions) == (False, None, {})
+    assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]
+
+
+def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
+    rows = [Fate("user", 9, 9, "pinned"), *[Fate("tool", 400 + n, n % 2, "drop") for n in range(200)]]
+    rows += [Fate("tool", 5, 3, "condense"), Fate("user", 2, 2, "kept")]
+    fates = Fates.of(rows)
+    assert (len(fates), list(fates), fates[1], fates[-1]) == (len(rows), rows, rows[1], rows[-1])
+    assert fates.actions == {"drop": 200, "condense": 1}
+    assert msgspec.json.decode(msgspec.json.encode(fates), type=Fates) == fates
+    assert len(msgspec.json.encode(fates)) < len(msgspec.json.encode(rows)) / 2
+
+
+def test_no_message_has_no_fate() -> None:
+    assert (Fates.of([]), len(Fates()), list(Fates()), Fates().actions) == (Fates(), 0, [], {})
+
+
+def test_what_a_summary_leaves_a_mark_of_is_not_counted_as_summed_up() -> None:
+    assert rule_of((), "summarize") == "drop"
+    assert rule_of(SUMMED, "summarize") == "summarize"
+    assert rule_of((1, 2), "condense") == "condense"

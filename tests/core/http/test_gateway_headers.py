@@ -1,0 +1,26 @@
+"""The headers by which a request speaks with the gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.call.types import NO_DIRECTIVES
+from gateway.core.errors import InvalidRequest
+from gateway.core.http.gateway_headers import DIRECTIVES, OURS
+from gateway.core.http.headers import Provider, request_headers
+from gateway.server.headers import directives
+
+
+def test_none_of_them_is_forwarded() -> None:
+    headers = [(name, b"1") for name in OURS]
+    sent = request_headers(headers, Provider("p", "https://p.example"), client_key_headers=frozenset(), unpacked=False)
+    assert OURS.isdisjoint(name for name, _ in sent)
+
+
+@pytest.mark.parametrize("name", DIRECTIVES)
+def test_each_is_read_and_named_where_it_says_nothing(name: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        directives([(name, b"? ?")])
+    assert refused.value.param == name.decode()
+    assert name.decode() in refused.value.message
+    assert directives([(b"x-other", b"? ?")]) is NO_DIRECTIVES

@@ -1,0 +1,205 @@
+"""What of a request is kept by its provider, or billed after its answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.conversation.message import keys_of
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.prefix_cache import Beginning, Beginnings
+from gateway.core.counting.request import ITEMS
+from gateway.core.counting.sums import Sums
+from gateway.dialects.base import Call
+from gateway.dialects.contents import contents_of
+from gateway.dialects.fields import read_fields
+from gateway.dialects.server_state import gone_on_from, is_in_background, kept_elsewhere, left_behind, named_in
+
+
+def fields(**body: Any) -> Any:
+    return read_fields(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        ({"input": "hi"}, ()),
+        ({"input": "hi", "previous_response_id": "resp_1"}, ("previous_response_id",)),
+        ({"input": "hi", "previous_response_id": None, "conversation": None, "prompt": None}, ()),
+        ({"conversation": {"id": "conv_1"}, "prompt": {"id": "p"}}, ("conversation", "prompt")),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, ("item_reference",)),
+        ({"input": 'the type is "item_reference"'}, ()),
+        ({"input": [{"role": "user", "content": 'say "item_reference"'}]}, ()),
+    ],
+)
+def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, Any], kept: tuple[str, ...]) -> None:
+    assert kept_elsewhere(fields(**body), "responses") == kept
+
+
+@pytest.mark.parametrize(
+    ("thread", "kept"),
+    [
+        ({"type": "continue", "previous_message_id": "msg_1"}, ("thread",)),
+        ({"type": "create"}, ()),
+        ({"type": "create", "previous_message_id": None}, ()),
+        (None, ()),
+    ],
+)
+def test_a_thread_that_is_continued_is_named(thread: object, kept: tuple[str, ...]) -> None:
+    assert kept_elsewhere(fields(messages=[], thread=thread), "messages") == kept
+    assert kept_elsewhere(fields(messages=[], thread=thread), "chat") == ()
+
+
+@pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
+def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
+    body = fields(prompt="a prompt", conversation="c", previous_response_id="r")
+    assert kept_elsewhere(body, wire) == gone_on_from(body, wire) == left_behind(body, wire, "r") == ()
+    assert not is_in_background(body, wire)
+
+
+@pytest.mark.parametrize(
+    ("body", "before", "after"),
+    [
+        ({}, (), ("new",)),
+        ({"store": None}, (), ("new",)),
+        ({"previous_response_id": "r", "store": True}, ("r",), ("new",)),
+        ({"previous_response_id": "r", "store": False}, ("r",), ()),
+        ({"conversation": "c"}, ("c",), ("new", "c")),
+        ({"conversation": {"id": "c"}, "store": False}, ("c",), ("c",)),
+        ({"conversation": {"id": 5}, "previous_response_id": ["r"]}, (), ("new",)),
+        ({"conversation": None, "previous_response_id": ""}, (), ("new",)),
+        ({"conversation": "c" * 2_000, "previous_response_id": "r" * 2_000}, (), ("new",)),
+    ],
+)
+def test_what_a_request_goes_on_from_and_what_may_go_on_from_its_answer(
+    body: dict[str, Any], before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    read = fields(input="hi", **body)
+    assert gone_on_from(read, "responses") == before
+    assert left_behind(read, "responses", "new") == after
+    own = after[1:] if after[:1] == ("new",) else after
+    assert left_behind(read, "responses", None) == left_behind(read, "responses", "n" * 2_000) == own
+
+
+def said(*parts: object, role: str = "user") -> list[object]:
+    return [{"role": role, "content": list(parts)}]
+
+
+URL = "https://example.org/a.pdf"
+PDF = "data:application/pdf;base64,JVBERi0="
+FILES: list[tuple[Wire, list[object], tuple[str, ...]]] = [
+    ("responses", said({"type": "input_file", "file_id": "file-1"}), ("file_id",)),
+    ("responses", said({"type": "input_file", "file_url": URL}), ("file_url",)),
+    ("responses", said({"type": "input_file", "file_data": PDF, "file_id": None}), ()),
+    (
+        "responses",
+        [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file", "file_id": "f"}]}],
+        ("file_id",),
+    ),
+    ("chat", said({"type": "file", "file": {"file_id": "f"}}), ("file_id",)),
+    ("chat", said({"type": "file", "file": {"file_data": "HTTPS://example.org/a.pdf"}}), ("file_url",)),
+    ("chat", said({"type": "file", "file": {"file_data": PDF, "filename": '"file_id": "x"'}}), ()),
+    ("chat", said({"type": "file", "file_id": "f"}), ("file_id",)),
+    ("chat", said({"type": "document_url", "document_url": URL}), ("file_url",)),
+    ("chat", said({"type": "document_url", "document_url": PDF}), ()),
+    ("chat", said({"type": "video_url", "video_url": {"url": URL}}), ("file_url",)),
+    ("chat", said({"type": "audio_url", "audio_url": URL}), ("file_url",)),
+    (
+        "chat",
+        said({"type": "file", "file": {"file_id": "f"}}, {"type": "video_url", "video_url": {"url": URL}}),
+        ("file_id", "file_url"),
+    ),
+    ("messages", said({"type": "document", "source": {"type": "file", "file_id": "f"}}), ("file_id",)),
+    ("messages", said({"type": "document", "source": {"type": "url", "url": URL}}), ("file_url",)),
+    ("messages", said({"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}), ()),
+    (
+        "messages",
+        said({"type": "tool_result", "content": [{"type": "document", "source": {"type": "file", "file_id": "f"}}]}),
+        ("file_id",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("wire", "items", "kept"), FILES)
+def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
+    assert kept_elsewhere(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
+
+
+@pytest.mark.parametrize(
+    ("wire", "items", "kept"),
+    [*FILES, ("responses", [{"type": "item_reference", "id": "msg_1"}, *FILES[0][1]], ("item_reference", "file_id"))],
+)
+def test_what_is_known_of_the_beginning_is_not_looked_for_again(
+    wire: Wire, items: list[object], kept: tuple[str, ...]
+) -> None:
+    name, begun, known = ITEMS[wire], said("word " * 1_000), Beginnings(2**20)
+    for made in (items, said("more")):
+        body = json.dumps({"model": "m", name: [*begun, *made, *said("end")]}).encode()
+        call = Call("chat", "m", stream=False, body=body, fields=read_fields(body), usage_asked=False)
+        contents = contents_of(call, wire, known)
+        assert contents is not None
+        assert kept_elsewhere(call.fields, wire, contents) == kept
+        elsewhere = named_in(wire, contents.rest, contents.fresh[:-1])
+        assert tuple(sorted(elsewhere)) == (() if contents.start is not None else tuple(sorted(kept)))
+        keys = keys_of(contents.messages or ())[:-1]
+        known.keep(wire, Beginning(contents.settled, contents.bounds, keys, "", Sums(), elsewhere))
+        begun += items
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        ("messages", {"messages": said({"type": "tool_use", "id": "t", "name": "read", "input": {"file_id": "f"}})}),
+        ("messages", {"messages": said({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}})}),
+        ("messages", {"messages": said({"type": "text", "text": 'the "document" "file_id": "f"'})}),
+        ("chat", {"messages": said({"type": "image_url", "image_url": {"url": "https://x/y.png"}})}),
+        ("chat", {"messages": [{"role": "user", "content": '{"type":"file","file_id":"f"}'}, 7, None, [{}]]}),
+        ("chat", {"messages": said("file", 7, None, {"type": "file"}, {"type": "file", "file": 7, "file_id": 7})}),
+        ("chat", {"messages": said({"type": "file", "file": {"file_data": 7, "file_id": ""}}, {"type": ["file"]})}),
+        ("messages", {"messages": said({"type": "document"}, {"type": "document", "source": 7})}),
+        ("responses", {"input": "input_file"}),
+        ("responses", {"input": [{"type": "message", "role": "assistant", "content": [{
+            "type": "output_text", "text": "x", "annotations": [{"type": "file_citation", "file_id": "f"}]}]}]}),
+    ],
+)  # fmt: skip
+def test_what_only_speaks_of_a_file_is_none(wire: Wire, body: dict[str, Any]) -> None:
+    assert kept_elsewhere(fields(**body), wire) == ()
+
+
+def test_of_more_than_is_worth_building_a_name_is_believed() -> None:
+    text = {"type": "text", "text": "x" * 2**20}
+    for part, name in (({"file_id": "f"}, "file_id"), ({"file": {"file_data": URL}}, "file_url")):
+        assert kept_elsewhere(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
+    many = said({"type": "text", "text": "hi"}) * 20_000
+    assert kept_elsewhere(fields(messages=many + said({"type": "file", "file_id": "f"})), "chat") == ()
+
+
+@pytest.mark.parametrize("deep", [5_000, 400])
+def test_what_cannot_be_looked_into_names_nothing(deep: int) -> None:
+    part = b'{"type":"file","file_id":"f","content":' * deep + b"0" + b"}" * deep
+    array = b'[{"role":"user","content":[%b]}]' % part
+    assert kept_elsewhere({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
+    assert kept_elsewhere({"messages": msgspec.Raw(b'["file"')}, "chat") == ()
+
+
+@pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])
+def test_an_answer_is_made_in_the_background_where_a_server_may_take_it_so(value: object, is_so: bool) -> None:
+    assert is_in_background(fields(input="hi", background=value), "responses") is is_so
+    assert not is_in_background(fields(input="hi"), "responses")
+
+
+@pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages", "completions", None])
+def test_an_answer_that_is_to_be_fetched_later_is_made_in_the_background(
+    wire: Wire | None, value: object, is_so: bool
+) -> None:
+    assert is_in_background(fields(messages=[], deferred=value), wire) is is_so
+
+
+def test_on_a_path_nobody_knows_a_picture_may_have_a_background() -> None:
+    for value in ("transparent", "opaque", "auto"):
+        assert not is_in_background(fields(prompt="a cat", background=value), None)
+    assert is_in_background(fields(input="hi", background=True), None)

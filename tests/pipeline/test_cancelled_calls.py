@@ -1,0 +1,199 @@
+"""A call that is cancelled, at whichever of its waits and again at the next, is charged once if it was sent, else never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from gateway.call.types import Caller, Incoming
+from gateway.core.errors import StoreUnavailable
+from gateway.core.http.request import Outgoing
+from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Limits, Refused, Standing
+from gateway.core.ledger.charging import BudgetPolicy, KeyBudget
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.record import CallRecord
+from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.stored import Ending, OpenHold, Opening
+from gateway.core.usage import Totals
+from tests.support.cancelling import cancelled_at
+from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, AwayStore, FakeReply, FakeUpstream, World
+from tests.support.scripted import DONE, chunk, usage_chunk
+
+ACCOUNTS = (KEY.account, AccountKey("key", "alice"), AccountKey("session", "alice", "above"))
+#: more waits than a call has
+MANY = 120
+
+
+class WaitingReply(FakeReply):
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for piece in super().chunks():
+            await asyncio.sleep(0)
+            yield piece
+
+
+class WaitingUpstream(FakeUpstream):
+    """Waits once it has sent, and when it hangs up. Until it has, the gateway cannot know, and takes it for sent."""
+
+    @asynccontextmanager
+    async def send(self, request: Outgoing) -> AsyncIterator[FakeReply]:
+        async with super().send(request) as reply:
+            await asyncio.sleep(0)
+            yield reply
+            await asyncio.sleep(0)
+
+
+class WaitingStore(AwayStore):
+    """Waits before and after each thing that it does. `is_deaf_once`: it settles, and says once that it could not."""
+
+    is_deaf_once = False
+
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        totals = await super().settle(record, ending)
+        await asyncio.sleep(0)
+        if self.is_deaf_once:
+            self.is_deaf_once = False
+            raise StoreUnavailable("no answer in time")
+        return totals
+
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
+        await asyncio.sleep(0)
+        return await super().opening(session, claims, with_totals=with_totals, above=above)
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        await asyncio.sleep(0)
+        return await super().standings(claims)
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        await asyncio.sleep(0)
+        granted = await super().reserve(opened, lease_s)
+        await asyncio.sleep(0)
+        return granted
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        await asyncio.sleep(0)
+        state = await super().update(session, change)
+        await asyncio.sleep(0)
+        return state
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        await asyncio.sleep(0)
+        return await super().remembered(session)
+
+    async def totals(self, session: SessionKey) -> Totals:
+        await asyncio.sleep(0)
+        return await super().totals(session)
+
+
+def stream(_: Outgoing) -> FakeReply:
+    return WaitingReply(headers=SSE, pieces=[chunk("a"), chunk("b"), usage_chunk(), DONE])
+
+
+def refused_once(request: Outgoing) -> FakeReply:
+    if b"stream_options" in request.body:
+        return WaitingReply(400, JSON, [b'{"error":{"message":"stream_options is unknown"}}'])
+    return stream(request)
+
+
+def file(_: Outgoing) -> FakeReply:
+    return WaitingReply(headers=[(b"content-type", b"audio/wav")], pieces=[b"x", b"y"])
+
+
+CALLS: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply]]] = {
+    "whole": (BODY, lambda _: WaitingReply()),
+    "stream": (STREAM, stream),
+    "stream asked for twice": (STREAM, refused_once),
+    "file": (BODY, file),
+}
+MILLION = Limits(tokens=1_000_000)
+NO_BUDGET, BUDGET = BudgetPolicy(), BudgetPolicy(session=MILLION)
+
+
+def world_of(budget: BudgetPolicy, answer: Callable[[Outgoing], FakeReply]) -> World:
+    world = World(budget=budget, store=WaitingStore(), upstream=WaitingUpstream())
+    world.upstream.answer = answer
+    return world
+
+
+def call_of(world: World, body: bytes) -> Incoming:
+    """A call that is charged to its session, to the one above it, and to its client key."""
+    plain = world.incoming(body, caller=Caller("alice", budget=KeyBudget(MILLION)))
+    return replace(plain, directives=replace(plain.directives, parent="above"))
+
+
+async def check(world: World, *, was_paid: bool | None) -> None:
+    """All has come to rest: what is kept is what the provider bills. None: it may bill it."""
+    await world.settler.aclose()
+    assert (world.leases.count, world.upstream.open) == (0, 0)
+    records = await world.store.calls(KEY, 10)
+    charged = sum(record.charge is not None for record in records)
+    assert charged in ((0, 1) if was_paid is None else (int(was_paid),))
+    assert len(records) <= 1
+    assert len(world.recorder.records) <= 1
+    standings = await world.store.standings([Claim(key) for key in ACCOUNTS])
+    assert [one.held for one in standings] == [(0, 0, 0)] * len(ACCOUNTS)
+    assert [one.used.calls for one in standings] == [charged] * len(ACCOUNTS)
+    totals = await world.store.totals(KEY)
+    assert (totals.calls, totals.total_tokens) == (charged, standings[0].used.tokens)
+
+
+async def at_each_wait(one: Callable[[tuple[int, ...]], Awaitable[bool]]) -> None:
+    """Cancel a call at each of its waits, and at each and the one after it, until it has no more."""
+    for place in range(1, MANY):
+        for places in ((place,), (place, place + 1)):
+            try:
+                is_there = await one(places)
+            except AssertionError as error:
+                error.add_note(f"cancelled at its waits {places}")
+                raise
+            if not is_there and len(places) == 1:
+                assert place > 5
+                return
+    raise AssertionError("it waits more often than that")
+
+
+@pytest.mark.parametrize("budget", [NO_BUDGET, BUDGET], ids=["no budget", "a budget"])
+@pytest.mark.parametrize("name", CALLS)
+async def test_it_is_charged_once_where_it_was_sent(name: str, budget: BudgetPolicy) -> None:
+    body, answer = CALLS[name]
+
+    async def one(places: tuple[int, ...]) -> bool:
+        world = world_of(budget, answer)
+        is_there = await cancelled_at(world.call(call_of(world, body)), *places)
+        sent = len(world.upstream.sent)
+        # Whether one is refused is known when its answer has come.
+        await check(world, was_paid=None if answer is refused_once and sent == 1 else sent > 0)
+        return is_there
+
+    await at_each_wait(one)
+
+
+@pytest.mark.parametrize("budget", [NO_BUDGET, BUDGET], ids=["no budget", "a budget"])
+async def test_it_is_charged_at_most_once_where_it_was_refused(budget: BudgetPolicy) -> None:
+    async def one(places: tuple[int, ...]) -> bool:
+        world = world_of(budget, lambda _: WaitingReply(429, JSON, [b"{}"]))
+        is_there = await cancelled_at(world.call(call_of(world, BODY)), *places)
+        await check(world, was_paid=None if world.upstream.sent else False)
+        return is_there
+
+    await at_each_wait(one)
+
+
+@pytest.mark.parametrize("name", ["whole", "stream"])
+async def test_it_is_charged_once_where_the_store_wrote_it_and_did_not_say_so(name: str) -> None:
+    body, answer = CALLS[name]
+
+    async def one(places: tuple[int, ...]) -> bool:
+        world = world_of(BUDGET, answer)
+        assert isinstance(world.store, WaitingStore)
+        world.store.is_deaf_once = True
+        is_there = await cancelled_at(world.call(call_of(world, body)), *places)
+        await check(world, was_paid=bool(world.upstream.sent))
+        return is_there
+
+    await at_each_wait(one)

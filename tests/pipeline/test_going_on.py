@@ -1,0 +1,230 @@
+"""A call that goes on from an answer which its provider keeps: of which session it is, and where it goes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.call.types import Caller, Incoming, Reply, SessionPolicy
+from gateway.core.errors import UpstreamTimeout
+from gateway.core.http.headers import Provider
+from gateway.core.http.request import Outgoing
+from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.record import CallRecord
+from gateway.core.routing import ModelRule, Routes
+from gateway.dialects import endpoint
+from tests.support.fakes import SSE, FakeReply, World
+
+#: a model that two providers share, each of which keeps its own answers
+SHARED = Routes([ModelRule("m", "p", shares=(("p", 1.0), ("q", 1.0)))], ["p", "q"], "p")
+USAGE = {"input_tokens": 100, "output_tokens": 40, "total_tokens": 140}
+
+
+def answers(world: World, answer_id: str, **said: Any) -> None:
+    body = json.dumps({"id": answer_id, "status": "completed", "output": [], "usage": USAGE, **said}).encode()
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+
+
+def asking(world: World, text: str = "hi", path: str = "responses", **fields: Any) -> Incoming:
+    """A call that names no session by itself."""
+    changes = {name: fields.pop(name) for name in ("headers", "caller") if name in fields}
+    body = json.dumps({"model": "m", "input": text, **fields}).encode()
+    return world.incoming(body, path, **{"headers": [(b"content-type", b"application/json")], **changes})
+
+
+def about(world: World, method: str, path: str, **changes: Any) -> Incoming:
+    made = endpoint(method, path)
+    return world.incoming(b"", path, **{"method": method, "endpoint": made, "headers": [], **changes})
+
+
+async def made(world: World, incoming: Incoming) -> CallRecord:
+    await world.call(incoming)
+    return world.recorder.records[-1][0]
+
+
+def gone_to(world: World) -> str:
+    """The name of the provider that was asked last."""
+    return world.upstream.sent[-1].url.removeprefix("http://")[0]
+
+
+async def test_it_is_of_the_session_that_has_the_answer_and_goes_where_that_is_kept() -> None:
+    world, asked = World(routes=SHARED), set[str]()
+    for number in range(12):
+        answers(world, f"resp_{number}")
+        first = await made(world, asking(world, f"begin {number}"))
+        answers(world, f"resp_{number}_2")
+        second = await made(world, asking(world, f"go on {number}", previous_response_id=f"resp_{number}"))
+        third = await made(world, asking(world, "and on", previous_response_id=f"resp_{number}_2"))
+        assert (second.session, second.provider, second.derived_session) == (first.session, first.provider, True)
+        assert (third.session, third.provider) == (first.session, first.provider)
+        asked.add(first.provider)
+    assert asked == {"p", "q"}
+
+
+async def test_what_stands_on_the_answer_is_known_and_the_budget_of_the_session_binds() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=250)))
+    answers(world, "resp_1")
+    await world.call(asking(world, max_output_tokens=50))
+    reply, body = await world.call(asking(world, "more", previous_response_id="resp_1", max_output_tokens=50))
+    assert reply.status == 400
+    assert json.loads(body)["error"]["code"] == "budget_exhausted"
+    assert len(world.upstream.sent) == 1
+
+
+async def test_a_session_that_the_call_names_itself_is_its_own_and_the_answer_is_asked_for_where_it_is_kept() -> None:
+    routes = Routes([ModelRule("m", "p", fallback=("q/m",))], ["p", "q"], "p")
+    world = World(routes=routes)
+
+    def of_the_second(request: Outgoing) -> FakeReply:
+        body = json.dumps({"id": "resp_1", "status": "completed", "output": [], "usage": USAGE}).encode()
+        return FakeReply(503) if request.url.startswith("http://p/") else FakeReply(pieces=[body])
+
+    world.upstream.answer = of_the_second
+    named = [(b"x-session-id", b"mine")]
+    assert (await made(world, asking(world, headers=named))).provider == "q"
+    sent = len(world.upstream.sent)
+    second = await made(
+        world, asking(world, "on", headers=[(b"x-session-id", b"other")], previous_response_id="resp_1")
+    )
+    assert second.session is not None
+    assert (second.session.id, second.provider) == ("other", "q")
+    assert len(world.upstream.sent) == sent + 1, "the first provider, which does not know it, is not asked"
+
+
+async def test_a_credential_that_is_plainly_for_another_provider_goes_nowhere_though_the_answer_is_kept_elsewhere() -> (
+    None
+):
+    world = World(routes=Routes([ModelRule("m", "p", fallback=("q/m",))], ["p", "q"], "p"))
+    world.providers["p"] = Provider("p", "http://p/v1", key_prefixes=("sk-p-",))
+    world.providers["q"] = Provider("q", "http://q/v1", key="held", key_prefixes=("sk-q-",))
+    answers(world, "resp_1")
+    at_p = world.upstream.answer
+    world.upstream.answer = lambda request: FakeReply(503) if request.url.startswith("http://p/") else at_p(request)
+    assert (await made(world, asking(world, headers=[(b"authorization", b"Bearer sk-p-1")]))).provider == "q"
+    sent = len(world.upstream.sent)
+    other = [(b"authorization", b"Bearer sk-q-1")]
+    reply, _ = await world.call(asking(world, headers=other, previous_response_id="resp_1"))
+    assert (reply.status, len(world.upstream.sent)) == (401, sent), "as without an answer to go on from"
+
+
+async def test_a_model_that_its_provider_does_not_have_goes_where_it_is_served() -> None:
+    world = World(routes=Routes([ModelRule("m", "q"), ModelRule("n", "p")], ["p", "q"], "p"))
+    answers(world, "resp_1")
+    first = await made(world, asking(world))
+    second = await made(world, asking(world, model="n", previous_response_id="resp_1"))
+    assert (second.session, first.provider, second.provider) == (first.session, "q", "p")
+
+
+@pytest.mark.parametrize("on_missing", ["require", "none"])
+async def test_a_session_is_known_by_the_answer_also_where_none_would_be_derived(on_missing: Any) -> None:
+    world = World(SessionPolicy(on_missing=on_missing))
+    answers(world, "resp_1")
+    first = await made(world, asking(world, headers=[(b"x-session-id", b"mine")]))
+    second = await made(world, asking(world, "on", previous_response_id="resp_1"))
+    assert second.session == first.session is not None
+    assert not second.derived_session
+
+
+async def test_another_client_key_reaches_neither_session_nor_provider_by_the_id() -> None:
+    world = World(routes=SHARED)
+    world.upstream.answer = lambda _: FakeReply(404, pieces=[b"{}"])
+    alone = [await made(world, asking(world, str(number), caller=Caller("bob"))) for number in range(8)]
+    for number in range(8):
+        answers(world, f"resp_{number}")
+        first = await made(world, asking(world, "hi", headers=[(b"x-session-id", b"%d" % number)]))
+        second = await made(
+            world, asking(world, str(number), caller=Caller("bob"), previous_response_id=f"resp_{number}")
+        )
+        assert (second.session, second.provider) == (alone[number].session, alone[number].provider)
+        assert second.session != first.session
+
+
+@pytest.mark.parametrize("previous", ["resp_1", "resp_unknown", "", None, 7, {"id": []}])
+async def test_an_answer_that_is_not_stored_or_not_known_leads_nowhere(previous: Any) -> None:
+    world = World()
+    answers(world, "resp_1")
+    first = await made(world, asking(world, store=False))
+    second = await made(world, asking(world, "on", store=False, previous_response_id=previous))
+    alike = await made(world, asking(world, "on", store=False))
+    assert first.session != second.session == alike.session
+
+
+async def test_an_answer_that_breaks_off_is_known_by_its_first_event() -> None:
+    world = World()
+    begun = b'data: {"type":"response.created","response":{"id":"resp_1","status":"in_progress","output":[]}}\n\n'
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[begun, UpstreamTimeout("gone")])
+    first = await made(world, asking(world, stream=True))
+    answers(world, "resp_2")
+    assert (await made(world, asking(world, "on", previous_response_id="resp_1"))).session == first.session
+
+
+async def test_an_answer_that_is_made_in_the_background_is_known_before_it_is_there() -> None:
+    world = World()
+    answers(world, "resp_1", status="queued", usage=None)
+    first = await made(world, asking(world, background=True))
+    assert first.outcome == "pending"
+    assert (await made(world, asking(world, "on", previous_response_id="resp_1"))).session == first.session
+
+
+@pytest.mark.parametrize("path", ["responses/compact", "responses/input_tokens"])
+async def test_compaction_and_counting_go_where_the_answer_is_kept(path: str) -> None:
+    world, asked = World(routes=SHARED), set[str]()
+    for number in range(12):
+        answers(world, f"resp_{number}")
+        first = await made(world, asking(world, f"begin {number}"))
+        await world.call(asking(world, "x", path, previous_response_id=f"resp_{number}"))
+        assert gone_to(world) == first.provider
+        asked.add(first.provider)
+        if path == "responses/compact":
+            assert world.recorder.records[-1][0].session == first.session
+    assert asked == {"p", "q"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "responses/resp_1"),
+        ("DELETE", "responses/resp_1"),
+        ("GET", "responses/resp_1/input_items"),
+        ("POST", "responses/resp_1/cancel"),
+    ],
+)
+async def test_what_is_asked_about_an_answer_goes_to_the_provider_that_keeps_it(method: str, path: str) -> None:
+    world = World(routes=Routes([ModelRule("m", "q")], ["p", "q"], "p"))
+    answers(world, "resp_1")
+    await world.call(asking(world))
+    limited = Caller("alice", models=("m",))
+    assert (await world.call(about(world, method, path, caller=limited)))[0].status == 200
+    assert gone_to(world) == "q"
+    await world.call(about(world, method, path, caller=Caller("bob")))
+    assert gone_to(world) == "p", "as whatever names no model"
+    refused, _ = await world.call(about(world, method, path, caller=Caller("bob", models=("m",))))
+    assert refused.status == 404
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_while_the_store_is_away_a_call_whose_session_nobody_knows_is_to_be_tried_again(is_known: bool) -> None:
+    """`is_known`: that the store is away."""
+    world = World(SessionPolicy(on_missing="require"))
+    world.store.away = True
+    if is_known:
+        await world.call(world.incoming())
+    reply, body = await world.call(asking(world, "on", previous_response_id="resp_1"))
+    assert (reply.status, json.loads(body)["error"]["code"]) == (503, "store_unavailable")
+
+
+async def test_while_calls_are_taken_without_the_store_its_session_is_named_by_its_text() -> None:
+    world = World()
+    world.settler.is_open = world.store.away = True
+    reply = await answered(world, previous_response_id="resp_1")
+    assert reply.session == (await answered(world)).session is not None
+
+
+async def answered(world: World, **fields: Any) -> Reply:
+    answers(world, "resp_2")
+    reply, _ = await world.call(asking(world, **fields))
+    assert reply.status == 200
+    return reply

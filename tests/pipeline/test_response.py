@@ -1,0 +1,371 @@
+"""How an answer is passed on: what is read whole, what as it comes, and when it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from decimal import Decimal
+from math import ceil
+
+import pytest
+
+from gateway.call.types import SessionPolicy
+from gateway.core.errors import UpstreamProtocolError
+from gateway.core.ledger.arithmetic import Claim, Limits
+from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.record import LOST
+from gateway.pipeline.response import MAX_WHOLE_ANSWER
+from tests.support.fakes import JSON, KEY, SSE, STREAM, FakeReply, World
+from tests.support.scripted import DONE, chunk, completion, usage_chunk
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_whole_answer_that_is_too_large_to_be_read_is_passed_on_and_estimated(world: World) -> None:
+    piece = b"x" * (1 << 20)
+    world.upstream.answer = lambda _: FakeReply(pieces=[piece] * (MAX_WHOLE_ANSWER // len(piece) + 2))
+    size = 0
+    async with world.gateway.handle(world.incoming()) as reply:
+        assert not isinstance(reply.body, bytes)
+        async for part in reply.body:
+            size += len(part)
+    assert size == MAX_WHOLE_ANSWER + 2 * len(piece)
+    charge = world.record.charge
+    assert charge is not None
+    assert charge.source == "estimated"
+    assert charge.usage.input_tokens > 0
+
+
+async def test_an_answer_that_breaks_off_where_it_is_passed_on_is_told_whatever_it_called_itself(world: World) -> None:
+    piece = b"{" + b" " * (1 << 20)
+    pieces = [piece] * (MAX_WHOLE_ANSWER // len(piece) + 2)
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[*pieces, UpstreamProtocolError("broken")])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        async for _ in reply.body:
+            assert not reply.broken
+        assert reply.broken
+
+
+def spent(world: World) -> tuple[str, int, int]:
+    charge = world.record.charge
+    assert charge is not None
+    return charge.source, charge.usage.input_tokens, charge.usage.output_tokens
+
+
+async def test_of_one_that_is_too_large_to_be_read_the_usage_is(world: World) -> None:
+    tail = b'], "usage": {"prompt_tokens": 100, "total_tokens": 100}}'
+    numbers = [b",0.123456" * 100_000] * (MAX_WHOLE_ANSWER // 900_000 + 1)
+    pieces: list[bytes] = [b'{"data": [0.1', *numbers, tail]
+    world.upstream.answer = lambda _: FakeReply(pieces=pieces)
+    await world.call(world.incoming(b'{"model":"m","input":"x"}', "embeddings"))
+    assert spent(world) == ("provider", 100, 0)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+async def test_an_answer_that_breaks_off_behind_its_usage_is_charged_by_it(world: World, cut: int) -> None:
+    body = completion()
+    world.upstream.answer = lambda _: FakeReply(pieces=[body[: len(body) - cut], UpstreamProtocolError("broken")])
+    reply, _ = await world.call()
+    assert reply.status == 502
+    assert spent(world) == ("provider", 10, 5)
+
+
+async def test_vectors_that_break_off_are_no_output(world: World) -> None:
+    vectors = b'{"data": [{"embedding": [' + b"0.123456," * 100_000
+    world.upstream.answer = lambda _: FakeReply(pieces=[vectors, UpstreamProtocolError("broken")])
+    await world.call(world.incoming(b'{"model":"m","input":"some words"}', "embeddings"))
+    assert spent(world)[2] == 0
+
+
+@pytest.mark.parametrize("kind", [b"text/plain", b"text/html", b"application/octet-stream"])
+async def test_an_answer_counts_whatever_the_provider_calls_it(world: World, kind: bytes) -> None:
+    body = completion()
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[body[:5], body[5:]])
+    _, came = await world.call()
+    assert came == body
+    assert spent(world) == ("provider", 10, 5)
+
+
+@pytest.mark.parametrize(
+    "headers", [[(b"content-type", b"text/plain")], [(b"content-type", b"application/x-ndjson")], JSON, []]
+)
+@pytest.mark.parametrize("step", [1, 5, 1_000])
+async def test_a_stream_counts_whatever_the_provider_calls_it(
+    world: World, headers: list[tuple[bytes, bytes]], step: int
+) -> None:
+    sent = b"".join([chunk("one "), chunk("two"), usage_chunk(), DONE])
+    pieces = [sent[start : start + step] for start in range(0, len(sent), step)]
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=pieces)
+    _, came = await world.call(world.incoming(STREAM))
+    assert spent(world) == ("provider", 10, 5)
+    assert usage_chunk() not in came, "nobody asked for it"
+    assert came.startswith(chunk("one ") + chunk("two"))
+
+
+async def test_an_event_of_such_a_stream_waits_for_no_other(world: World) -> None:
+    first = b"data: {}\n\n"
+    headers = [(b"content-type", b"text/plain")]
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[first, None])
+    async with asyncio.timeout(10), world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        assert await anext(aiter(reply.body)) == first
+
+
+async def test_a_text_that_is_neither_is_passed_on_as_it_is(world: World) -> None:
+    text = b"error: the model is tired\n" * 9
+    headers = [(b"content-type", b"text/plain")]
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[text[:3], text[3:]])
+    _, came = await world.call(world.incoming(STREAM))
+    assert came == text
+
+
+async def test_bytes_that_are_no_text_spoil_neither_the_answer_nor_its_count(world: World) -> None:
+    body = completion().replace(b'"content": "', b'"content": "\xff\xfe')
+    assert b"\xff" in body
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+    reply, came = await world.call()
+    assert (reply.status, came) == (200, body)
+    assert spent(world) == ("provider", 10, 5)
+
+
+@pytest.mark.parametrize("flaw", [b"\xef\xbb\xbf%b", b"%b\r\n--", b"%b\0", b"%b,}"])
+async def test_an_answer_whose_json_has_a_flaw_is_passed_on_as_it_is_and_charged_by_its_usage(
+    world: World, flaw: bytes
+) -> None:
+    body = flaw % (completion()[:-1] if flaw.endswith(b"}") else completion())
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+    reply, came = await world.call()
+    assert (reply.status, came) == (200, body)
+    assert spent(world) == ("provider", 10, 5)
+
+
+@pytest.mark.parametrize("text", ["x" * 1_700 + "\x01", "x" * 1_700])
+async def test_a_raw_control_character_takes_nothing_from_the_weight_of_an_event(world: World, text: str) -> None:
+    event = chunk("here").replace(b"here", text.encode())
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), event, chunk("b"), DONE])
+    _, came = await world.call(world.incoming(STREAM))
+    assert event in came
+    assert spent(world)[2] in (426, 427)
+
+
+async def test_a_number_that_nobody_can_mean_spoils_nothing_else(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(
+        pieces=[completion().replace(b'"created": 1', b'"created": ' + b"9" * 5_000)]
+    )
+    await world.call()
+    assert spent(world) == ("provider", 10, 5)
+
+
+async def test_embeddings_count_whatever_the_provider_calls_them(world: World) -> None:
+    body = b'{"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}'
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", b"text/plain")], pieces=[body])
+    await world.call(world.incoming(b'{"model":"m","input":"x"}', "embeddings"))
+    assert spent(world) == ("provider", 7, 0)
+
+
+async def test_nor_do_they_spoil_a_stream(world: World) -> None:
+    pieces = [chunk("a"), chunk("bad").replace(b"bad", b"b\xffd"), chunk("c"), usage_chunk(), DONE]
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
+    _, came = await world.call(world.incoming(STREAM))
+    assert b"b\xffd" in came
+    assert b"[DONE]" in came
+    assert spent(world) == ("provider", 10, 5)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_usage_behind_the_end_mark_is_charged_and_shown_to_whoever_asked_for_it(
+    world: World, is_asked: bool
+) -> None:
+    body = STREAM[:-1] + b',"stream_options":{"include_usage":true}}' if is_asked else STREAM
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), DONE + usage_chunk()])
+    _, came = await world.call(world.incoming(body))
+    assert spent(world) == ("provider", 10, 5)
+    assert came == chunk("a") + b": 15\n\n" + DONE + (usage_chunk() if is_asked else b"")
+
+
+async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk() + DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        async for piece in reply.body:
+            if b"[DONE]" in piece:
+                assert world.store.settled == 1
+                assert piece.startswith(b": 15\n\n")
+                break
+            assert world.store.settled == 0
+
+
+async def holds(world: World) -> int:
+    """Calls for which the session's account holds something."""
+    (stands,) = await world.store.standings([Claim(KEY.account)])
+    return stands.held.calls
+
+
+@pytest.mark.parametrize("headers", [SSE, [(b"content-type", b"audio/wav")]])
+async def test_a_stream_is_held_when_a_part_of_it_goes_out(world: World, headers: list[tuple[bytes, bytes]]) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[chunk("a"), chunk("b"), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        assert await holds(world) == 0
+        assert await anext(aiter(reply.body)) == chunk("a")
+        assert await holds(world) == 1
+    assert await holds(world) == 0
+
+
+async def test_a_stream_that_comes_whole_is_settled_without_a_hold(world: World) -> None:
+    whole_stream = chunk("a") + usage_chunk() + DONE
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[whole_stream])
+    world.store.is_deaf = True  # whoever asks for a hold waits for a minute
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        pieces = [piece async for piece in reply.body]
+    assert pieces == [chunk("a") + b": 15\n\n" + DONE]
+    assert world.store.settled == 1
+
+
+async def test_a_stream_goes_on_where_the_store_goes_before_its_first_part(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        world.store.away = True
+        assert b"".join([piece async for piece in reply.body]) == chunk("a") + DONE
+    assert world.settler.is_away
+    world.store.away = False
+    await world.settler.aclose()
+    assert (await world.store.totals(KEY)).total_tokens == 15
+
+
+async def test_a_stream_that_cannot_be_held_is_written_down_before_a_part_of_it_goes_out(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        world.store.away = True
+        await anext(aiter(reply.body))
+        (noted,) = world.noted
+        assert (noted.outcome, noted.charge is not None) == (LOST, True), "should this worker die now"
+    await world.settler.aclose()
+
+
+async def test_a_budget_that_is_set_before_the_first_part_of_a_stream_lets_it_go_on_and_be_charged(
+    world: World,
+) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        await world.store.decide(KEY.account, {"tokens": 1})
+        body = aiter(reply.body)
+        await anext(body)
+        (lost,) = await world.store.calls(KEY, 9)
+        assert (lost.outcome, lost.charge is not None) == (LOST, True), "should this worker die now"
+        assert b"".join([piece async for piece in body]).endswith(DONE)
+    (record,) = await world.store.calls(KEY, 9)
+    assert record.outcome == "ok"
+    assert (await world.store.totals(KEY)).total_tokens == 15
+
+
+async def test_without_a_comment_a_stream_ends_as_the_provider_ended_it() -> None:
+    world = World(SessionPolicy(stream_totals=False))
+    pieces = [chunk("a"), DONE]
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
+    _, body = await world.call(world.incoming(STREAM))
+    assert body == b"".join(pieces)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_file_keeps_its_length_unless_it_is_unpacked_on_the_way(world: World, is_packed: bool) -> None:
+    plain = b"sound" * 100
+    sent = gzip.compress(plain) if is_packed else plain
+    headers = [(b"content-type", b"audio/wav"), (b"content-length", b"%d" % len(sent))]
+    headers += [(b"content-encoding", b"gzip")] if is_packed else []
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[sent[:20], sent[20:]])
+    reply, body = await world.call()
+    assert body == plain
+    assert (b"content-length" in dict(reply.headers)) is not is_packed
+    assert world.record.response_bytes == len(plain)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/problem+json", "Application/JSON", ""])
+async def test_an_answer_in_json_is_settled_before_it_is_passed_on(world: World, content_type: str) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", content_type.encode())])
+    async with world.gateway.handle(world.incoming()) as reply:
+        assert isinstance(reply.body, bytes)
+        assert reply.final
+        assert world.store.settled == 1
+        assert reply.charge is not None
+
+
+async def test_a_refusal_of_the_provider_is_passed_on_with_the_totals_and_costs_nothing(world: World) -> None:
+    await world.call()
+    world.upstream.answer = lambda _: FakeReply(429, pieces=[b'{"error":', b'"slow down"}'])
+    reply, body = await world.call()
+    assert (reply.status, reply.upstream_error, reply.final) == (429, True, True)
+    assert body == b'{"error":"slow down"}'
+    assert reply.totals is not None
+    assert reply.totals.total_tokens == 15
+
+
+# --- sound and pictures -------------------------------------------------------------------------------------------
+
+
+FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nq-x\r\n--b\r\n\r\n' + b"\0" * 9_000 + b"\r\n--b--\r\n"
+)
+FORM_HEADERS = [(b"x-session-id", b"s"), (b"content-type", b"multipart/form-data; boundary=b")]
+SPEECH = b'{"model":"q-x","input":"say this"}'
+USAGE = b', "usage": {"input_tokens": 50, "output_tokens": 7}}'
+
+
+async def charged(world: World, path: str, body: bytes, kind: bytes, answer: bytes) -> tuple[int, int, Decimal | None]:
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[answer[:9], answer[9:]])
+    headers = {"headers": FORM_HEADERS} if body is FORM else {}
+    _, came = await world.call(world.incoming(body, path, **headers))
+    assert came == answer
+    charge = world.record.charge
+    assert charge is not None
+    return charge.usage.input_tokens, charge.usage.output_tokens, charge.cost_usd
+
+
+@pytest.mark.parametrize("kind", [b"audio/mpeg", b"application/octet-stream"])
+async def test_what_sound_costs_is_not_known(world: World, kind: bytes) -> None:
+    tokens_in, tokens_out, usd = await charged(world, "audio/speech", SPEECH, kind, b"\xff\xfb" * 900)
+    assert (tokens_in > 0, tokens_out, usd) == (True, 0, None)
+    assert (await world.store.totals(KEY)).unpriced_calls == 1
+    assert "sound" in world.record.notes["price"]
+    assert world.record.spent.nano_usd > 0, "of a budget no less is taken than is known"
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"data": [{"b64_json": "aGVsbG8="}]}', b'{"data": [{"url": "http://x"}]}', b'{"audio": "aGVsbG8="}']
+)
+async def test_nor_is_what_a_picture_costs(world: World, answer: bytes) -> None:
+    assert (await charged(world, "images/generations", SPEECH, b"application/json", answer))[1:] == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "output"),
+    [
+        (b"application/json", b'{"text": "' + b"word" * 100 + b'"}', 100),
+        (b"text/plain; charset=utf-8", b"word" * 100, 100),
+    ],
+)
+async def test_a_transcription_is_weighed_and_what_its_sound_costs_is_not_known(
+    kind: bytes, answer: bytes, output: int
+) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)))
+    assert await charged(world, "audio/transcriptions", FORM, kind, answer) == (0, output, None)
+    hold = ceil(len(FORM) / 4) * 1_000
+    assert world.record.spent.nano_usd == max(hold, output * 10_000)
+
+
+async def test_media_whose_usage_is_reported_have_their_cost(world: World) -> None:
+    said = await charged(world, "audio/transcriptions", FORM, b"application/json", b'{"text": "words"' + USAGE)
+    assert said == (50, 7, Decimal("0.00012"))
+
+
+async def test_one_without_any_media_has_its_estimated_cost(world: World) -> None:
+    answer = b'{"results": [{"index": 0, "relevance_score": 0.5}]}'
+    assert (await charged(world, "rerank", SPEECH, b"application/json", answer))[2] == Decimal("0.000002")

@@ -1,0 +1,273 @@
+"""While the store is away a worker spends what was left when it last looked, and no more."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gateway.core.ledger.arithmetic import (
+    NO_LIMITS,
+    AccountKey,
+    Amount,
+    Claim,
+    Granted,
+    Hold,
+    Limits,
+    Moment,
+    Refused,
+    Standing,
+)
+from gateway.stores.stale_accounts import Blind
+
+KEY = AccountKey("session", "alice", "s")
+OTHER = AccountKey("session", "alice", "other")
+ALICE = AccountKey("key", "alice")
+RATE = AccountKey("rate", "alice")
+CLAIM = Claim(KEY, Limits(tokens=100))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> Moment:
+        return Moment(self.seconds, self.seconds)
+
+
+def hold(tokens: int, claim: Claim = CLAIM, number: int = 1) -> Hold:
+    return Hold(f"h{number}", (claim,), Amount(tokens, 0, 1))
+
+
+def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
+    blind = Blind()
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(50), Amount(20))])
+    assert isinstance(blind.reserve(hold(31)), Refused)
+    assert isinstance(blind.reserve(hold(30)), Granted)
+    assert isinstance(blind.reserve(hold(1, number=2)), Refused)
+
+
+@pytest.mark.parametrize(
+    ("key", "limits", "now", "is_said"),
+    [
+        (ALICE, Limits(tokens=1_000), Amount(), True),
+        (ALICE, NO_LIMITS, Amount(), True),
+        (ALICE, Limits(tokens=1_000), Amount(700, 0, 7), False),
+        (ALICE, Limits(tokens=1_000, window_s=60), Amount(), False),
+        (KEY, Limits(tokens=1_000), Amount(), False),
+    ],
+    ids=["lost", "without a limit", "used", "in a window", "of a session"],
+)
+def test_a_client_keys_account_that_the_store_has_lost_is_named_once(
+    key: AccountKey, limits: Limits, now: Amount, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    blind, seen = Blind(), Standing(key, limits, Amount(800, 0, 8), Amount())
+    with caplog.at_level(logging.ERROR, "gateway"):
+        blind.saw([Standing(key, limits, Amount(), Amount())])
+        blind.saw([seen])
+        assert caplog.records == []
+        for _ in range(2):
+            blind.saw([Standing(key, limits, now, Amount())])
+    said = [*map(logging.LogRecord.getMessage, caplog.records)]
+    assert len(said) == is_said
+    assert not said or 'client key "alice" had used: 800 tokens in 8 calls' in said[0]
+
+
+GONE = Standing(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True)
+LOST = Standing(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True, is_lost=True)
+USED = Standing(KEY, Limits(tokens=1_000), Amount(800, 0, 8), Amount())
+
+
+@pytest.mark.parametrize(
+    ("told", "idle_s", "errors"),
+    [
+        ([GONE], 0, 0),
+        ([USED, GONE, GONE], 0, 1),
+        ([USED, Standing(KEY, Limits(tokens=1_000), Amount(), Amount())], 0, 0),
+        ([USED, GONE], 7_200, 0),
+        ([LOST, LOST], 0, 1),
+        ([USED, LOST, LOST, USED, LOST], 0, 2),
+    ],
+    ids=["new", "gone", "reset", "expired", "lost before this worker saw it", "lost twice"],
+)
+def test_a_session_that_the_store_has_lost_is_named_once(
+    told: list[Standing], idle_s: float, errors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    blind = Blind(clock)
+    with caplog.at_level(logging.ERROR, "gateway"):
+        for stands in told:
+            blind.saw([stands])
+            clock.seconds += idle_s
+    said = [*map(logging.LogRecord.getMessage, caplog.records)]
+    assert len(said) == errors
+    assert all('session "s" of "alice"' in text and "client key still holds" in text for text in said)
+    assert told[0] is not USED or not said or "800 tokens in 8 calls" in said[0]
+
+
+def test_a_session_nobody_saw_has_its_configured_budget() -> None:
+    blind = Blind()
+    assert isinstance(blind.reserve(hold(100)), Granted)
+    assert isinstance(blind.reserve(hold(1, number=2)), Refused)
+
+
+def test_what_a_call_cost_takes_the_place_of_its_hold() -> None:
+    blind = Blind()
+    first = hold(90)
+    assert isinstance(blind.reserve(first), Granted)
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 90
+
+
+def test_limits_that_an_operator_set_hold_on() -> None:
+    blind = Blind()
+    blind.saw([Standing(KEY, Limits(tokens=500), Amount(), Amount())])
+    (claim,) = blind.claims([CLAIM])
+    assert isinstance(blind.reserve(hold(500, claim)), Granted)
+    lower = blind.claims([Claim(KEY, Limits(tokens=100), Limits(tokens=7))])[0]
+    assert lower.declared == Limits(tokens=7)
+
+
+def test_what_one_call_declares_is_no_other_calls_limit() -> None:
+    blind = Blind()
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(), Amount())])
+    blind.saw_used(
+        [Standing(KEY, Limits(tokens=7), Amount(), Amount(5)), Standing(OTHER, Limits(1), Amount(9), Amount())]
+    )
+    (claim,) = blind.claims([CLAIM])
+    assert claim.configured == CLAIM.configured
+    assert blind.standings([claim])[0].left("tokens") == 95
+    assert blind.standings([Claim(OTHER, Limits(100))])[0].left("tokens") == 100, "nobody saw its limits"
+
+
+def test_what_a_call_holds_counts_until_it_ends_whatever_the_store_that_does_not_know_of_it_says() -> None:
+    blind, first = Blind(), hold(90)
+    blind.reserve(first)
+    blind.forget()
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(2), Amount())])
+    assert blind.standings([CLAIM])[0].left("tokens") == 8
+    assert isinstance(blind.reserve(hold(9, number=2)), Refused), "the store is away again"
+    assert isinstance(blind.reserve(hold(8, number=3)), Granted)
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 80
+
+
+def test_what_a_call_has_spent_that_ended_since_the_store_came_back_is_spent() -> None:
+    blind, first = Blind(), hold(90)
+    blind.reserve(first)
+    blind.forget()
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 90
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(12), Amount())])
+    assert blind.standings([CLAIM])[0].left("tokens") == 88
+
+
+def test_a_hold_that_the_store_has_taken_counts_as_the_store_says() -> None:
+    blind, first, second = Blind(), hold(60), hold(30, number=2)
+    blind.reserve(first)
+    blind.forget()
+    blind.handed_over(first.id, [Standing(KEY, NO_LIMITS, Amount(1), Amount(60))])
+    assert blind.standings([CLAIM])[0].left("tokens") == 39
+    blind.reserve(second)
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 9, (
+        "the end of a call of another outage frees nothing of others"
+    )
+    blind.settle(second.id, Amount(30, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 9
+
+
+def test_a_hold_that_the_store_took_as_it_went_again_counts_as_spent() -> None:
+    blind, first = Blind(), hold(60)
+    blind.reserve(first)
+    blind.handed_over(first.id, [])
+    assert blind.standings([CLAIM])[0].left("tokens") == 40
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 40
+
+
+def test_requests_that_were_counted_while_the_store_was_away_count_for_the_rest_of_their_minute() -> None:
+    clock = Clock()
+    blind, claim = Blind(clock), Claim(RATE, Limits(calls=2, window_s=60))
+    for number in range(2):
+        assert isinstance(blind.reserve(hold(0, claim, number)), Granted)
+        blind.settle(f"h{number}", Amount())
+    blind.forget()
+    blind.saw([Standing(RATE, claim.configured, Amount(calls=1), Amount())])
+    clock.seconds = 59
+    assert isinstance(blind.reserve(hold(0, claim, 3)), Refused)
+    clock.seconds = 61
+    assert isinstance(blind.reserve(hold(0, claim, 4)), Granted)
+    assert isinstance(blind.reserve(hold(0, claim, 5)), Refused)
+
+
+def test_a_window_refills_while_the_store_is_away() -> None:
+    clock = Clock()
+    blind, claim = Blind(clock), Claim(KEY, Limits(tokens=100, window_s=60))
+    assert isinstance(blind.reserve(hold(100, claim)), Granted)
+    blind.settle(hold(100, claim).id, Amount(100))
+    assert isinstance(blind.reserve(hold(1, claim, 2)), Refused)
+    clock.seconds = 61
+    assert isinstance(blind.reserve(hold(100, claim, 3)), Granted)
+
+
+def test_what_was_spent_blindly_stays_spent_if_the_store_goes_again_before_it_was_read() -> None:
+    blind, first = Blind(), hold(90)
+    blind.reserve(first)
+    blind.settle(first.id, Amount(90, 0, 1))
+    blind.forget()
+    assert isinstance(blind.reserve(hold(20, number=2)), Refused)
+    assert isinstance(blind.reserve(hold(10, number=3)), Granted)
+
+
+def spent(blind: Blind, number: int, limits: Limits = NO_LIMITS) -> Claim:
+    """A session of its own that has spent 90 tokens."""
+    claim = Claim(AccountKey("session", "alice", f"s{number}"), limits)
+    one = hold(90, claim, number)
+    assert isinstance(blind.reserve(one), Granted)
+    blind.settle(one.id, Amount(90, 0, 1))
+    return claim
+
+
+def used(blind: Blind, claim: Claim) -> int:
+    return blind.standings([claim])[0].used.tokens
+
+
+def test_sessions_without_a_limit_are_forgotten_once_there_are_many_and_those_used_longest_ago_first() -> None:
+    blind = Blind()
+    first, second = spent(blind, -2), spent(blind, -1)
+    spent(blind, -2)
+    for number in range(19_999):
+        last = spent(blind, number)
+    assert [used(blind, claim) for claim in (first, second, last)] == [180, 0, 90]
+    spent(blind, 20_000)
+    assert used(blind, first) == 0
+
+
+def test_what_is_held_or_limited_is_never_forgotten() -> None:
+    blind = Blind()
+    limited, declared = spent(blind, -1, Limits(tokens=100)), spent(blind, -2)
+    lowered = Claim(declared.key, declared=Limits(tokens=200))
+    assert isinstance(blind.reserve(hold(90, lowered, -3)), Granted)
+    blind.settle("h-3", Amount(10))
+    under_way = hold(90, Claim(OTHER), -4)
+    assert isinstance(blind.reserve(under_way), Granted)
+    for number in range(20_001):
+        spent(blind, number)
+    assert (used(blind, limited), used(blind, lowered)) == (90, 100)
+    assert isinstance(blind.reserve(hold(11, limited, -5)), Refused)
+    assert blind.standings([Claim(OTHER)])[0].held == Amount(90, 0, 1)
+    blind.settle(under_way.id, Amount(7))
+    assert used(blind, Claim(OTHER)) == 7
+
+
+def test_a_session_that_is_used_again_is_not_forgotten_while_its_call_runs() -> None:
+    blind = Blind()
+    claim = spent(blind, -1)
+    running = hold(90, claim, -2)
+    assert isinstance(blind.reserve(running), Granted)
+    for number in range(20_001):
+        spent(blind, number)
+    assert used(blind, claim) == 90
+    blind.settle(running.id, Amount(5))
+    assert used(blind, claim) == 95
