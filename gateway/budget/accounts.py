@@ -16,11 +16,12 @@ from math import ceil
 from typing import Final
 
 from gateway.background.settlement import Fetched
-from gateway.budget.reservation import Budgets, Taken
+from gateway.budget.reservation import Budgets
 from gateway.call.observers import tell
 from gateway.call.recent_models import Lately
 from gateway.call.record import Records, text_estimate
 from gateway.call.state import Progress
+from gateway.call.types import Taken
 from gateway.core.errors import (
     BudgetFault,
     GatewayError,

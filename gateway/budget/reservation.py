@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.call.types import Book, Taken
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold, Limits, Refused, Standing
@@ -16,7 +17,6 @@ from gateway.core.ledger.charging import (
     Charged,
     Need,
     bounds_answers,
-    budgets_in,
     claims_of,
     hold_for,
     limit_to_set,
@@ -27,7 +27,6 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold, Opening
-from gateway.core.values import dataclass
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.stale_accounts import Blind
 
@@ -38,52 +37,6 @@ _MOST_SEEN: Final = 4_096
 #: the parents of sessions as they were read just now; None: that one has none
 Parents = Mapping[SessionKey, str | None]
 _NOTHING_READ: Final[Parents] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Book:
-    """The accounts of a call, and how they stood when they were read: see `of`.
-
-    Attributes:
-        claims: the accounts.
-        standings: how each of them stands.
-        budgets: those of them in which a budget is in force, see `budgets_in`.
-        is_blind: the store is away, and they stand as this worker last saw them.
-    """
-
-    claims: tuple[Claim, ...] = ()
-    standings: tuple[Standing, ...] = ()
-    budgets: tuple[Standing, ...] = ()
-    is_blind: bool = False
-
-    @classmethod
-    def of(cls, claims: tuple[Claim, ...], standings: tuple[Standing, ...], *, is_blind: bool = False) -> Book:
-        """Accounts that stand so."""
-        return cls(claims, standings, budgets_in(standings), is_blind)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What was held for a call.
-
-    Attributes:
-        hold: None where nothing is limited.
-        units: tokens held for each answer, see `Hold`.
-        lease: keeps the hold alive.
-        limit: the output limit to send with the call; None where it needs none.
-        book: the accounts after the hold.
-    """
-
-    hold: Hold | None
-    units: int
-    lease: Lease
-    limit: int | None
-    book: Book
-
-    @property
-    def whole(self) -> int | None:
-        """Tokens held for each answer, where that is final; None where nothing is held, or the hold still grows."""
-        return self.units if self.hold is not None and not self.lease.step else None
 
 
 class Budgets:

@@ -8,11 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.budget.reservation import Book, Taken
-from gateway.call.types import Incoming, Stepped
-from gateway.context.bound_thinking import BoundCall
-from gateway.context.planner import Asked, Weighing
-from gateway.context.tool_results import Showing
+from gateway.call.bound_thinking import BoundCall
+from gateway.call.types import Asked, Book, Incoming, Showing, Stepped, Taken, Weighing
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import Use

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from gateway.core.context_budget import NO_WISHES, Wishes
+from gateway.core.context_budget import NO_WISHES, Wishes, beta_of
+from gateway.core.counting.overhead import Beside
+from gateway.core.counting.weighed import Learned, Weighed, weigh
 from gateway.core.errors import GatewayError
 from gateway.core.http.gateway_headers import SESSION
 from gateway.core.http.headers import Headers
-from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
-from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyBudget
+from gateway.core.ledger.arithmetic import NO_LIMITS, Claim, Hold, Limits, Standing
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyBudget, budgets_in
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.modes import ResponseMode
+from gateway.core.modes import ResponseMode, original
+from gateway.core.modes.summary import MOST, Summing
 from gateway.core.record import ContextRecord
-from gateway.core.routing import Route
+from gateway.core.routing import ModelFacts, Route
 from gateway.core.steps import Agent, Facts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.dialects import Endpoint
+from gateway.dialects.contents import Contents
 from gateway.dialects.tools import Offer
+from gateway.stores.leases import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +186,148 @@ class Reply:
     is_events: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None
     ending: Ending | None = None
+
+
+class Weighing(NamedTuple):
+    """What a request weighs as it came, what earlier calls taught, and the keys of its messages (`keys_of`).
+
+    `keys` and `beside`, what stands beside the messages: None where these are no array.
+    """
+
+    came: Weighed
+    learned: Learned
+    keys: tuple[bytes, ...] | None
+    beside: Beside | None
+
+    @property
+    def alone(self) -> Weighing:
+        """The same without what other sessions taught."""
+        learned = self.learned.alone
+        came = weigh(self.came.request, self.came.estimate, learned, self.came.key)
+        return self._replace(came=came, learned=learned)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call to be planned.
+
+    `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
+    empty; `weighing`: what these contents weighed for this route, where that was found just now; `form`: what the
+    format is called, where it may be read as another. `received`: what the client sent, None where that is the same;
+    `keeps_decisions`: what was decided for the conversation stays in force, also where it would fit without.
+    """
+
+    contents: Contents
+    route: Route
+    facts: ModelFacts
+    wishes: Wishes
+    size: int
+    salt: str = ""
+    weighing: Weighing | None = None
+    form: str = ""
+    received: Contents | None = None
+    keeps_decisions: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the contents are not what the client sent: results in a response mode, or thinking removed."""
+        return self.received is not None
+
+    @property
+    def limited(self) -> str:
+        """The model as its limits are learned: with a larger window, for which a call asks, they are other ones."""
+        beta = beta_of(self.facts, self.wishes)
+        return self.route.model if beta is None else f"{self.route.model}\n{beta}"
+
+
+class Open(NamedTuple):
+    """A result that is shown as an extract until it is decided what its summary is.
+
+    `place`: of its message, which is `raw` as it came.
+    """
+
+    place: int
+    raw: bytes
+    handle: str
+    summing: Summing
+
+
+class Kept(NamedTuple):
+    """What a handle stands for: what is left out of a message, `raw` as it came, where it is shown in this form."""
+
+    raw: bytes
+    form: ResponseMode
+
+    @property
+    def text(self) -> str:
+        """As it is stored."""
+        return original(self.raw, self.form)
+
+
+class Showing(NamedTuple):
+    """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
+
+    `forms`: of each message, `raw` for one that is sent unchanged; `texts`: see `Kept`; `open`: results that may be
+    summed up first, in order.
+    """
+
+    messages: tuple[bytes, ...]
+    forms: tuple[ResponseMode, ...]
+    texts: Mapping[str, Kept]
+    open: tuple[Open, ...] = ()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Return how many messages are shown in each form but `raw`."""
+        return {form: number for form, number in Counter(self.forms).items() if form != "raw"}
+
+    @property
+    def more(self) -> int:
+        """Tokens by which summaries may be longer than the extracts that are shown so far."""
+        return sum(sorted(one.summing.more for one in self.open)[-MOST:])
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The accounts of a call, and how they stood when they were read: see `of`.
+
+    Attributes:
+        claims: the accounts.
+        standings: how each of them stands.
+        budgets: those of them in which a budget is in force, see `budgets_in`.
+        is_blind: the store is away, and they stand as this worker last saw them.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    standings: tuple[Standing, ...] = ()
+    budgets: tuple[Standing, ...] = ()
+    is_blind: bool = False
+
+    @classmethod
+    def of(cls, claims: tuple[Claim, ...], standings: tuple[Standing, ...], *, is_blind: bool = False) -> Book:
+        """Accounts that stand so."""
+        return cls(claims, standings, budgets_in(standings), is_blind)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was held for a call.
+
+    Attributes:
+        hold: None where nothing is limited.
+        units: tokens held for each answer, see `Hold`.
+        lease: keeps the hold alive.
+        limit: the output limit to send with the call; None where it needs none.
+        book: the accounts after the hold.
+    """
+
+    hold: Hold | None
+    units: int
+    lease: Lease
+    limit: int | None
+    book: Book
+
+    @property
+    def whole(self) -> int | None:
+        """Tokens held for each answer, where that is final; None where nothing is held, or the hold still grows."""
+        return self.units if self.hold is not None and not self.lease.step else None

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
 
-from gateway.context.planner import Asked, Planner
+from gateway.call.types import Asked
+from gateway.context.planner import Planner
 from gateway.core.context_budget import Wishes, budget_of, within
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.measure import Wire

@@ -15,8 +15,9 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
+from gateway.call.types import Asked, Weighing
 from gateway.context.caches import Memory
-from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, Wishes, beta_of, budget_of, within
+from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, budget_of, within
 from gateway.core.conversation.message import Hashed, digest
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.estimate import Estimate, Estimator
@@ -38,7 +39,6 @@ from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.core.thinking import BoundConversation
-from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
@@ -69,58 +69,6 @@ _CHARACTER: Final = 4
 _ENOUGH: Final = 2**40
 #: how long a choice may wait for others without losing time of its own, in deadlines
 _MOST_WAITED: Final = 5
-
-
-class Weighing(NamedTuple):
-    """What a request weighs as it came, what earlier calls taught, and the keys of its messages (`keys_of`).
-
-    `keys` and `beside`, what stands beside the messages: None where these are no array.
-    """
-
-    came: Weighed
-    learned: Learned
-    keys: tuple[bytes, ...] | None
-    beside: Beside | None
-
-    @property
-    def alone(self) -> Weighing:
-        """The same without what other sessions taught."""
-        learned = self.learned.alone
-        came = weigh(self.came.request, self.came.estimate, learned, self.came.key)
-        return self._replace(came=came, learned=learned)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One call to be planned.
-
-    `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
-    empty; `weighing`: what these contents weighed for this route, where that was found just now; `form`: what the
-    format is called, where it may be read as another. `received`: what the client sent, None where that is the same;
-    `keeps_decisions`: what was decided for the conversation stays in force, also where it would fit without.
-    """
-
-    contents: Contents
-    route: Route
-    facts: ModelFacts
-    wishes: Wishes
-    size: int
-    salt: str = ""
-    weighing: Weighing | None = None
-    form: str = ""
-    received: Contents | None = None
-    keeps_decisions: bool = False
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether the contents are not what the client sent: results in a response mode, or thinking removed."""
-        return self.received is not None
-
-    @property
-    def limited(self) -> str:
-        """The model as its limits are learned: with a larger window, for which a call asks, they are other ones."""
-        beta = beta_of(self.facts, self.wishes)
-        return self.route.model if beta is None else f"{self.route.model}\n{beta}"
 
 
 class _Estimated(NamedTuple):

@@ -9,9 +9,10 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from gateway.call.bound_thinking import BoundCall, Choice, MakePlan, Planned
 from gateway.call.state import Progress
-from gateway.context.bound_thinking import BoundCall, Choice, MakePlan, Planned
-from gateway.context.planner import Asked, Planner
+from gateway.call.types import Asked
+from gateway.context.planner import Planner
 from gateway.context.request import Composer
 from gateway.core.context_budget import LengthLimit, Wishes, least
 from gateway.core.counting.calibration import Residual

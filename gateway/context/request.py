@@ -9,9 +9,10 @@ from typing import Final
 
 import msgspec
 
+from gateway.call.bound_thinking import BoundCall, Choice, Planned, mode_at
 from gateway.call.state import Progress
-from gateway.context.bound_thinking import BoundCall, Choice, Planned, mode_at
-from gateway.context.planner import Asked, Planner, Weighing
+from gateway.call.types import Asked, Weighing
+from gateway.context.planner import Planner
 from gateway.context.summaries import NoSummaryError, Summaries
 from gateway.context.tool_result_summaries import ResultSummaries
 from gateway.context.tool_results import Results

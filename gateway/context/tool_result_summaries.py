@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.call.state import Progress
+from gateway.call.types import Open
 from gateway.context.summaries import Question, Summaries
 from gateway.context.summary_choices import EXTRACT
-from gateway.context.tool_results import Open, Results
+from gateway.context.tool_results import Results
 from gateway.core.context_budget import SummaryModel
 from gateway.core.conversation.message import decode, sketch
 from gateway.core.ledger.arithmetic import Standing

@@ -13,18 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
 from typing import Final, NamedTuple
 
+from gateway.call.types import Kept, Open, Showing
 from gateway.context.summary_choices import Decisions
 from gateway.core.conversation.message import digest, encode, read
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.modes import ResponseMode, Shown, milder, original, show, show_blocks, with_summary
+from gateway.core.modes import ResponseMode, Shown, milder, show, show_blocks, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, Summing
 from gateway.core.ports import Store
@@ -57,53 +57,6 @@ class _Shown(NamedTuple):
 
 
 _AS_RECEIVED: Final = _Shown()
-
-
-class Open(NamedTuple):
-    """A result that is shown as an extract until it is decided what its summary is.
-
-    `place`: of its message, which is `raw` as it came.
-    """
-
-    place: int
-    raw: bytes
-    handle: str
-    summing: Summing
-
-
-class Kept(NamedTuple):
-    """What a handle stands for: what is left out of a message, `raw` as it came, where it is shown in this form."""
-
-    raw: bytes
-    form: ResponseMode
-
-    @property
-    def text(self) -> str:
-        """As it is stored."""
-        return original(self.raw, self.form)
-
-
-class Showing(NamedTuple):
-    """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
-
-    `forms`: of each message, `raw` for one that is sent unchanged; `texts`: see `Kept`; `open`: results that may be
-    summed up first, in order.
-    """
-
-    messages: tuple[bytes, ...]
-    forms: tuple[ResponseMode, ...]
-    texts: Mapping[str, Kept]
-    open: tuple[Open, ...] = ()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Return how many messages are shown in each form but `raw`."""
-        return {form: number for form, number in Counter(self.forms).items() if form != "raw"}
-
-    @property
-    def more(self) -> int:
-        """Tokens by which summaries may be longer than the extracts that are shown so far."""
-        return sum(sorted(one.summing.more for one in self.open)[-MOST:])
 
 
 class Results:

@@ -20,7 +20,8 @@ from typing import Final, TypeVar
 from gateway.call.recent_models import Lately
 from gateway.call.record import input_estimate
 from gateway.call.state import Progress
-from gateway.context.planner import Asked, Planner
+from gateway.call.types import Asked
+from gateway.context.planner import Planner
 from gateway.context.request import Composer
 from gateway.core.context_budget import Wishes, least
 from gateway.core.errors import (

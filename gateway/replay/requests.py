@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.call.types import Asked
 from gateway.context.inspector import Inspector
-from gateway.context.planner import Asked
 from gateway.core import identity
 from gateway.core.context_budget import Wishes
 from gateway.core.conversation.message import plain

@@ -12,8 +12,8 @@ from starlette.routing import Route as Path
 
 from gateway.budget.reservation import sessions_above
 from gateway.call.routing import named_by_body
+from gateway.call.types import Asked
 from gateway.context.inspector import SHOWN, WIRES
-from gateway.context.planner import Asked
 from gateway.core import errors
 from gateway.core.context_budget import Wishes
 from gateway.core.http.headers import by_name

@@ -16,8 +16,8 @@ from typing import Final
 from gateway.call.observers import tell_step
 from gateway.call.recent_models import Lately
 from gateway.call.state import Progress
-from gateway.call.types import Stepped
-from gateway.context.planner import Asked, Planner
+from gateway.call.types import Asked, Stepped
+from gateway.context.planner import Planner
 from gateway.core.counting.families import Family
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed

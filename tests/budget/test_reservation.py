@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from gateway.budget.reservation import Book, Budgets, Taken
+from gateway.budget.reservation import Budgets
+from gateway.call.types import Book, Taken
 from gateway.core.errors import InvalidRequest, StoreDamaged
 from gateway.core.ledger.arithmetic import Amount, Claim, Limits
 from gateway.core.ledger.charging import BudgetPolicy, Charged, Need

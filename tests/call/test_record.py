@@ -8,9 +8,9 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.budget.reservation import Book, Taken
 from gateway.call.record import Records, input_estimate
 from gateway.call.state import Progress
+from gateway.call.types import Book, Taken
 from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.arithmetic import NOTHING, Amount, Hold
 from gateway.core.ledger.charging import Need, Rate

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway import config
+from gateway.call.types import Asked
 from gateway.context.caches import Memory
-from gateway.context.planner import Asked, Planner, Threads
+from gateway.context.planner import Planner, Threads
 from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.measure import Wire

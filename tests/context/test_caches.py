@@ -11,8 +11,9 @@ import pytest
 
 from gateway import config
 from gateway.app.worker import Worker
+from gateway.call.types import Asked
 from gateway.context.caches import Memory
-from gateway.context.planner import Asked, Planner
+from gateway.context.planner import Planner
 from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter

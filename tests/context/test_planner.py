@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import config
+from gateway.call.types import Asked
 from gateway.context.caches import Memory
-from gateway.context.planner import Asked, Planner, Threads
+from gateway.context.planner import Planner, Threads
 from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway import config
-from gateway.context.planner import Asked, Planner
+from gateway.call.types import Asked
+from gateway.context.planner import Planner
 from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator

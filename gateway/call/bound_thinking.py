@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
-from gateway.context.planner import Asked
-from gateway.context.tool_results import Showing
+from gateway.call.types import Asked, Showing
 from gateway.core.counting.prefix_cache import Beginnings
 from gateway.core.modes import ResponseMode
 from gateway.core.modes.unread import Modes
