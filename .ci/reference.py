@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code: configuration, headers, errors, HTTP API, commands. `--check`: only compares.
+"""Write docs/reference/ from the code: configuration, headers, errors, API, commands, modules. `--check`: compare only.
 
 Each fact stands once, in the code that uses it; this only puts it into tables.
 """
@@ -8,6 +8,7 @@ Each fact stands once, in the code that uses it; this only puts it into tables.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import json
 import re
@@ -30,6 +31,7 @@ from gateway.server.openapi import document, faults
 from gateway.upstream.litellm.faults import NOT_TRANSLATABLE, Refusal
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_PACKAGE = Path(__file__).resolve().parent.parent / "gateway"
 _WRITTEN = "<!-- Written by `make reference` from the code. -->"
 #: the most that a budget counts
 _COUNTABLE = 2**53
@@ -496,9 +498,31 @@ def pages() -> Mapping[str, str]:
         "configuration.md": Keys(config.json_schema()).page(),
         "headers.md": headers_page(),
         "errors.md": errors_page(),
+        "modules.md": modules_page(),
         "api.md": api_page(document()),
         "commands.md": commands_page(),
     }
+
+
+def modules_page() -> str:
+    """Return the page with the first sentence of each module, by package."""
+    packages: dict[str, list[Sequence[str]]] = {}
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        if path.name == "__init__.py" and len(ast.parse(path.read_text("utf-8")).body) <= 1:
+            continue
+        name = path.relative_to(_PACKAGE).as_posix()
+        folder = name.rpartition("/")[0]
+        packages.setdefault(folder, []).append([code(path.name), _first_sentence(path)])
+    parts = [
+        f"## {folder or 'gateway'}/\n\n{table(['module', 'what it does'], rows)}" for folder, rows in packages.items()
+    ]
+    return page("Modules", "The first sentence of each module of the package `gateway`.", *parts)
+
+
+def _first_sentence(path: Path) -> str:
+    """Return the first sentence of a module's docstring."""
+    text = prose((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n\n")[0])
+    return re.split(r"(?<=[.!])\s+(?=[A-Z`])", text, maxsplit=1)[0]
 
 
 def main() -> int:

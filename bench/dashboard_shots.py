@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from gateway import config
-from gateway.app import worker as wiring
+from gateway.app import worker
 from gateway.cli.serve import only_provider
 from gateway.core.ids import call_id
 from gateway.core.record import CallRecord
@@ -142,7 +142,7 @@ def settings(store: Path, provider: str) -> config.Loaded:
 
 @contextmanager
 def served(store: Path, provider: str) -> Iterator[str]:
-    app = wiring.build_app(lambda: settings(store, provider))
+    app = worker.build_app(lambda: settings(store, provider))
     with ServerThread(make_config(app, max_head_bytes=65536, max_body=2**26, head_timeout_s=20, grace_s=1)) as server:
         yield server.url
 

@@ -30,8 +30,7 @@ import uvloop
 from chaos import Bill, Call, Gateway, RedisNode, Session, make, provider, unsettled, write_config
 
 from gateway import config
-from gateway.app import resources as opening
-from gateway.app import worker as wiring
+from gateway.app import resources, worker
 from gateway.core.ids import call_id
 from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
@@ -93,7 +92,7 @@ async def hold_and_settle(store: Store, opened: OpenHold, record: CallRecord) ->
 
 def open_store(url: str) -> Store:
     settings = config.Settings.model_validate({"store": {"url": url, "timeout_ms": 5_000}})
-    return opening.open_store(settings)
+    return resources.open_store(settings)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -122,7 +121,7 @@ async def cpu_us(url: str, accounts: int, at_once: int) -> float:
         for number in range(6):
             count = PAIRS // 5 if number else WARM_UP
             todo = [pair(accounts) for _ in range(count)]
-            wiring.collect_rarely()
+            worker.collect_rarely()
             began = time.process_time()
             if at_once == 1:
                 for one in todo:
@@ -146,7 +145,7 @@ async def burst(url: str, count: int, barrier: Callable[[], Awaitable[Any]]) -> 
             seconds.append(time.perf_counter() - began)
 
     try:
-        wiring.collect_rarely()
+        worker.collect_rarely()
         for number in range(ROUNDS + 2):
             todo = [pair(1) for _ in range(count)]
             await barrier()
@@ -244,7 +243,7 @@ async def one_budget(folder: Path, kind: str, url: str) -> list[Figure]:
 
 
 async def _books(file: Path, folder: Path, kind: str, session: Session, bills: Sequence[Bill]) -> list[Figure]:
-    store = opening.open_store(config.load(file, environment={}).settings)
+    store = resources.open_store(config.load(file, environment={}).settings)
     try:
         totals = await store.totals(session.key)
         left = await unsettled(store, folder, [session])

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway import config
-from gateway.app import resources as opening
-from gateway.app import worker as wiring
+from gateway.app import resources
+from gateway.app.worker import Worker, build_app, collect_rarely
 from gateway.call.types import Caller, Incoming, Reply
 from gateway.config.policies import routes_of
 from gateway.core.http.request import Outgoing
@@ -175,9 +175,9 @@ def settings_of(folder: Path, store: str = "sqlite", **keys: Any) -> config.Sett
 @asynccontextmanager
 async def gateway_of(settings: config.Settings, upstream: Upstream) -> AsyncIterator[Gateway]:
     """A pipeline as a worker has it, with its store, and without server and network."""
-    store = opening.open_store(settings)
+    store = resources.open_store(settings)
     loaded = config.Loaded(settings, None, {})
-    worker = wiring.Worker(store, settings, lambda: loaded)
+    worker = Worker(store, settings, lambda: loaded)
     try:
         planner = worker.lasting.planner(settings)
         yield worker.lasting.gateway(settings, routes_of(settings), {"upstream": upstream}, planner)
@@ -235,7 +235,7 @@ async def measured(kind: Kind, pairs: int) -> Figure:
         stepped = settings_of(Path(other), kind.store, steps=kind.steps, provider=provider)
         async with gateway_of(plain, upstream) as without, gateway_of(stepped, upstream) as with_steps:
             both: list[tuple[float, float]] = []
-            wiring.collect_rarely()
+            collect_rarely()
             for number in range(pairs + WARM_UP):
                 session, order = f"s{number // 200}", [without, with_steps]
                 upstream.body = answers[number % len(answers)]
@@ -306,7 +306,7 @@ def served(upstream: str, folder: Path) -> Iterator[str]:
         return config.load(file, environment={})
 
     options = serving.make_config(
-        wiring.build_app(load),
+        build_app(load),
         max_head_bytes=65536,
         max_body=2**26,
         head_timeout_s=20,

@@ -14,7 +14,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from gateway import config
-from gateway.config import model_catalog as catalog
+from gateway.config import model_catalog
 from gateway.config.policies import context_policy, routes_of, table_names, uplifts
 from gateway.context.caches import Memory
 from gateway.context.inspector import Inspector
@@ -69,11 +69,11 @@ def open_families(counters: Counters, settings: config.Settings) -> Families:
     return families
 
 
-def open_catalog(settings: config.Settings, families: Families) -> catalog.Catalog:
+def open_catalog(settings: config.Settings, families: Families) -> model_catalog.Catalog:
     """The model tables on disk."""
-    tables = catalog.Catalog(
+    tables = model_catalog.Catalog(
         config.model_facts(),
-        catalog.load_litellm_table(),
+        model_catalog.load_litellm_table(),
         tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
     )
     tables.configure(table_names(settings), uplifts(settings))

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway import config
-from gateway.config import model_catalog as catalog
+from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
@@ -105,7 +105,7 @@ def routes_of(settings: config.Settings) -> Routes:
             row.match,
             row.providers[0],
             row.name,
-            catalog.facts_of(row),
+            model_catalog.facts_of(row),
             tuple(row.provider.items()) if isinstance(row.provider, dict) else (),
             row.fallback,
             row.agent,

@@ -1,10 +1,9 @@
 """What a configuration would have done with recorded calls, as far as their records can tell.
 
-Each call is held and settled as the gateway does it, with the same functions: `gateway.core.ledger.charging` says what to
-hold, `gateway.core.ledger.arithmetic` whether there is room, `gateway.core.modes` how tool results would have been shown. Calls
-are taken one after the other, in the order they came, with the usage that was recorded. A record has no text, so
-nothing is said of what would have been cut; what trimming and shorter tool results save is not known either, so what
-is spent here is the most that would have been.
+Each call is held and settled with the functions that the gateway itself uses: `gateway.core.ledger.charging` says what
+to hold, `gateway.core.ledger.arithmetic` whether there is room, and `gateway.core.modes` how tool results would have
+been shown. Calls are taken one after the other, in the order they came, with the recorded usage. A record has no text,
+so what trimming and shorter tool results save is unknown. The result is therefore the most that would have been spent.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def settings(**flags: Any) -> config.Settings:
 
 
 def test_commands_that_serve_nothing_load_no_server() -> None:
-    code = "import sys, gateway.opening; print({'starlette', 'uvicorn', 'gateway.server'} & {*sys.modules})"
+    code = "import sys, gateway.app.resources; print({'starlette', 'uvicorn', 'gateway.server'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n"
 

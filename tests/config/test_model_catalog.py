@@ -389,7 +389,7 @@ def test_the_shipped_tables_know_common_models_and_the_built_in_provider() -> No
 
 
 def test_reading_the_table_does_not_import_its_package() -> None:
-    script = "import sys; from gateway.catalog import load_litellm_table as load; assert load(); print('litellm' in sys.modules)"
+    script = "import sys; from gateway.config.model_catalog import load_litellm_table as load; assert load(); print('litellm' in sys.modules)"
     root = Path(gateway.__file__).parent.parent
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=120, check=True

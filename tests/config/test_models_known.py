@@ -15,7 +15,7 @@ import pytest
 from gateway.config import families
 from gateway.config.model_catalog import load_litellm_table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from gateway.core.errors import UpstreamProtocolError
 from gateway.dialects.base import named_event
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
-from gateway.pipeline import early_refusal as first_event
+from gateway.pipeline import early_refusal
 from gateway.pipeline.early_refusal import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.upstream.body import AlreadyRead
 from tests.support.fakes import BODY, SSE, FakeReply
@@ -210,7 +210,7 @@ async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatc
     assert answer.status == 200
     assert len(seen) <= 2**20 // 11 + 2
     seen.clear()
-    monkeypatch.setattr(first_event, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(early_refusal, "_PATIENCE_S", 0.0)
     await looked_at(endless, DIALECT.reader(CALL, drop_usage=False))
     assert len(seen) <= 2
 

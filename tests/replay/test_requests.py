@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway import config
-from gateway.app import resources as opening
+from gateway.app import resources
 from gateway.core.errors import GatewayError
 from gateway.replay.requests import Recorded, Replay, Sent, Sums, Turn, read_lines
 
@@ -67,7 +67,7 @@ async def replay(tmp_path: Path) -> AsyncIterator[Replay]:
     price = {"input": 1, "output": 1, "cache_read": 0.1}
     models = [{"match": "priced", "provider": "openai", "window": 100_000, "price": price}]
     file.write_text(json.dumps({"models": models}))
-    with opening.inspector_of(config.load(file, environment={}).settings) as inspector:
+    with resources.inspector_of(config.load(file, environment={}).settings) as inspector:
         yield Replay(inspector, budget=1500, model=None)
 
 

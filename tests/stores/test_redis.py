@@ -1244,7 +1244,9 @@ async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_
 
 
 def test_whoever_has_another_store_does_not_load_the_client() -> None:
-    code = "import sys, gateway.opening; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
+    code = (
+        "import sys, gateway.app.resources; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

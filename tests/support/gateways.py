@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import config
-from gateway.app import worker as wiring
+from gateway.app import worker
 from gateway.server import serving
 from tests.support import stopping
 from tests.support.timing import LIMIT_S
@@ -79,7 +79,7 @@ class GatewayThread:
         server = load().settings.server
         log = logging.getLogger("gateway")
         self._log = log.handlers[:], log.propagate, log.level
-        self._app = wiring.build_app(load)
+        self._app = worker.build_app(load)
         options = serving.make_config(
             self._app,
             max_head_bytes=int(server.max_header_kb * 1024),

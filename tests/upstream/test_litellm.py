@@ -846,7 +846,7 @@ def test_a_missing_package_is_named() -> None:
 SCRIPT = """
 import asyncio, json, sys
 from gateway import config
-from gateway.app import resources as opening
+from gateway.app import resources
 from gateway.upstream.litellm import library
 
 async def main():

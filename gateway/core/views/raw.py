@@ -1,7 +1,8 @@
 """JSON in the bytes that came: objects and lists taken apart, and put together again with some of it set anew.
 
 Numbers and escapes have more than one spelling, and reading them forgets which it was. What is not changed therefore
-goes from one value to the other without being read. All of it must be JSON that `gateway.core.conversation.message.read` can read.
+goes from one value to the other without being read. All of it must be JSON that
+`gateway.core.conversation.message.read` can read.
 """
 
 from __future__ import annotations

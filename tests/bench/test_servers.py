@@ -15,9 +15,7 @@ from gateway.bench import servers
 from tests.support.commands import environment
 from tests.support.gateways import until
 
-PROVIDES = (
-    "from gateway.benching import servers\nwith servers.provider() as url:\n    print(url, flush=True)\n    input()"
-)
+PROVIDES = "from gateway.bench import servers\nwith servers.provider() as url:\n    print(url, flush=True)\n    input()"
 
 
 def answers(url: str) -> bool:
