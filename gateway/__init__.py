@@ -1,3 +1,3 @@
-"""An OpenAI-compatible gateway that meters every session of a long-running agent."""
+"""An OpenAI-compatible gateway that meters the usage of long-running agents and enforces their budgets."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m gateway` is the `gateway` command, and so is the console script."""
+"""Run the command `gateway`, also as `python -m gateway`."""
 
 from __future__ import annotations
 

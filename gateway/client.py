@@ -1,4 +1,4 @@
-"""What an agent reads of the gateway's counts and hands on to its tools, so that nobody counts a second time.
+"""Read the gateway's token counts in an agent, and pass them on to its tools.
 
 Needs the standard library only and imports nothing else of this package: the file may be copied beside an agent.
 docs/handoff.md shows it at work.

@@ -1,4 +1,4 @@
-"""What one configuration makes of a worker, and the part of a worker that it is made with, which stays.
+"""Build the parts of a worker that a reload replaces, from one configuration.
 
 A reload makes new `Parts` with the same `Lasting`; calls under way end under the parts they began with.
 """

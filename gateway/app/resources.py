@@ -1,4 +1,4 @@
-"""What is opened from settings: stores, tables, counters, the way to providers and to webhooks.
+"""Open what the settings name: stores, model tables, tokenizers, provider connections and webhooks.
 
 Whoever needs one of them and no server, as most commands do, imports this and not `gateway.app.worker`.
 """

@@ -1,6 +1,6 @@
-"""The composition root: Settings -> ASGI application, and the worker behind it.
+"""Build a worker process and its ASGI application from settings; start, reload and stop it.
 
-What a reload replaces of a worker is made in `worker_parts.py`.
+What a reload replaces of a worker is made in `app/reloadable.py`.
 """
 
 from __future__ import annotations

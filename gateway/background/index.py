@@ -1,4 +1,4 @@
-"""Calls that are found again by the id under which their provider keeps the answer, such as one made in the background.
+"""Find a call by the id of its stored response, for example a response made in the background.
 
 A call whose answer is made in the background is settled at once, as pending: its session is charged for the request by
 estimate, its budgets for all that was held. The first request that fetches the finished answer, whoever sends it and

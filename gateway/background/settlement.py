@@ -1,6 +1,6 @@
-"""Calls that are settled by their answer when somebody fetches it: it was made in the background.
+"""Settle a background call when its response is fetched.
 
-`background.py` finds such a call again; here it is settled, once, and those who have to hear of it are told.
+`background/index.py` finds such a call again; here it is settled, once, and those who have to hear of it are told.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What `gateway bench` measures: calls through a gateway and without one, each answer checked."""
+"""Measure the cost of calls through a gateway and without one, for `gateway bench`."""

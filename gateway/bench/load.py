@@ -1,4 +1,4 @@
-"""The calls of `gateway bench`: a workload's bodies, the clients that make its calls, and the check of each answer.
+"""Make the calls of `gateway bench`: request bodies, clients, and a check of each response.
 
 The built-in provider answers a request in the same way each time. So every answer through the gateway is held against
 the one that the same request got without it: its text, the events of a stream, its end, its usage.

@@ -1,4 +1,4 @@
-"""`gateway bench` as a whole: the workloads, what they cost, and whether all that was counted is right."""
+"""Run `gateway bench`: all workloads, their cost, and a check that every token was counted."""
 
 from __future__ import annotations
 

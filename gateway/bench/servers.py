@@ -1,4 +1,4 @@
-"""The processes of `gateway bench`: the built-in provider in one, a gateway as a user starts it in another."""
+"""Start the processes of `gateway bench`: the built-in provider and a gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to hold what a call may take and to settle what it took, on a SQLite file."""
+"""Measure the cost of reserving and settling a call on a SQLite store."""
 
 from __future__ import annotations
 

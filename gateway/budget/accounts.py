@@ -1,4 +1,4 @@
-"""The accounts of one call: read before it, held while it runs, settled once after it.
+"""Read the accounts of a call before it, hold what it may cost, and settle it once.
 
 `gateway.budget.reservation` reads and holds; here is what a call does with it, also while the store is away.
 """

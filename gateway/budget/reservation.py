@@ -1,4 +1,4 @@
-"""Budgets on the way of a call: its accounts read, its hold taken, its end told to whoever keeps the hold alive."""
+"""Reserve budget for a call: read its accounts, take a hold, extend it and give it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling observers of calls and steps."""
+"""Notify observers of settled calls and of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen of models lately, such as a field that they refuse: it need not be found out with every call."""
+"""Remember for an hour what models refused, for example a field, so that no call tries it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a call, and its charge: what the provider bills for it, as far as anyone can know."""
+"""Write the record of a call, and compute its charge from the reported usage."""
 
 from __future__ import annotations
 

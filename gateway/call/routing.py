@@ -1,4 +1,4 @@
-"""Where a call belongs and where it goes: its session, by what it says of itself, and its route, by its model."""
+"""Name the session of a call from its headers and body, and find its routes by its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of one call on its way: each step reads what those before it found, and the record is made of it."""
+"""Keep the state of one call while it passes through the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the gateway waits for a call of its own, or for a list that it can do without."""
+"""Bound the time for calls that the gateway makes itself, such as summaries and model lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of a call: what comes in, and what goes out."""
+"""Define the values of a call: the request, the caller, what is planned and held for it, and the reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The `gateway` command. Only typer and rich are imported before the command is known; the rest waits until then."""
+"""Define the command `gateway` and its subcommands.
+
+Only typer and rich are imported before the command is known; the rest waits until then.
+"""
 
 from __future__ import annotations
 

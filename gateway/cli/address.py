@@ -1,4 +1,4 @@
-"""Where a user opens what listens on a host and a port."""
+"""Format the URL at which a user reaches a host and port."""
 
 from __future__ import annotations
 

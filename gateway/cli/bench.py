@@ -1,4 +1,4 @@
-"""`gateway bench`: what a call costs on this machine, against the built-in provider; no key, no network."""
+"""`gateway bench`: measure what a call costs on this machine, with the built-in provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, complaints on stderr, the configuration option, tables and JSON."""
+"""Share exit codes, error output, the configuration option, tables and JSON between commands."""
 
 from __future__ import annotations
 

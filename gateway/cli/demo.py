@@ -1,4 +1,4 @@
-"""`gateway demo`: a tool-using session through a real gateway and a real HTTP client; no key, no network."""
+"""`gateway demo`: run a session with tools through a real gateway, without a key or network."""
 
 from __future__ import annotations
 

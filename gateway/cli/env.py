@@ -1,4 +1,4 @@
-"""`gateway env`: what to set so that a client goes through the gateway."""
+"""`gateway env`: print the settings with which a client uses the gateway."""
 
 from __future__ import annotations
 

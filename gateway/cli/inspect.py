@@ -1,4 +1,4 @@
-"""`gateway count`, `gateway trim`: a request body looked at without sending it."""
+"""`gateway count` and `gateway trim`: count or trim a request body without sending it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway keys`: client keys that are kept in the store, so that they come and go without a restart."""
+"""`gateway keys`: manage client keys in the store, without a restart."""
 
 from __future__ import annotations
 

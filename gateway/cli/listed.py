@@ -1,4 +1,4 @@
-"""The list of sessions that `gateway sessions` and `gateway top` show, in the order that was asked for."""
+"""Read the sessions that `gateway sessions` and `gateway top` list, in the requested order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway models`: what is known of models, and where from."""
+"""`gateway models`: show limits and prices of models, and their source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gateway check --online` asks the outside world."""
+"""Check providers, the store and the journal for `gateway check --online`."""
 
 from __future__ import annotations
 

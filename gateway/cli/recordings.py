@@ -1,4 +1,4 @@
-"""What both kinds of `gateway replay` share: files of lines, complaints about lines, cells of a table, the plot."""
+"""Share input files, errors, table cells and the plot between both kinds of `gateway replay`."""
 
 from __future__ import annotations
 

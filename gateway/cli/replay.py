@@ -1,4 +1,4 @@
-"""`gateway replay`: recorded requests run through the planner, to choose settings before they are turned on."""
+"""`gateway replay`: trim recorded requests with other settings, and compare."""
 
 from __future__ import annotations
 

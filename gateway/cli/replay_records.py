@@ -1,4 +1,4 @@
-"""`gateway replay --records`: what was used, and when the configured budgets would have been felt."""
+"""`gateway replay --records`: apply configured budgets to recorded usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway sessions`: read, reset and delete sessions in the store, whether or not a gateway runs on it."""
+"""`gateway sessions`: read, reset and delete sessions in the store."""
 
 from __future__ import annotations
 

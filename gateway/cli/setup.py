@@ -1,4 +1,4 @@
-"""`gateway check`, `init`, `schema`: the configuration, before it is used."""
+"""`gateway check`, `init` and `schema`: check and write configuration files."""
 
 from __future__ import annotations
 

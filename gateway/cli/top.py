@@ -1,4 +1,4 @@
-"""`gateway top`: the sessions of the store, live, whether or not the gateway that serves them runs on this machine."""
+"""`gateway top`: show the sessions of the store live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gateway.yaml -> frozen `Settings`."""
+"""Load gateway.yaml into frozen `Settings`."""
 
 from gateway.config.access import KeyBudget
 from gateway.config.callbacks import Callbacks, Webhook

@@ -1,4 +1,4 @@
-"""Who may call and what may be spent: client keys and budgets."""
+"""Define the settings of client keys and budgets."""
 
 from __future__ import annotations
 

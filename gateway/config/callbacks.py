@@ -1,4 +1,4 @@
-"""The keys under `callbacks:`."""
+"""Define the settings under `callbacks:`."""
 
 from __future__ import annotations
 

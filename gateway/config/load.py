@@ -1,4 +1,4 @@
-"""Reading gateway.yaml: find it, lay environment and flags over it, and check the whole.
+"""Find gateway.yaml, apply environment variables and flags, and validate the result.
 
 Every complaint names its key path; all are collected before one is raised. Order of precedence: command line flag,
 environment (`GATEWAY_SERVER_PORT`), file, default. The environment is read here and nowhere else. No complaint repeats

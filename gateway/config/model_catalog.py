@@ -1,4 +1,4 @@
-"""What is known of models: limits and prices, from files on disk, never from the network.
+"""Look up limits and prices of models in files on disk, never on the network.
 
 The order, first that says something wins, fact by fact: the route in gateway.yaml, config/models.yaml, the table inside
 litellm's wheel, and for the tokenizer config/families.yaml. The wheel is found without importing litellm, which would

@@ -1,4 +1,4 @@
-"""The keys of a model: where its calls go, and what is known of it."""
+"""Define the settings of a model: its route, limits and price."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no problem of a configuration, but may be a mistake: keys without effect or missing, each line with its path.
+"""Report settings that are valid but may be a mistake, such as keys without effect.
 
 No line repeats a text that stands in the file: a secret may stand in the wrong place.
 """

@@ -1,4 +1,4 @@
-"""One provider in the place of all others, as `gateway serve --mock` and `--upstream` ask for.
+"""Replace all providers by one, for `gateway serve --mock` and `--upstream`.
 
 Only where calls go is changed. What the configuration says else of models (aliases, windows, prices, fallbacks, agents)
 stays.

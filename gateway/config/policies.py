@@ -1,4 +1,7 @@
-"""The configuration as core takes it: limits, policies, routes, providers. Values only; nothing is opened here."""
+"""Convert settings into the values that `core` uses: limits, policies, routes and providers.
+
+Values only; nothing is opened here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of a provider."""
+"""Define the settings of a provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs a restart: settings that are read once, when a worker starts, and that a reload leaves as they were."""
+"""List the settings that a reload cannot change, because they are read only at the start."""
 
 from __future__ import annotations
 

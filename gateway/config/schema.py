@@ -1,4 +1,4 @@
-"""The keys of gateway.yaml as frozen values: types, defaults, descriptions, and the checks that concern one key."""
+"""Define the settings in gateway.yaml: types, defaults, descriptions and checks of single keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every block of gateway.yaml has in common."""
+"""Define the base class of all sections of gateway.yaml."""
 
 from __future__ import annotations
 

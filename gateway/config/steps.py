@@ -1,4 +1,4 @@
-"""The keys of `steps:`, here and in the files of agents."""
+"""Define the settings of `steps:`, also in the files of agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of the store."""
+"""Define the settings of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables: `GATEWAY_SERVER_PORT` is the key `server.port`, `${NAME}` stands for a part of any text.
+"""Read settings from environment variables, and replace `${NAME}` in texts.
 
 No line repeats what a variable holds: it may be a secret.
 """

@@ -1,4 +1,4 @@
-"""What a worker remembers of conversations, so that a turn costs its new messages: five tables of bounded size.
+"""Keep bounded caches of conversations, so that a turn costs only its new messages.
 
 It belongs to no session and to no configuration: all of it follows from the messages alone, so that a reload keeps it.
 """

@@ -1,4 +1,4 @@
-"""A request looked at without sending it: what it weighs, and what of it would be sent."""
+"""Count or trim a request without sending it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning a call: `gateway.core.plan` with what it needs, off the event loop where it takes long.
+"""Count and trim requests, in threads if that takes long.
 
 Requests with little new in them are weighed in the loop, which costs less than handing them to a thread. All others,
 and every choice of what to keep, run in threads, few of them: with more, the loop would wait too long for its turn at

@@ -1,4 +1,4 @@
-"""Compose a call again after its provider refused it: for its length, or for thinking blocks that it does not accept.
+"""Write a request again after its provider refused it for its length or its thinking blocks.
 
 What is learned from a refusal is kept: the limit for all calls of the model, removed thinking for the conversation.
 """

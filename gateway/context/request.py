@@ -1,4 +1,4 @@
-"""What is sent of a call: its tool results as the budget allows, its messages as they fit, its body as it leaves."""
+"""Decide what of a call is sent: response modes, trimmed messages, and the body."""
 
 from __future__ import annotations
 

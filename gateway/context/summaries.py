@@ -1,4 +1,4 @@
-"""Summaries of what a call leaves out, made by calls of the gateway's own.
+"""Have a model summarize messages that a trim leaves out, in a call of the gateway's own.
 
 Such a call goes the way of any other: it has an id, a record and a charge, and is settled before the one it is made for
 is sent. Where there is no summary, the call that wanted one goes on without it.

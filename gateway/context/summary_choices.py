@@ -1,4 +1,4 @@
-"""What stands for a tool result as its summary: decided once, kept beside its full text, the same from then on.
+"""Store the summary that stands for a tool result, so that it stays the same on later turns.
 
 A provider's cache holds only as long as what was sent is sent again, so the first decision stays, whoever made it: a
 text, or none, where the result is shown as an extract. What was read once is remembered here.

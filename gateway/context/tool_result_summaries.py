@@ -1,4 +1,4 @@
-"""Summaries of tool results that a model makes, once each: what stands for a result is decided the first time.
+"""Have a model summarize tool results, once for each result.
 
 They are made once the call itself is held, so that they cannot take what it needs. Together they may cost a share of
 what is left; the newest results go first, and a result without a summary is shown as an extract.

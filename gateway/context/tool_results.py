@@ -1,4 +1,4 @@
-"""Tool results in the mode that a session's budget leaves room for, and the full texts behind what is left out.
+"""Show tool results in a response mode, and store the full text of what is left out.
 
 A message is shown by `gateway.core.modes`, always the same way; here what was shown is remembered, and no handle goes
 out before its text is in the store. A session keeps so many bytes of texts: a result that there is no room for is sent

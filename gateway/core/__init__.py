@@ -1,1 +1,1 @@
-"""The rules: pure functions on frozen values; standard library only, no clock, no randomness, no I/O."""
+"""The rules: pure functions on frozen values, without clock, randomness or I/O."""

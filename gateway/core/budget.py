@@ -1,4 +1,6 @@
-"""A budget of tokens for one agent run, in one process: `BudgetManager`. The gateway's own budgets are kept in stores.
+"""A token budget for one agent run in one process: `BudgetManager`.
+
+The gateway's own budgets are kept in stores.
 
 budget = BudgetManager(100_000)
 allocation = budget.allocate(4_000)          # held: what runs beside it cannot spend it

@@ -1,4 +1,4 @@
-"""How many input tokens a call may take: the `context:` settings, what it asks for itself, and its model's window."""
+"""Compute the input tokens that a call may have, from settings, headers and the model's window."""
 
 from __future__ import annotations
 

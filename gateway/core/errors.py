@@ -1,4 +1,4 @@
-"""Every failure the gateway can name: whose fault it is, its HTTP status, its code, and whether a retry helps.
+"""Define all errors of the gateway, with HTTP status, code, and whether a retry helps.
 
 An adapter that meets a foreign exception translates it into one of these, once. How an error is written on the wire
 is the dialect's business (`Dialect.error`); this module only holds the facts.

@@ -1,4 +1,4 @@
-"""Which session a call belongs to: the first valid id that the client gives, in a fixed order, else a derived one.
+"""Find the session id of a call in headers or body, or derive one from the conversation.
 
 A derived id is a hash over what stays the same through a conversation and differs between conversations: client key,
 model family, system text, and the whole first user item. Never a prefix of it: some clients open every session with

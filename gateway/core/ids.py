@@ -1,4 +1,4 @@
-"""Ids of calls: they sort by time, so that the newest records and the expired ones are found by id alone."""
+"""Make ids of calls that sort by time."""
 
 from __future__ import annotations
 

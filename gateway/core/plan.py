@@ -1,4 +1,4 @@
-"""What becomes of one request before it is sent: what of it is kept where it is over its budget.
+"""Decide what of a request is sent if it is over its budget.
 
 `make_room` chooses what to keep. A `Plan` is the outcome, or that a summary has to be made first. What the budget is
 stands in `context_budget.py`, what the request weighs in `counting/weighed.py`. Who calls these, on which thread, and

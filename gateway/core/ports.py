@@ -1,4 +1,4 @@
-"""The Protocols behind which the outside world stands.
+"""Define the Protocols for I/O: store, provider connection and observers.
 
 Adapters satisfy them structurally; each adapter file proves it to the type checker with one assignment. Several workers
 may share one store, so nothing here may be answered from a cache.

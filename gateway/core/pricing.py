@@ -1,4 +1,4 @@
-"""What a call costs: a price per token times the parts of its usage, in Decimal, in USD.
+"""Compute the cost of a call in USD from its usage and the model's prices.
 
 Prices differ by more than the model: a long context, a service tier, cached, audio or reasoning tokens. A `Price` holds
 what a table says of them; `cost` picks. Table keys are those of litellm's `model_prices_and_context_window` file.

@@ -1,4 +1,7 @@
-"""The record of a call: how it ended, what it weighed, what it took. The store keeps it and the observers get it."""
+"""Define the record of a call: outcome, token counts, usage and cost.
+
+The store keeps it and the observers get it.
+"""
 
 from __future__ import annotations
 

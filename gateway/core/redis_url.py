@@ -1,4 +1,4 @@
-"""`redis://`, `rediss://`, `redis+sentinel://` and `redis+cluster://`: where a Redis is, and how it is spoken to.
+"""Parse the URLs of Redis: single server, sentinels and cluster.
 
 Options may follow as in other URLs, behind a question mark: for TLS, and what sentinels are told.
 """

@@ -1,4 +1,4 @@
-"""Bytes that come again with each call, such as a list of tools or a system text, as keys of a table."""
+"""Use bytes that repeat with each call, such as a list of tools, as keys of a cache."""
 
 from __future__ import annotations
 

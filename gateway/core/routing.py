@@ -1,4 +1,4 @@
-"""Model name -> provider, the name to send there, and what is known of the model.
+"""Map a model name to providers and to the model's name there.
 
 Routes are tried in the order they are written, first match wins. `provider/model` means that provider, so a model can
 be reached without a route of its own; only a route whose pattern begins so itself comes before that. Hosts have models

@@ -1,4 +1,4 @@
-"""What a session remembers besides its totals: what was decided about its conversations, and its last reported turn.
+"""Define what a session remembers besides its totals: trim decisions, steps and its last turn.
 
 Of the conversations' text it remembers only summaries that are sent in the place of old messages, as long as a decision
 refers to them.

@@ -1,4 +1,4 @@
-"""What a store is given to keep beside the records of calls, and what it gives back."""
+"""Define the values that stores exchange with their users, besides records."""
 
 from __future__ import annotations
 

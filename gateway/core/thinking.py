@@ -1,4 +1,4 @@
-"""Keep thinking blocks valid on models that bind them to their prefix: what to remove after a change, and remember.
+"""Find which thinking blocks stay valid after a change, on models that bind them to their prefix.
 
 Claude models from 5.5 and 5.1 on sign a thinking block together with everything in front of it: system prompt, tools
 and messages. If message *p* changes, the provider refuses every thinking block after *p* that already existed. Blocks

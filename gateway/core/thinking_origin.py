@@ -1,4 +1,4 @@
-"""Tell which thinking blocks of a conversation the model or the account that is called cannot read.
+"""Find the thinking blocks that the called model or account cannot read.
 
 Such a block is dropped by its provider without an error, and the model goes on without that reasoning. The rules are
 data: `thinking:` in config/families.yaml.

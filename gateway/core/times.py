@@ -1,4 +1,4 @@
-"""Times of day as they are told to programs."""
+"""Format times for programs."""
 
 from __future__ import annotations
 

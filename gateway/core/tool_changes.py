@@ -1,4 +1,4 @@
-"""Withdraw tools in the middle of a conversation, and offer them again, by system messages at fixed places.
+"""Withdraw tools inside a conversation, and offer them again, by system messages.
 
 Claude models that bind thinking to its prefix bind it to the list of tools as well, so a step cannot shorten that list.
 These models accept system messages that change which tools are offered from their place on. The client does not know

@@ -1,4 +1,4 @@
-"""Which tools the calls of a session asked for: the last ones in order, and how often each."""
+"""Count the tools that the calls of a session used, and keep the last ones in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage: the tokens of a call, and how they add up to a session's totals.
+"""Define the usage of a call, and add it to a session's totals.
 
 The words are OpenTelemetry's: `input_tokens` and `output_tokens` are the whole; cached and reasoning tokens are parts
 of them, never additions. `total_tokens` is the provider's own figure where it gives one: some bill more than the sum.

@@ -1,1 +1,1 @@
-"""Token counters: adapters to tokenizers."""
+"""Adapters to tokenizers."""

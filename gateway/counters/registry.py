@@ -1,4 +1,4 @@
-"""Token counters by the name of a tokenizer: exact ones, those that need nothing, and a user's own.
+"""Find the token counter of a tokenizer by name.
 
 A tokenizer nobody knows is counted with o200k_base, whose counts are within a few per cent of most others' but for
 numbers: the vocabularies of Gemini, Gemma, Mistral and Qwen have a token for each digit, so that o200k_base finds a

@@ -1,4 +1,4 @@
-"""Exact token counts, offline: tiktoken with the rank files that litellm's wheel carries.
+"""Count tokens exactly and offline, with tiktoken and the files in litellm's package.
 
 The files are found without importing litellm, checked, and read here: tiktoken itself would delete a damaged file and
 fetch a new one, takes twice as long, and keeps 27 MB of ranks that only building the encoding needs. Nothing here asks

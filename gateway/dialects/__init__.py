@@ -1,4 +1,4 @@
-"""Wire formats: one pure file each, and the table that says which path speaks which."""
+"""Define the wire formats, and which path speaks which."""
 
 from __future__ import annotations
 

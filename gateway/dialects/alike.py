@@ -1,4 +1,4 @@
-"""Events that differ in nothing but one text: a stream is mostly made of them, and they need not be parsed each.
+"""Recognize stream events that differ only in one text, so that they need no parsing.
 
 What stands around the text is known from one of them that was parsed. Where all of it is the same, byte for byte, the
 texts are cut out and decoded in one go, in a fifth of the time, with padding behind them in half of it.

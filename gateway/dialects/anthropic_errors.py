@@ -1,4 +1,4 @@
-"""The error body of Anthropic's API."""
+"""Write errors in the format of Anthropic's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/messages, as Anthropic's API speaks."""
+"""Read and write /v1/messages of Anthropic's API."""
 
 from __future__ import annotations
 

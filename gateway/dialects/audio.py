@@ -1,4 +1,4 @@
-"""Sound in an answer: about what it is billed at, and whether a call asks for any."""
+"""Estimate the tokens of audio in a response."""
 
 from __future__ import annotations
 

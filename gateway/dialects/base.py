@@ -1,4 +1,4 @@
-"""What every wire format offers, and the values it gives: `Dialect`, `Call`, `Answer`, `StreamMeter`.
+"""Define the interface of a wire format: `Dialect`, `Call`, `Answer` and `StreamMeter`.
 
 The body as received stays the truth. It is decoded one level deep; what is written back are its own bytes, with single
 top-level fields replaced. Fields nobody here knows survive.

@@ -1,4 +1,4 @@
-"""What chat and completions have in common: answers of choices, and asking for the usage of a stream of them."""
+"""Read responses of choices, which chat and completions share, and ask for the usage of their streams."""
 
 from __future__ import annotations
 

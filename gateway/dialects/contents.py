@@ -1,4 +1,4 @@
-"""A request taken apart for weighing and fitting: its fields and messages as the bytes they have in the body.
+"""Split a request into its fields and messages, each as the bytes in the body.
 
 A client may mark a message, or a part of its content such as a `tool_result`, with `"x_gateway": {"priority": …}`: how
 much the message matters when not everything fits. The mark is ours and is taken out before anything is weighed,

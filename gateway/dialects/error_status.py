@@ -1,4 +1,4 @@
-"""The status of an error that came within a stream, which began with 200."""
+"""Read the status of an error inside a stream that began with 200."""
 
 from __future__ import annotations
 

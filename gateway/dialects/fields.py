@@ -1,4 +1,4 @@
-"""The top level of a JSON body: read with every value as the bytes it has, and written again."""
+"""Read the top level of a JSON body with each value as bytes, and write it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider's refusal of a request that is too long for its model, read for the numbers it gives.
+"""Read the numbers of a provider's refusal of a request that is too long.
 
 There is no common shape: some say it with a code, most with a sentence. A sentence is believed only where it begins
 the provider's own message (after the labels that SDKs and proxies put before it). An error that quotes the request

@@ -1,4 +1,4 @@
-"""Read a refusal for length whose wording is not known: by its key terms and its numbers.
+"""Read a refusal for length in unknown words, by its key terms and numbers.
 
 A sentence is used only if every word is in a fixed list of words from length errors. Identifiers (with a digit or an
 underscore) are ignored. Text that is quoted from the request has other words, and quotes around several of them.

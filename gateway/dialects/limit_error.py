@@ -1,4 +1,4 @@
-"""Read a provider's refusal of an output limit: the largest one it takes, or the name of the field that it takes.
+"""Read a provider's refusal of an output limit: the maximum, or the name of the right field.
 
 Hosts word it in many ways, so numbers and key terms are read, not whole sentences. A message is used only if the field
 is named near its start and all words before it are known error words. This prevents text that is quoted from the

@@ -1,4 +1,4 @@
-"""How long an answer may be and how many are asked for, as each API says it."""
+"""Read and set the output limit and the number of responses, in each API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""Read and write /v1/chat/completions."""
 
 from __future__ import annotations
 

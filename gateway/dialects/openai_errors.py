@@ -1,4 +1,4 @@
-"""The error body of the OpenAI APIs, shared by every dialect of theirs."""
+"""Write errors in the format of the OpenAI APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/responses."""
+"""Read and write /v1/responses."""
 
 from __future__ import annotations
 

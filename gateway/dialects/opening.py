@@ -1,4 +1,4 @@
-"""What identifies a conversation by its beginning: the system texts and the first user item."""
+"""Read the system texts and the first user item, by which a conversation is recognized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be read of a JSON answer of which not all is there, or not all can be read.
+"""Read usage and texts from a JSON response that is incomplete or too large.
 
 The usage that it reports counts as in a whole one. Without it texts are weighed, as far as they can be told from
 numbers and pictures: the bytes of a vector or of an image are no tokens.

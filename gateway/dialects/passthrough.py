@@ -1,4 +1,4 @@
-"""Everything under /v1 that has no dialect of its own: forwarded untouched, metered where the answer carries usage.
+"""Forward all other paths under /v1 unchanged, and meter them if the response has usage.
 
 An answer is searched for a `usage` object at the places where providers put one. Its text is weighed where the known
 APIs have it, since a model's answer that reports nothing is not free because it came from an unknown path.

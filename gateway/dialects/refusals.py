@@ -1,4 +1,4 @@
-"""Which attempts of a refused request a provider does not bill.
+"""Find the attempts of a refused request that the provider does not bill.
 
 Anthropic answers a refusal with status 200 and `stop_reason: refusal`. It does not bill one that came before any
 output, unless its category is one of a few; one that came after output is billed. The usage shows the tokens in any

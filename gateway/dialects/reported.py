@@ -1,4 +1,4 @@
-"""What a provider says a call used, wherever and however it says it.
+"""Read the usage that a provider reports, in all known forms.
 
 The rules, each from recorded answers: the last word counts, field by field; null never erases; a running total on
 every chunk is not added up; details are parts of their parent; `total_tokens` is the provider's own; zero is zero and

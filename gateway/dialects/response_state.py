@@ -1,4 +1,4 @@
-"""What is gathered of an answer while it is read; every format's reader fills one."""
+"""Collect what the reader of a response finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses over a WebSocket: what the client's messages ask for, and what it is sent of an answer.
+"""Read and write the messages of the Responses API over a WebSocket.
 
 Each `response.create` is the body of one POST /v1/responses, and each event of that answer's stream is one message
 (OpenAI's guide "WebSocket mode", and `ResponsesClientEvent` in its OpenAPI document). What differs from HTTP stands

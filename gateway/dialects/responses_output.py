@@ -1,4 +1,4 @@
-"""The output of a Responses stream as far as it came: what the stream says again at its end, should it be cut short."""
+"""Rebuild the output of a Responses stream as far as it came."""
 
 from __future__ import annotations
 

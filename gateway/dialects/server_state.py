@@ -1,4 +1,4 @@
-"""What of a call lies elsewhere, where nobody here counts it: content that others keep, a bill that comes later.
+"""Find references to content that only the provider has, such as `previous_response_id`.
 
 A client is told of both, in `x-context-unseen` and `x-session-unmetered`.
 """

@@ -1,4 +1,4 @@
-"""Requests about an answer that an earlier call asked for: forwarded untouched, what comes is read as that answer."""
+"""Forward requests about a stored response, and read its usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of a request, and about what they weigh, for formats and fields that nothing else weighs."""
+"""Estimate the tokens of texts in formats and fields that nothing else counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a provider's refusal of thinking blocks: Claude's 400 for blocks bound to another prefix, or for missing blocks.
+"""Read a provider's refusal of thinking blocks.
 
 The texts are Anthropic's; hosts and translations pass them on.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)

@@ -1,4 +1,4 @@
-"""Fields and headers of Claude's control over refused thinking blocks.
+"""Read and set Claude's fields and headers for refused thinking blocks.
 
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
 """

@@ -1,4 +1,4 @@
-"""How a request is told to call some of its tools only.
+"""Restrict a request to some of its tools.
 
 Two ways to narrow. A choice among some tools (`allowed_tools`, as OpenAI has it) leaves the list of tools as it is, and
 with it the provider's prompt cache, which begins with the tools. Where a provider knows no such choice the list is

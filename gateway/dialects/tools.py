@@ -1,4 +1,6 @@
-"""The tools that a request offers, and what it says of which may be called. `narrowing.py` tells it to offer fewer.
+"""Read the tools that a request offers, and its choice among them.
+
+`dialects/tool_restriction.py` tells it to offer fewer.
 
 Tools that a provider runs itself go by their type, without what tells its versions apart: `web_search`. A set of tools
 that the request does not list (those of an MCP server, a namespace) goes by the name of the set.

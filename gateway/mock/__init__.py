@@ -1,4 +1,4 @@
-"""A fake LLM provider that really speaks the wire formats, with faults on demand and a ledger of what it billed."""
+"""A built-in provider that speaks the wire formats, for tests and trials without a key."""
 
 from gateway.mock.app import create_app
 from gateway.mock.claude_rules import CLAUDE_RULES, ModelRules

@@ -1,4 +1,4 @@
-"""The provider as an ASGI app: which endpoint answers what, and the control endpoints for tests in other processes."""
+"""Route requests to the provider's endpoints, and control it from other processes."""
 
 from __future__ import annotations
 

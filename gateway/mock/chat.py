@@ -1,4 +1,4 @@
-"""OpenAI chat completions: `POST /v1/chat/completions`."""
+"""Answer OpenAI chat completions: `POST /v1/chat/completions`."""
 
 from __future__ import annotations
 

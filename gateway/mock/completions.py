@@ -1,4 +1,4 @@
-"""OpenAI's older completions: `POST /v1/completions`."""
+"""Answer OpenAI's older completions: `POST /v1/completions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending an answer over ASGI, with the timing and the faults its behaviour asks for."""
+"""Send a response over ASGI, with the timing and faults that its behaviour names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI embeddings: `POST /v1/embeddings`."""
+"""Answer OpenAI embeddings: `POST /v1/embeddings`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+"""Answer Anthropic messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Just enough of `multipart/form-data` to receive an upload that is already in memory."""
+"""Read an upload in `multipart/form-data`."""
 
 from __future__ import annotations
 

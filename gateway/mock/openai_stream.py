@@ -1,4 +1,4 @@
-"""Streams of OpenAI's chat and completions APIs, and the places in which servers like them put usage."""
+"""Write streams of OpenAI's chat and completions APIs, with usage where servers put it."""
 
 from __future__ import annotations
 

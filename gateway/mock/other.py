@@ -1,4 +1,4 @@
-"""The smaller endpoints: models, files, audio and images."""
+"""Answer the smaller endpoints: models, files, audio and images."""
 
 from __future__ import annotations
 

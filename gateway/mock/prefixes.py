@@ -1,4 +1,4 @@
-"""The content before a thinking block as a running digest, and where two such contents begin to differ."""
+"""Compute a digest of the content before a thinking block, and find where two such contents differ."""
 
 from __future__ import annotations
 

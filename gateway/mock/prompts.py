@@ -1,4 +1,4 @@
-"""Reading requests: what the formats' messages have in common."""
+"""Read the texts of a request in each format."""
 
 from __future__ import annotations
 

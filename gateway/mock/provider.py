@@ -1,4 +1,4 @@
-"""The provider itself: its script, the record of every call, and the ledger of what it billed."""
+"""Keep the provider's script, its calls, and the ledger of what it billed."""
 
 from __future__ import annotations
 

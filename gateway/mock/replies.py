@@ -1,4 +1,7 @@
-"""What the provider answers: text or tool calls. Pure; the wire formats only render it."""
+"""Choose the response: text or tool calls.
+
+Pure; the wire formats only render it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI responses: `POST /v1/responses`, its `/compact` and `/input_tokens`, and those made in the background.
+"""Answer OpenAI responses: `POST /v1/responses`, `/compact`, `/input_tokens` and background responses.
 
 One of these is billed when it is asked for. It is queued at first, in progress when it is first fetched, and made when
 it is fetched again.

@@ -1,4 +1,4 @@
-"""Values made up from a JSON schema, and just enough of one to satisfy it."""
+"""Make values that satisfy a JSON schema."""
 
 from __future__ import annotations
 

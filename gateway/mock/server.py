@@ -1,4 +1,4 @@
-"""The provider on a real port, in a thread of its own."""
+"""Serve the provider on a real port, in its own thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request rules that real models enforce, as data: one row for each family of models.
+"""Define the request rules of models other than Claude, as data.
 
 Off by default. `Provider(strict=STRICT_MODELS)` refuses what the real API of a matching model refuses, with the same
 text, and adds to its answers what the client has to send back: reasoning, signatures, ciphertext.

@@ -1,4 +1,4 @@
-"""A deterministic stand-in for a tokenizer.
+"""Count tokens in a fixed way, without a tokenizer.
 
 One token is a run of ASCII letters and underscores, a run of ASCII digits, or any other single character that is not
 ASCII whitespace (so each CJK character is one). `count` and `pieces` agree on this; `count` never builds the pieces,

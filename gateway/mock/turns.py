@@ -1,4 +1,4 @@
-"""What a test can ask of the provider: a scripted turn, and the behaviour of one answer on the wire."""
+"""Define what a test can ask of the provider: scripted turns, delays and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much input a model takes, and the refusal of more in each API's own words."""
+"""Refuse input that is too long for a model, in each API's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every wire format shares: the request as received, the answer to send, errors in each API's shape."""
+"""Define requests, responses and errors that all formats share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How one provider is asked: the request goes out, the head of an answer comes back; again where a refusal says how.
+"""Send a call to one provider, and again in another form if a refusal says how.
 
-Which provider that is, and what comes after one that has no answer, is said in `pipeline.py`.
+Which provider that is, and what comes after one that has no answer, is said in `pipeline/exchange.py`.
 """
 
 from __future__ import annotations

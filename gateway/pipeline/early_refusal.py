@@ -1,4 +1,4 @@
-"""The first event of a stream, looked at as long as its call can still be sent again, shorter or to somebody else.
+"""Read the first event of a response while the call can still be sent again.
 
 Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
 was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs

@@ -1,4 +1,6 @@
-"""One call, top to bottom. This is the only place that knows the order.
+"""Take one call through all its steps, in order.
+
+This is the only place that knows the order.
 
 Read the body -> name the session -> find its routes -> read its accounts -> find its step -> decide what to send ->
 hold what it may cost -> send; decide and send again on the next route where one fails -> meter the answer -> settle ->

@@ -1,4 +1,4 @@
-"""What a caller is told where none of the providers that were asked has an answer."""
+"""Choose the error to report if no provider has a response."""
 
 from __future__ import annotations
 

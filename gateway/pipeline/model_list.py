@@ -1,4 +1,4 @@
-"""The list of models: our own names first, then those of the provider that a call goes to by default.
+"""Answer `GET /v1/models`: the gateway's own names, then those of the default provider.
 
 In the shape of the API whose client asks. What a provider writes of a model is kept, but for two things: its name has
 the provider's in front where the bare one leads elsewhere, and a field that the shape asks for is added where it lacks.

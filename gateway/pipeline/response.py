@@ -1,4 +1,4 @@
-"""The way back: a provider's answer on its way to the client, read for its usage; and what a call is refused with.
+"""Pass a provider's response on to the client, read its usage, and write refusals.
 
 Whatever comes whole is settled before it is passed on; a stream is settled before its last bytes are.
 """

@@ -1,4 +1,4 @@
-"""What a configuration would have done with recorded calls, as far as their records can tell.
+"""Apply the budgets of a configuration to recorded calls.
 
 Each call is held and settled with the functions that the gateway itself uses: `gateway.core.ledger.charging` says what
 to hold, `gateway.core.ledger.arithmetic` whether there is room, and `gateway.core.modes` how tool results would have

@@ -1,4 +1,4 @@
-"""The gateway's own records of calls, out of a store, the API's answers or the JSON log: numbers and names, no text.
+"""Read recorded calls from a store, from the API or from the JSON log.
 
 A line is one record as `GET /api/calls/{id}` gives it, a page of them (`{"calls": […]}`), or a line of the log. The log
 says less: neither cached tokens nor the cost.

@@ -1,4 +1,4 @@
-"""Recorded requests run through the planner: what a configuration would have left out and sent, and what that costs.
+"""Trim recorded requests with a configuration, and compute what that costs.
 
 Nothing is sent, no model is called. A line of a recording is a request body, or an object that holds one as `body` or
 `request`; `session` (or what the body itself says) tells conversations apart. What a provider would have cached is

@@ -1,1 +1,1 @@
-"""The HTTP shell: ASGI endpoints, headers, client keys, the /api routes."""
+"""Serve HTTP and WebSockets to clients."""

@@ -1,4 +1,4 @@
-"""The ASGI application: forwarded paths go to the `Forwarder`, /api and health checks to a Starlette router."""
+"""Build the ASGI application: forwarded paths, /api, the dashboard and health checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who calls: client keys, the admin key, and what a caller without either may do.
+"""Authenticate callers: client keys, the admin key, and requests without either.
 
 Presented keys are hashed and looked up by digest, so that how long the answer takes says nothing about how much of a
 key was right.

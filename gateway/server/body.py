@@ -1,4 +1,4 @@
-"""Reading a request body: bounded in size as sent and once unpacked, bounded in silence, noticed when given up."""
+"""Read a request body, bounded in size, memory and time."""
 
 from __future__ import annotations
 

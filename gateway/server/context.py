@@ -1,4 +1,7 @@
-"""/api/count, /api/trim, /api/context: a request body looked at without sending it. Nothing of it is kept."""
+"""/api/count, /api/trim and /api/context: count or trim a body without sending it.
+
+Nothing of it is kept.
+"""
 
 from __future__ import annotations
 

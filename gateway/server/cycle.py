@@ -1,4 +1,4 @@
-"""One request and its answer: uvicorn's cycle, with a `send` that looks at a whole head at once.
+"""Handle one HTTP/1.1 request and its response, based on uvicorn's own class.
 
 uvicorn looks at each header by two regular expressions and more; checked and written in one go, a head takes half the
 time. How an answer ends is decided here: by its length, by its last chunk or with its connection (RFC 9112, section

@@ -1,4 +1,7 @@
-"""/ui: the dashboard, a static page with its scripts. It holds no data: that comes from /api, behind its keys."""
+"""/ui: serve the files of the dashboard.
+
+It holds no data: that comes from /api, behind its keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forwarding endpoint: from an ASGI request to `Gateway.handle` and back.
+"""Forward requests: from an ASGI request to `Gateway.handle` and back.
 
 Each call runs in a task of its own that the application keeps, so that it outlives the connection: a client that leaves
 must not take the settlement with it. The request's own task meanwhile listens for the client to leave, since `send`

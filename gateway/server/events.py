@@ -1,4 +1,4 @@
-"""/api/events: the calls of all workers as they are settled, as server-sent events.
+"""/api/events: send the calls of all workers as server-sent events.
 
 One look at the store a second for all who listen here, and none while nobody does. What a listener does not take in
 time is dropped and counted; a call never waits for one.

@@ -1,4 +1,4 @@
-"""What every handler of /api is wrapped in: who asks, what a reload replaces, answers and faults as JSON."""
+"""Wrap each handler of /api: authentication, JSON responses and errors."""
 
 from __future__ import annotations
 

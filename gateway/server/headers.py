@@ -1,6 +1,7 @@
-"""Every header we write, with the JSON shapes that stand in them, and what those mean that we read.
+"""Write the response headers of the gateway, and read its request headers.
 
-The names of these are in `core/asked.py`. How ours begin is in `core/forwarding.py`, which keeps them from providers.
+The names of the request headers are in `core/http/gateway_headers.py`. `core/http/headers.py` has the prefixes of the
+gateway's own headers, and keeps these from providers.
 """
 
 from __future__ import annotations

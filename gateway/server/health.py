@@ -1,4 +1,7 @@
-"""/api/health: how this worker does: its store, its providers, what is under way. For whoever may see all sessions."""
+"""/api/health: report the state of the store, the providers and the running calls.
+
+For whoever may see all sessions.
+"""
 
 from __future__ import annotations
 

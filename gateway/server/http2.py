@@ -1,4 +1,6 @@
-"""HTTP/2 to clients: uvicorn's connection with the bounds it lacks. Imported where `server.http2` is on.
+"""Serve HTTP/2 to clients, with limits.
+
+Imported where `server.http2` is on.
 
 zttp, which reads and writes the frames, bounds heads (64 KiB), open streams (128) and what of a body may come unasked
 (64 KiB), and breaks a connection off that sends one head in too many frames. Over its 256th reset and its 4,096th

@@ -1,4 +1,4 @@
-"""The client keys that are kept in the store, as this worker knows them: read again every few seconds."""
+"""Keep the client keys of the store in memory, and read them again every few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""/metrics: the figures of all workers of this machine, for Prometheus. For whoever may see all sessions."""
+"""/metrics: serve the figures of all workers of this machine for Prometheus.
+
+For whoever may see all sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of requests: the session that one names, and what of it goes to a provider.
+"""Split request paths into session and provider path.
 
 Clients of Azure OpenAI put their model into the path, as the deployment to call. They are understood as well: what
 they ask for is the same.

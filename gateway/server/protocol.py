@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 connection with the bounds it lacks: size and number of headers, time to send them.
+"""Serve HTTP/1.1 with limits on the size, the number and the time of headers, based on uvicorn's own class.
 
 httptools takes headers of any size and nothing ends a half-sent head (measured on uvicorn 0.54). The answers to what is
 refused here have OpenAI's error shape like all others.

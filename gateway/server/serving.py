@@ -1,4 +1,4 @@
-"""How uvicorn runs the application: our protocol, our time limits, its logs off."""
+"""Run uvicorn with the gateway's protocols and time limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""/api: read, change and delete sessions, read call records, look up models. JSON; no prompt or answer text."""
+"""/api: read, change and delete sessions, read call records, look up models.
+
+JSON; no prompt or answer text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The JSON shapes of /api and the command line: sessions, budgets, tools, calls, models. No texts."""
+"""Define the JSON of sessions, budgets, tools, calls and models for /api and the commands.
+
+No texts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of a WebSocket, in the place of the HTTP server: gives the forwarder a request, and takes its answer."""
+"""Run one call of a WebSocket through the forwarder, like an HTTP request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""uvicorn's WebSocket connection with the bounds it lacks. Imported where the first one is opened.
+"""Serve WebSockets with limits, based on uvicorn's own class.
+
+Imported where the first one is opened.
 
 Compression is not offered: what a message takes is then what was sent of it, and on the events of a stream it costs
 more time than it saves.

@@ -1,4 +1,4 @@
-"""/v1/responses over a WebSocket: each `response.create` is one call of the `Forwarder`, whose stream goes back.
+"""Serve /v1/responses over a WebSocket: each `response.create` is one call.
 
 To the pipeline such a call is a POST like any other, with the headers of the handshake: keys, budgets, fitting, errors
 and settlement are the same. Here is what a connection adds: lanes that answer side by side, the answers that only it

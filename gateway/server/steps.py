@@ -1,4 +1,4 @@
-"""Where a session is in the steps of its agents, as the API shows it, and setting it by hand."""
+"""Show and set the steps of a session in the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals that the store has no record of: in the log, the metrics and, a few of them, in memory for `/api/health`.
+"""Log and count refusals that have no record in the store, and keep a few for `/api/health`.
 
 Most of them are requests that never become calls: an unknown key, a foreign web page, an invalid path. Anybody can send
 any number of these, so nothing of them goes to the store, to webhooks or to callbacks. The others are calls without a

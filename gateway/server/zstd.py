@@ -1,4 +1,7 @@
-"""Unpacking a body sent as zstd, under a limit. Codex packs its requests so where it is signed in."""
+"""Decompress a body sent as zstd, up to a limit.
+
+Codex packs its requests so where it is signed in.
+"""
 
 from __future__ import annotations
 

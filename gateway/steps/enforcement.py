@@ -1,4 +1,4 @@
-"""The steps of a call's agent: which is active, what it lets the call offer, and what the tools used make of it.
+"""Find the active step of a call's agent, restrict its tools, and move the step by the tools used.
 
 The rules are `core/steps/`. Where a session is in its steps is kept in its state, and changed by the rules applied to
 what the store holds at that moment: calls side by side, on any worker, each see what the others did.

@@ -1,4 +1,4 @@
-"""The newest message of a user in a request, which conditions of steps may look at.
+"""Read the newest user message of a request, for conditions of steps.
 
 While an agent works it stands further from the end with each call. Each request begins as the one before it did: for
 such a beginning the newest text of a user is remembered, so that it need not be searched again.

@@ -1,1 +1,1 @@
-"""Where sessions, their totals and their call records are kept; one file per kind of store."""
+"""Store sessions, accounts and call records: one package for each kind of store."""

@@ -1,4 +1,4 @@
-"""What time it is, for holds and windows: wall time, and a clock that nobody sets."""
+"""Give stores the time: wall time, and a clock that nobody can set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a page of sessions ended: the value it was sorted by, then the key, which makes it unique."""
+"""Encode where a page of a list ended."""
 
 from __future__ import annotations
 

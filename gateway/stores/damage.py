@@ -1,4 +1,4 @@
-"""Records that a store cannot take, and what this version cannot read in it: logged, and nothing else waits for it."""
+"""Log records that a store cannot take or read, without blocking others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file per worker of call records that the store has not taken: what is in it survives the worker.
+"""Write call records that the store did not take to a file that survives the worker.
 
 Each line holds a record behind its checksum, and is on the disk when `append` returns. A worker holds a lock on its own
 file for as long as it lives; a file that nobody holds is read, settled and deleted by whoever finds it. Settling is

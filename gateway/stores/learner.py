@@ -1,4 +1,4 @@
-"""What reported usage teaches, kept in memory for the next call and written to the store behind the calls.
+"""Keep what reported usage teaches in memory, and write it to the store later.
 
 A lesson that is lost with its process is learned again within a few calls, so nothing here is waited for. Several
 workers add to the same keys: each lesson is a function of what is known, and what comes back is everybody's.

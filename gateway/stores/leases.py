@@ -1,4 +1,4 @@
-"""The holds of this worker: renewed, extended, and noted with how far their streams are; and holds that others left.
+"""Renew and extend the holds of this worker, and settle calls whose worker is gone.
 
 A worker that dies renews its holds no more. When their leases end, any worker that shares the store settles them by
 what was noted last. While the store is away, that is noted in the journal of the worker.

@@ -1,4 +1,4 @@
-"""Tool results as SQLite and Redis keep them."""
+"""Compress tool results for SQLite and Redis."""
 
 from __future__ import annotations
 

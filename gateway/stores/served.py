@@ -1,4 +1,4 @@
-"""The session budget that the running gateway goes by, noted in its store for the commands that read the store.
+"""Note the session budget of the running gateway in its store, for commands that read the store.
 
 `gateway serve --budget`, or a configuration file of another name, is not known to a command in another terminal.
 """

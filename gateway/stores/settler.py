@@ -1,4 +1,4 @@
-"""Settlements that must not be lost: what the store did not take is written down, and offered again until it does."""
+"""Settle calls without losing one: what the store does not take is journaled and offered again."""
 
 from __future__ import annotations
 

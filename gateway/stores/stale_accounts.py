@@ -1,4 +1,4 @@
-"""What may be spent while the store is away: in each worker, what was left of an account when it saw that last.
+"""Enforce budgets while the store is unavailable, from the accounts as last read.
 
 No worker knows what others spend meanwhile. So each of them may spend what was left, and a budget is overspent by no
 more than that. When the store is back it gets the records of all calls that have ended, and what was spent by these is

@@ -1,4 +1,4 @@
-"""A session's state as a store keeps it: JSON, read once as long as it does not change."""
+"""Encode and decode a session's state as JSON, and cache decoded ones."""
 
 from __future__ import annotations
 

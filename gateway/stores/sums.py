@@ -1,4 +1,4 @@
-"""A session's totals as whole numbers, one to a column: SQLite and Redis keep them so and add to them by themselves."""
+"""Write a session's totals as whole numbers, which SQLite and Redis can add."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Observers: they read call records and change nothing; one file per kind."""
+"""Observe settled calls without changing them: one module for each target."""

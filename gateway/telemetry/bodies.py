@@ -1,4 +1,4 @@
-"""What is sent to providers and what comes back, in the log: only where an operator asks for it.
+"""Log the requests to providers and their responses, if that is enabled.
 
 Bodies hold whatever users write, and go where the log goes. Headers, with the credentials in them, are not written.
 """

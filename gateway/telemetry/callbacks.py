@@ -1,4 +1,4 @@
-"""Events for a user's own code and for webhooks: a call ended, its usage was charged, a session went on in its steps.
+"""Send events to a user's own code and to webhooks: calls, usage and steps.
 
 An event is a mapping of what /api shows, made once and only where somebody wants it. Prompts and answers are in none.
 """

@@ -1,4 +1,6 @@
-"""One line per call on stderr: text for people, JSON for machines. No credential; prompts and answers in `bodies.py`.
+"""Write one line per call to stderr, as text or JSON.
+
+No credential; prompts and answers in `bodies.py`.
 
 Nobody ever waits for whoever reads stderr: all lines go through a bounded queue to a thread. When the queue is full,
 lines are dropped and counted.

@@ -1,4 +1,4 @@
-"""Calls as OpenTelemetry spans and metrics, with the names of the semantic conventions for generative AI.
+"""Export calls as OpenTelemetry spans and metrics.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/. A span is written when its call has ended; both are sent by threads
 of the SDK's own, out of bounded queues, as the usual OTEL_* variables say. Its packages are an extra, loaded only

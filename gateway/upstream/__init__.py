@@ -1,1 +1,1 @@
-"""The ways to a provider; one file per kind."""
+"""Send requests to providers."""

@@ -1,4 +1,4 @@
-"""The body of a provider's answer, in the pieces it comes in: unpacked, or read already."""
+"""Read the body of a provider's response in pieces."""
 
 from __future__ import annotations
 

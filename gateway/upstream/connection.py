@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: a request goes out, and the answer comes in as it was framed.
+"""Send a request over one HTTP/1.1 connection and read the response.
 
 llhttp reads what comes, by way of httptools. What it reads is kept until somebody takes it, and the socket is left
 alone while much is kept. A break is told of behind all that came before it.

@@ -1,4 +1,4 @@
-"""The HTTP client towards one provider: time limits, no redirects, no cookies, no unpacking.
+"""Send requests to one provider, with time limits and without redirects.
 
 What the provider sends is handed on as framed. What goes wrong on the way becomes our errors here and nowhere else.
 """

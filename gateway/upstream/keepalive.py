@@ -1,4 +1,4 @@
-"""Whether the other side of a connection is still there: hosts vanish and firewalls forget, without a word.
+"""Detect that the other side of a connection is gone.
 
 Two things tell. Where all is quiet, the system asks now and again; that also keeps a connection known to what lies
 between, however long a model thinks. Where something was sent, the system sends it again until it is acknowledged. It

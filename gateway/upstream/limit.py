@@ -1,4 +1,4 @@
-"""So many at once: whoever is one too many waits for a turn, and who came first has the first."""
+"""Limit the number of calls at once; the others wait in order."""
 
 from __future__ import annotations
 

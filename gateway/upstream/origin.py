@@ -1,4 +1,4 @@
-"""The connections to one place: opened when needed, kept for the next request, never more than may be.
+"""Pool the connections to one host.
 
 Addresses are tried as RFC 8305 has it (by aiohappyeyeballs), directly or through a proxy, in TLS where the address says
 so.

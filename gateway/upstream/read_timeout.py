@@ -1,4 +1,4 @@
-"""One timer for a whole answer, however many pieces it has."""
+"""Time out a response that sends nothing, with one timer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider asked again where nothing was done, and left alone for a while after failures in a row.
+"""Retry a provider if nothing can have been billed, and open its circuit after failures in a row.
 
 Only before the first byte of an answer, and only where it is sure that the provider did no work: the connection did not
 come about, or it said itself that it turned the request away. Whatever else goes wrong may have been billed, and asking

@@ -1,4 +1,4 @@
-"""Find where strings and other runs end in JSON text that is not decoded.
+"""Find the ends of strings and other runs in JSON text without decoding it.
 
 A repeated group of `re` keeps about 140 bytes for each repetition until the match ends, so a request of 64 MB could
 take gigabytes. Possessive repetition would keep nothing, but it matches incorrectly before Python 3.11.5

@@ -1,4 +1,4 @@
-"""JSON read so that it can be written as it was: numbers keep their spelling, and what would not come back is not read.
+"""Read JSON so that it can be written back unchanged, with the spelling of its numbers.
 
 A number is carried as a text between two marks, which encoders and tables pass on untouched; the same marks carry any
 other text that is to stand among JSON without quotes.

@@ -1,4 +1,4 @@
-"""One chat message as its own bytes: its key, what it is whatever its conversation, and the bytes of a changed one.
+"""Read one chat message as bytes, compute its key, and write a changed one.
 
 Any bytes can be read. What is no chat message has an unknown role; what cannot be written anew without loss (a key that
 stands twice, NaN, half a surrogate pair, nesting without end) is sealed: it may be left out, but never changed.

@@ -1,4 +1,4 @@
-"""A conversation as the rules see it: a view onto the raw chat messages, which stay the truth.
+"""Group the messages of a conversation into units that are kept or dropped together.
 
 An `Item` says what a message is, never what it becomes; a `Unit` is what stays or goes together: a call with all its
 results, with those that came of the same reasoning, or one message alone. Only the keys of the messages are worked out

@@ -1,1 +1,1 @@
-"""What a request weighs."""
+"""Count the tokens of a request."""

@@ -1,4 +1,4 @@
-"""Recognise binary data that is written as text: base64 of an image, a PDF, sound, video, an archive or a cipher text.
+"""Recognize binary data that is written as text: base64 of images, PDFs, audio, video and archives.
 
 A field that no rule knows may hold any of them. A model is not shown the base64, so it must not be counted as text. The
 first bytes say what the data is. Data without known first bytes is an encrypted blob if its characters are as evenly

@@ -1,4 +1,4 @@
-"""Count once: what was worked out about a piece of a request is kept under the piece's own bytes.
+"""Cache token counts under the bytes of the counted piece.
 
 Bounded in bytes: what was not used for longest goes first. One cache may serve counting and fitting; a turn then costs
 its new messages. It knows of no threads: whoever shares a cache between threads hands in a lock.

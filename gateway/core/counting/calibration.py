@@ -1,4 +1,4 @@
-"""What reported usage teaches: the offset between what a provider reports and what we estimate.
+"""Learn the difference between estimated and reported tokens.
 
 The errors that remain after `estimate.py` are constants that a provider adds, to a request or to each of its frames:
 its calls of tools or its messages, see `Estimate.frames`. So offsets are learned, not ratios: per provider, model, wire

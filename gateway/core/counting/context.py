@@ -1,4 +1,4 @@
-"""The two parts of a context: the conversation, and the tool results in it, each of which counts once.
+"""Split the tokens of a request into conversation and tool results.
 
 A result that stands in the request twice, under one call id or word for word, is one result to whoever reads the
 numbers. The provider bills it each time; what it bills is `estimate.py`'s to say.

@@ -1,4 +1,4 @@
-"""What a request defines beside its messages, weighed: its tools, and the schema of the answer.
+"""Count the tokens of tool definitions and of the response schema.
 
 How many tokens these make is the family's to say (`estimate.py`).
 """

@@ -1,4 +1,4 @@
-"""What the provider will report as prompt tokens: the structure of a request times the numbers of its model's family.
+"""Estimate the input tokens that a provider will report, with the numbers of the model's family.
 
 Every message is measured once and kept in the cache under its own bytes; a turn costs its new messages. Nothing here
 raises on any JSON. What was learned from reported usage comes on top: `calibration.py`.

@@ -1,4 +1,4 @@
-"""Model families, as data from config/families.yaml: tokens that a provider adds, and requests that it refuses.
+"""Define model families from config/families.yaml: token overheads, and requests that they refuse.
 
 A request's family is the first in the list whose patterns match its model, provider and wire format; its image rule is
 the first in a list of its own, since models of one family count images differently.

@@ -1,4 +1,4 @@
-"""Tokens of a text without a tokenizer: characters, words and scripts.
+"""Estimate the tokens of a text without a tokenizer, from characters, words and scripts.
 
 Used where a provider reported nothing, and where the tables of a tokenizer are missing.
 

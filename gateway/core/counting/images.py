@@ -1,4 +1,6 @@
-"""What an image costs, by the rule its provider publishes. The numbers of a rule belong to a family (`families.py`).
+"""Count the tokens of an image by its provider's published rule.
+
+The numbers of a rule belong to a family (`families.py`).
 
 tiles    OpenAI before GPT-5 mini: fit into 2048 x 2048, then the short side to 768, then 512-pixel tiles.
 patches  OpenAI from GPT-4.1 mini on, Anthropic, Mistral: squares of `patch` pixels, the image shrunk to at most `cap`

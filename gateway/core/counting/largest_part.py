@@ -1,4 +1,4 @@
-"""What of a request weighs most beside its messages: whoever is refused for its length is told what to shorten."""
+"""Find the largest part of a request besides its messages, to name it in a refusal."""
 
 from __future__ import annotations
 

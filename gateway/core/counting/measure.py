@@ -1,4 +1,4 @@
-"""One message of a request, weighed: how many tokens of which kind, in any of the four wire formats.
+"""Count the tokens of one message by kind, in each wire format.
 
 A measure depends on the message and the tokenizer only, so it can be kept under the message's own bytes and added up on
 every later turn. What the numbers cost at one provider is the family's to say (`families.py`). Any JSON value gives a

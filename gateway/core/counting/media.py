@@ -1,4 +1,6 @@
-"""Images, audio and files of a request: what their own bytes say of their size. Nothing is decoded but header bytes.
+"""Read the size of images, audio and files from their bytes.
+
+Nothing is decoded but header bytes.
 
 What such a part costs is the family's to say (`images.py`); here stands only what the part is.
 """

@@ -1,4 +1,4 @@
-"""What stands beside the messages of a request, measured: its system text, its tools, the schema of its answer.
+"""Count the overhead of a request: system prompt, tools and response schema.
 
 An agent sends the same with each turn, so all of it is kept under the bytes of the fields that it is read from. What it
 costs is the family's to say (`estimate.py`).

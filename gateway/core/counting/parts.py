@@ -1,4 +1,4 @@
-"""What one part of a message weighs: the tally that it is added to, and a reader for each kind of part.
+"""Count the tokens of one part of a message, by its type.
 
 A part is the same in every wire format that has it. Any JSON value weighs something; what nobody here knows is counted
 as the JSON it is.

@@ -1,4 +1,4 @@
-"""What is known of the first messages of a request: a turn's messages begin with the very bytes of the last turn's.
+"""Cache what is known of the first messages of a request, by their bytes.
 
 To compare bytes is fifty times faster than to hash them, so the text is kept. It belongs to no session: whoever sends
 the same bytes goes on from the same sums.
@@ -39,7 +39,8 @@ class Beginning:
         keys: what `keys_of` says of them.
         kind: the kind of the request they were weighed for, see `Beside.kind`.
         sums: the sums of these messages.
-        elsewhere: the names under which these messages refer to content that others keep, see `dialects/elsewhere.py`.
+        elsewhere: the names by which these messages refer to content that only the provider has
+            (`dialects/server_state.py`).
     """
 
     text: bytes

@@ -1,4 +1,4 @@
-"""What a request asks for, as far as it costs tokens: its messages, tools, schema and switches, in any wire format.
+"""Read the parts of a request that cost tokens, in each wire format.
 
 Values may be decoded JSON, or a value's own bytes as they stand in the body: those are decoded only when they are new.
 """

@@ -1,4 +1,4 @@
-"""What was worked out for the first messages of a conversation together: a longer one goes on from it.
+"""Cache results for the first messages of a conversation, for longer ones that begin with them.
 
 A table by message is asked for every message on every turn; here a turn asks once for all that it shares with the last.
 """

@@ -1,4 +1,4 @@
-"""Measures of messages added up, so that a longer conversation goes on from the sums of a shorter one."""
+"""Add up the token counts of messages, so that a longer conversation continues from a shorter one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tool definitions as OpenAI shows them to a model: a TypeScript namespace. Pure text, made to be counted.
+"""Render tool definitions as OpenAI shows them to a model: a TypeScript namespace.
+
+Pure text, made to be counted.
 
 The form was found by experiment and agrees with recorded usage: hmarr/openai-chat-tokens `src/functions.ts` (MIT) and
 OpenAI's own harmony format for gpt-oss, which renders tools the same way.

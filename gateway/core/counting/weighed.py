@@ -1,4 +1,4 @@
-"""What a request is expected to weigh at its provider: its estimate, corrected by what earlier calls taught."""
+"""Correct the estimate of a request by what earlier calls taught."""
 
 from __future__ import annotations
 

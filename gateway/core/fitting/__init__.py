@@ -1,1 +1,1 @@
-"""What a request keeps when it does not fit."""
+"""Choose what a request keeps when it is trimmed."""

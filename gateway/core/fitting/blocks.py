@@ -1,4 +1,4 @@
-"""A message cut into blocks that can stay or go alone: rows, key lines, lines, sentences.
+"""Split a message into blocks that can be kept or dropped alone: rows, lines, sentences.
 
 Text is cut, never reworded: neighbouring blocks that are kept stand as they stood, and a gap reads `[...]`. JSON is
 written anew, one `path: value` line or table row a block, because a cut JSON text is neither JSON nor short. Cutting

@@ -1,4 +1,4 @@
-"""A cut: what is left of a draft that is over its limit.
+"""Trim a draft that is over its limit.
 
 It goes down to the low-water mark, so that the next turns only append: what must stay, and a share of the room beside
 that (`FitPolicy.low_water`). What the client had cached and what was sent before stays at the beginning as far as that

@@ -1,4 +1,7 @@
-"""Patience: someone is asked every few milliseconds of work whether there is still time. The clock is theirs."""
+"""Stop a trim that takes longer than its deadline.
+
+The clock is theirs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same tool result twice: the later one points at the earlier.
+"""Replace a repeated tool result by a reference to the first one.
 
 Only whole results are compared here; parts that two results share are the business of the choice of blocks, which
 gives nothing for what is kept already.

@@ -1,4 +1,4 @@
-"""What is to become of each message, and what the result weighs: the value that strategies hand on to one another."""
+"""Hold the decision for each message and the resulting tokens; strategies pass it on."""
 
 from __future__ import annotations
 

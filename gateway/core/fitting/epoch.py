@@ -1,4 +1,4 @@
-"""What was decided for the first messages of a conversation, as a small value without any text of it.
+"""Store a trim decision for the first messages of a conversation, without their text.
 
 Numbers only: of messages, and of the blocks that are kept of them. It comes out of a store, where anything may have
 happened to it, so that reading it never fails and never takes much room.

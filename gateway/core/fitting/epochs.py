@@ -1,4 +1,4 @@
-"""Fit a conversation turn by turn: what was sent stays as it was sent, and cuts are rare and deep.
+"""Trim a conversation turn by turn: rarely and deeply, and unchanged in between for the prompt cache.
 
 A provider charges a tenth for the part of a request that begins like the one before. A window that slides breaks that
 beginning on every turn and costs twice what sending everything would. So decisions are remembered (an `Epoch`), new

@@ -1,4 +1,4 @@
-"""Numbers of one or two digits and codes of two letters, which a question may name: `#42`, `line 88`, `NY`.
+"""Find short numbers and codes that a question may name: `#42`, `line 88`, `NY`.
 
 They are everywhere and mean nothing, so that they are no terms (see `terms`). Where the newest words of the user name
 one, it is one for the lines that are called by it: where it is a whole cell of a table, an id, or a label.

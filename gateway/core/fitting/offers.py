@@ -1,4 +1,4 @@
-"""What a unit offers while blocks are chosen: to be opened with the best of its blocks, or one block more.
+"""Offer the next blocks of a unit, with their value and tokens, while blocks are chosen.
 
 Looked at a thousand times in a choice, so that what is worth nothing any more is not looked at again.
 """

@@ -1,4 +1,4 @@
-"""What cannot be fitted is refused, by name."""
+"""Build the error for a request that cannot be trimmed enough, naming its largest part."""
 
 from __future__ import annotations
 

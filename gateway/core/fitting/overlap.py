@@ -1,4 +1,4 @@
-"""Results that share a part: rows of a search that were found before, a paragraph of a document that was read before.
+"""Leave out parts of a tool result that an earlier result already showed.
 
 A part is an element of a JSON list (the result itself, or the longest list in it), or a paragraph of a text. A later
 result leaves out the parts that stand word for word in one earlier result that is sent whole, and says where they are.

@@ -1,4 +1,4 @@
-"""What tools take: the names of their parameters, and what values look like that their definitions give as examples.
+"""Read the parameters of tools, and the form of the example values in their definitions.
 
 Models hand values on from one tool to the next. Of a result that has thirty, those will be needed that some tool asks
 for: under the same name, or of the same form, such as `gift_card_4421` where a description says "such as gift_card_78".

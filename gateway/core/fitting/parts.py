@@ -1,4 +1,4 @@
-"""The parts of a result that can be left out alone where they stand in another one: elements of a list, paragraphs."""
+"""Split a result into parts that can be compared with other results: list elements, paragraphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How conversations are fitted: what a configuration says of it, and what stands where it says nothing."""
+"""Define the settings of trimming and their defaults."""
 
 from __future__ import annotations
 

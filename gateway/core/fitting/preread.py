@@ -1,4 +1,4 @@
-"""Reading ahead: what a cut has to know of old messages is read a few at a time, on the turns before it.
+"""Read old messages a few at a time on the turns before a trim, so that the trim is fast.
 
 It decides nothing: a cut that finds nothing read reads all of it and comes to the same.
 """

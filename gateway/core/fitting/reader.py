@@ -1,4 +1,4 @@
-"""What is known of a message, worked out once: its sketch, its tokens, its blocks, their terms, and what it was cut to.
+"""Cache what is known of a message: tokens, blocks, terms, and its trimmed forms.
 
 All of it depends on the message alone, so it is kept under the hash of the message, bounded in bytes, and shared by
 every conversation that holds the message.

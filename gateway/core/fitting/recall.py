@@ -1,4 +1,4 @@
-"""Late recall: old lines that answer the last words, repeated at the end of the last message.
+"""Repeat old lines that answer the newest question, at the end of the last message.
 
 What was sent before stays as it was, so the provider's cache holds; the lines cost their own tokens only. They stand
 under a neutral heading, each with the role of the message it is from. Text of tools in a user's message is a road for

@@ -1,4 +1,4 @@
-"""What a block is worth: the terms the next turn may need, and only those that are not kept elsewhere already.
+"""Score blocks by the terms that the next turn may need and that no other kept block has.
 
 A term is an identifier, a name or a word. How likely it is needed is told by what is known before the reply: its kind,
 how often the assistant has used it, how long ago it was last seen, and whether its block answers the last words. Each

@@ -1,4 +1,7 @@
-"""What came of a fitting: the messages to send, and the fate of each that came. No text but the messages themselves."""
+"""Report a trim: the messages to send, and what was done with each received message.
+
+No text but the messages themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: what is left out may not make neighbours of roles that never stood beside each other.
+"""Keep the order of roles valid when messages are left out.
 
 Some providers and chat templates take a user's words only behind the assistant's, or one of the two by turns. Which do
 is not known here, but what they took is: the order that the client keeps. Where it would be broken, something that was

@@ -1,4 +1,4 @@
-"""Which blocks to keep: the most worth for the tokens there are.
+"""Choose the blocks with the highest score that fit into a number of tokens.
 
 Units are opened and blocks taken by worth per token. A call and its results are one unit: opening it costs its frame
 (ids, names, short arguments), and only then can its blocks be taken one by one; a unit that is never opened vanishes

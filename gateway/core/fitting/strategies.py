@@ -1,4 +1,4 @@
-"""The ways to make a draft lighter, tried in their configured order until it fits.
+"""Define the strategies that shorten a draft, in the configured order.
 
 `condense` alone reaches every limit that can be reached; the others are for those who want less done to their
 messages, and `drop` is what is left when choosing took too long.

@@ -1,4 +1,4 @@
-"""A summary of old messages: what a model is asked, and the message that stands for them afterwards.
+"""Write the prompt for a summary of old messages, and the message that replaces them.
 
 The rules only ask: what they need is a `Passage`, and a model is shown it as JSON lines, so that no text of the
 conversation can end the quotation it stands in. Who calls the model, and whether the answer is any good, is decided

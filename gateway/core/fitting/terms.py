@@ -1,4 +1,4 @@
-"""What a text is about: its identifiers, names and words, and how well one text answers another (BM25).
+"""Find the terms of a text (identifiers, names, words), and rank texts by them (BM25).
 
 An identifier is what a model copies and never guesses: a number, an id, a path, an address, a name in code. It weighs
 most; a plain word weighs little.

@@ -1,4 +1,4 @@
-"""The last check on a request that was changed: would a provider take it, and is it still the same conversation?
+"""Check that a trimmed request is valid and still the same conversation.
 
 What was wrong with the messages as the client sent them is not held against the result. Everything is read off the
 bytes that would be sent.

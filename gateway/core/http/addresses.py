@@ -1,4 +1,4 @@
-"""Addresses of HTTP, and hosts: what is one."""
+"""Recognize HTTP addresses and hosts."""
 
 from __future__ import annotations
 

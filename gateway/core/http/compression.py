@@ -1,4 +1,4 @@
-"""Unpacking gzip and deflate in pieces, under a limit: a small packed body can unpack to gigabytes."""
+"""Decompress gzip and deflate in pieces, up to a limit."""
 
 from __future__ import annotations
 

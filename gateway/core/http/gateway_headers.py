@@ -1,4 +1,7 @@
-"""The headers by which a request speaks with the gateway, each with what it asks. They are forwarded to nobody."""
+"""Define the request headers that the gateway itself reads.
+
+They are forwarded to nobody.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which headers travel, and with whose credential. Names are lower-case bytes, as ASGI and HTTP/2 have them."""
+"""Decide which headers are forwarded, and with which credential.
+
+Names are lower-case bytes, as ASGI and HTTP/2 have them.
+"""
 
 from __future__ import annotations
 

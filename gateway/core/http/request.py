@@ -1,4 +1,4 @@
-"""What is sent to a provider, and who is told of it on the way."""
+"""Define a request to a provider, and the callback that says whether the provider is at work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When a provider is asked again, and when it is left alone for a while. Only before the first byte of an answer.
+"""Decide whether a provider is asked again, and when its circuit opens.
+
+Only before the first byte of an answer.
 
 Asking again is right where nothing was done: the connection was refused, or the provider says that it is overloaded.
 A provider that fails again and again is not asked at all for a while (`Breaker`), so that its callers hear at once.

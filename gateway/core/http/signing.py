@@ -1,4 +1,4 @@
-"""Signatures of events, as Standard Webhooks 1.0.0 has them: whoever receives one can tell that it is ours, and new."""
+"""Sign webhook events as in Standard Webhooks 1.0.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes in, whole events out, every byte kept.
+"""Split a byte stream into server-sent events, and keep every byte.
 
 An event ends at a blank line made of LF, CR LF or CR (WHATWG HTML, section 9.2.6). Where the bytes are cut does not
 change the reading: a CR LF that arrives in two parts leaves a lone LF in front of the next event, which reads as

@@ -1,4 +1,4 @@
-"""The arithmetic of budgets: what an account has spent, what is held for calls under way, and what may still be held.
+"""Compute what an account has spent, what is held on it, and what may still be held.
 
 At any moment an account's `used + held` is within its limits when a hold is granted, so that calls side by side cannot
 overspend together. A hold is taken on all accounts of a call or on none, and replaced by what the call cost, once.

@@ -1,4 +1,4 @@
-"""What a call is charged to, and what is held for it before it is sent.
+"""Decide which accounts a call is charged to, and how much is held for it.
 
 The arithmetic is the ledger's; here it is decided with which numbers. See `gateway.core.ledger.arithmetic`.
 """

@@ -1,4 +1,4 @@
-"""What callers are told of budgets: what is left of them, and why there is too little for a call."""
+"""Describe to callers what is left of a budget, and why it is too small for a call."""
 
 from __future__ import annotations
 

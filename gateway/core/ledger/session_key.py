@@ -1,4 +1,4 @@
-"""Whose a session is: its identity, and the namespaces of callers that have no client key."""
+"""Define the key of a session: its namespace and id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Response modes: how tool results are shown to the model as a session's budget shrinks.
+"""Define response modes: how tool results are shown as a session's budget shrinks.
 
 Raw as they came; as tables, with nothing left out; as summaries, with the way to the full text; as that way alone. Each
 message is shown for itself and always the same way in the same mode, so that a provider's prompt cache holds for as

@@ -1,4 +1,4 @@
-"""The most telling blocks of a result, word for word: how it begins, what went wrong, rows and lines with rare names.
+"""Extract the most informative blocks of a tool result: its start, errors, and lines with rare names.
 
 The choice depends on the text alone, never on the question, so that the same result is shown the same way on every
 turn. Blocks and terms are those of `gateway.core.fitting`; a gap reads `[...]`.

@@ -1,4 +1,4 @@
-"""The line that says where the full text of a result is kept, and in a few words what the result was."""
+"""Write the line that describes a tool result and names the handle of its full text."""
 
 from __future__ import annotations
 

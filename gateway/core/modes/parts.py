@@ -1,4 +1,4 @@
-"""The parts of a tool result: which of them are text that may be shown shorter, which can be kept, and which stay.
+"""Sort the parts of a tool result: text that can be shortened, parts that can be stored, and others.
 
 Text is a plain text, a document that holds its text, a search result. What may be cited stays as it came, because a
 citation points at its characters. Pictures, files and sounds can be kept where the request holds their bytes; of one

@@ -1,4 +1,4 @@
-"""A summary of one result that a model makes: which results are worth one, what the model is asked, what is taken.
+"""Decide which tool results a model summarizes, write its prompt, and check its answer.
 
 A result is quoted to the model as a line of JSON, so that no text in it can end the quotation it stands in.
 """

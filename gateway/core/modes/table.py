@@ -1,4 +1,6 @@
-"""The tables of JSON: lists of objects with their keys named once, a line for each object. Nothing is lost.
+"""Write JSON lists of objects as tables, with each key named once.
+
+Nothing is lost.
 
     [JSON list as a table, 2 rows, nothing left out; empty cell: no such key]
     id|name|price.net|tags

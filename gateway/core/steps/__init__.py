@@ -1,4 +1,4 @@
-"""Steps: named modes of work, activated by what a session does, which decide what tools it may call next."""
+"""Define steps: named modes of work that decide which tools a call may use."""
 
 from __future__ import annotations
 

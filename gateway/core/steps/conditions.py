@@ -1,4 +1,4 @@
-"""What makes a step the one to work in: conditions on the tools used so far, and on the call that comes.
+"""Define the conditions under which a step becomes active.
 
 Names of tools are matched by shell patterns, letter for letter (`search`, `read_*`).
 """

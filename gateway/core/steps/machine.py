@@ -1,4 +1,4 @@
-"""Steps of an agent's work, which of them a session is in, and what that allows it to call.
+"""Compute the active step of an agent from the tools it used, and the tools it may call.
 
 A step holds when its conditions do, or while it is the active one and its sequence is not finished. The first that
 holds, in the order they are written, is the active one; the default step where none does. Conditions are looked at

@@ -1,4 +1,4 @@
-"""Requests of other APIs as chat messages: one set of rules chooses what to keep of all of them."""
+"""Show requests of all APIs as chat messages, so that one set of rules trims them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last look at the elements of a changed request: would the provider of this format take them?
+"""Check that a provider would accept the elements of a changed request.
 
 What is checked is the format's own grammar, read off the bytes to be sent, independently of how they were made.
 """

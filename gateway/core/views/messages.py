@@ -1,4 +1,4 @@
-"""Anthropic's Messages as chat messages.
+"""Show Anthropic's Messages as chat messages, and apply changes to them.
 
 What one of them is by itself is said in `read_messages.py`; here is what they are together. Where the last turn began
 with thinking, it must still do so. Instructions of the operator between the messages stay in any case, and are moved to

@@ -1,4 +1,4 @@
-"""JSON in the bytes that came: objects and lists taken apart, and put together again with some of it set anew.
+"""Split JSON objects and lists into their bytes, and join them with some values replaced.
 
 Numbers and escapes have more than one spelling, and reading them forgets which it was. What is not changed therefore
 goes from one value to the other without being read. All of it must be JSON that

@@ -1,4 +1,4 @@
-"""One input item of a Responses request by itself: a chat message, or a part of one."""
+"""Read one input item of a Responses request as a chat message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of Anthropic's Messages by itself, as chat messages.
+"""Read one message of Anthropic's Messages API as chat messages.
 
 A user's message may hold the results of several calls and words of the user's: each result becomes a message of its
 own, what is left becomes one. Thinking is a part that no rule changes.

@@ -1,4 +1,4 @@
-"""The input items of a Responses request as chat messages.
+"""Show the input items of a Responses request as chat messages, and apply changes to them.
 
 Calls that were made together become one message with what was said directly before them, as in a chat request, and
 their results follow it, wherever they stand among the items. What a model reasoned or did by itself is bound to what

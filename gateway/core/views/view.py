@@ -1,4 +1,4 @@
-"""A request's messages in the words of a chat request, and the way back."""
+"""Map the elements of a request to chat messages and back."""
 
 from __future__ import annotations
 

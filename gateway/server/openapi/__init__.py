@@ -1,4 +1,7 @@
-"""/openapi.json: the gateway's own HTTP API as an OpenAPI 3.1 document, made of what the code knows. No key needed."""
+"""/openapi.json: describe the gateway's HTTP API as an OpenAPI 3.1 document.
+
+No key needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paths of the gateway, each with what it takes and what it answers."""
+"""Describe the paths of the API: parameters and responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of what the gateway answers, as JSON Schema (2020-12): what `sessions.py` and its neighbours write."""
+"""Describe the JSON of responses as JSON Schema (2020-12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A store in one process, gone with it. First-class: `memory://`, and what most tests run on."""
+"""Store everything in the memory of one process.
+
+First-class: `memory://`, and what most tests run on.
+"""
 
 from __future__ import annotations
 

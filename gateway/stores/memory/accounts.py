@@ -1,4 +1,4 @@
-"""The accounts of a store in memory, and what is held on them."""
+"""Keep accounts and holds in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Leased:
 
 
 class Books:
-    """The arithmetic of `core/ledger.py`, applied to dicts.
+    """The arithmetic of `core/ledger/arithmetic.py`, applied to dicts.
 
     `now` gives the time of day, `moment` the time for holds.
     """

@@ -1,4 +1,4 @@
-"""Lists of a store in memory: sessions in each order, and the calls of each namespace from the newest on."""
+"""List sessions and calls of the store in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared store: Redis 6.2 or newer, or Valkey; one server, sentinels, or a cluster; several machines.
+"""Store in Redis 6.2 or newer, or Valkey: one server, sentinels or a cluster.
 
 Each verb is a Lua script that runs in one step, by the server's clock, and has effect once per id. Every request has a
 deadline; whatever goes wrong is StoreUnavailable. Redis itself forgets what it has not yet put on disk when its machine

@@ -1,4 +1,4 @@
-"""Leaps of a server's clock: set ahead, or a new server's that is ahead, it ends leases whose workers are well.
+"""Notice that a server's clock was set ahead, so that no lease ends too early.
 
 Whoever looks for such leases regularly sees a leap by its own clock, and leaves each of them the time to be renewed.
 """

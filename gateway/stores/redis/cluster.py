@@ -1,4 +1,4 @@
-"""The way to a cluster: which server has which keys, and what is sent to the wrong one is sent on.
+"""Send commands to the right server of a cluster.
 
 redis-py finds the servers and knows who has which keys. Sending is ours: its `RedisCluster` takes a connection for each
 command under way and raises `MaxConnectionsError` where there is none left, instead of waiting; it sleeps and asks

@@ -1,4 +1,4 @@
-"""Changes of one thing that wait in one worker, made together: many calls of a session cost few writes."""
+"""Combine changes of one session that wait in a worker into one write."""
 
 from __future__ import annotations
 

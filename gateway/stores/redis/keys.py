@@ -1,4 +1,4 @@
-"""What the keys in Redis are called.
+"""Name the keys in Redis.
 
 What belongs to one session carries one hash tag and so lies on one server of a cluster; so does what belongs to one
 client key. Lists that go over sessions have keys of their own.

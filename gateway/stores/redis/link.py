@@ -1,4 +1,4 @@
-"""The way to the servers: few round trips, a bounded number of connections, and an end to all waiting.
+"""Send commands in few round trips, over a bounded number of connections, with a deadline.
 
 Connections are redis-py's; what goes over them is put together here. What is asked for in one turn of the event loop
 goes out together, and its answers are read as they come: a command by itself costs several times as much of this

@@ -1,4 +1,4 @@
-"""What goes over sessions: their lists, their calls by name, and the forgetting of what is old.
+"""List sessions and calls, and delete expired ones.
 
 In a cluster these keys lie elsewhere than the sessions and are written after them: they may be a moment behind, and
 name what is gone. So whoever reads them looks at the session itself, and takes out what is not there.

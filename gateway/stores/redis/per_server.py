@@ -1,4 +1,4 @@
-"""Accounts, holds and settlements where all keys are on one server: each verb is one step, and one round trip."""
+"""Reserve and settle with one script, if all keys are on one server."""
 
 from __future__ import annotations
 

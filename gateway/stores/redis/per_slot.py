@@ -1,4 +1,4 @@
-"""Accounts, holds and settlements in a cluster, where each session and each client key may be on another server.
+"""Reserve and settle in parts, if the keys are on different servers of a cluster.
 
 A hold is taken part by part: first where its call is at home, which keeps where the others will lie, then on the other
 accounts in the order of the claims; what was taken is given back when a later part is refused. A hold is listed before

@@ -1,4 +1,4 @@
-"""The verbs: a Lua script each, run in one step by the server."""
+"""Define the Lua scripts, which a server runs atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections as redis-py makes them: to one server, to the master that sentinels name, to the servers of a cluster.
+"""Connect through redis-py: to one server, to the master of sentinels, or to a cluster.
 
 It retries nothing by itself: only whoever asked knows what may be done twice. Deadlines are those of `link`.
 """

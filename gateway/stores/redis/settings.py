@@ -1,4 +1,4 @@
-"""Settings of the servers under which they lose what they were given: an operator hears of them."""
+"""Warn about server settings that can lose data."""
 
 from __future__ import annotations
 

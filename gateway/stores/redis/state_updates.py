@@ -1,4 +1,4 @@
-"""Changes of what sessions remember, from one version to the next: a server takes those of the version that it has.
+"""Update the state of a session, if its version has not changed.
 
 A change is made of the state as this worker saw it last. Where somebody else was faster, the server answers with the
 state that it has, and the change is made of that. Changes of a session in one worker take turns.

@@ -1,4 +1,4 @@
-"""Claims, accounts, totals and states as the scripts take and give them."""
+"""Convert claims, accounts, totals and states for the scripts."""
 
 from __future__ import annotations
 

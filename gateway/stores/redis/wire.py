@@ -1,4 +1,4 @@
-"""One connection to a server, with what was asked on it: a batch of requests, whose replies come in their order.
+"""Send a batch of commands over one connection, and read the replies in order.
 
 redis-py makes the connection: TLS, password, database. From then on bytes go straight to its transport and replies come
 straight from it, without a task, a stream or a lock of their own for each exchange, which cost more than the commands.

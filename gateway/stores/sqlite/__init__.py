@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file (WAL), several workers of one machine.
+"""Store in one SQLite file (WAL), shared by the workers of one machine.
 
 What is written on the way of a call runs in the loop, in shared transactions (`writer.py`): a commit in WAL mode
 without fsync costs tens of microseconds, less than handing it to a thread. So do the reads of a row or two that every

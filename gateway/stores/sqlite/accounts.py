@@ -1,4 +1,4 @@
-"""Accounts and holds: what the ledger's arithmetic is applied to, inside the caller's transaction."""
+"""Apply the ledger's arithmetic to accounts and holds, inside a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletions in parts: each function is one transaction of a few milliseconds, called again until nothing is left."""
+"""Delete in parts: each transaction takes a few milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a session beside its totals: its state, and the tools that its answers called.
+"""Read and write a session's state and the tools that it used.
 
 Where its agents are in their steps changes as tools are called, and then the row of the tools is written anyway: that
 has the steps, too. The rest of a state is long where the session is trimmed, and changes rarely.

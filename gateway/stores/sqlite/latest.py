@@ -1,4 +1,4 @@
-"""The calls that were settled last, in the order in which they were: for whoever watches all workers of a store."""
+"""Read the newest settled calls, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the store's files are: what is written to a file that nobody finds any more is lost with the process."""
+"""Notice that the store's files were moved or deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the columns hold: totals, records, states and lessons, read and written inside whatever transaction there is."""
+"""Convert totals, records, states and lessons to columns and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file: how it is opened, how it is known to be ours, and how it comes from any older format to the newest."""
+"""Open the file, check that it is the gateway's, and migrate older formats."""
 
 from __future__ import annotations
 

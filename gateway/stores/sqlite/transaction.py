@@ -1,4 +1,4 @@
-"""A transaction that writes: all of it, or nothing."""
+"""Run a write transaction: all of it, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: what is to be written in one turn of the event loop shares one transaction, which runs in the loop."""
+"""Commit the writes of one turn of the event loop in one transaction."""
 
 from __future__ import annotations
 

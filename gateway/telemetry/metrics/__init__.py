@@ -1,4 +1,4 @@
-"""Figures for Prometheus: counted by call, and read by whoever asks any worker.
+"""Count calls for Prometheus.
 
 Written here and not with prometheus_client: counting one call with that costs 18 µs, and 27 µs where several workers
 share their figures in files (measured with 0.26), against about 5 µs here.

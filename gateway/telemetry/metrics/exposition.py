@@ -1,4 +1,4 @@
-"""The text that Prometheus reads (exposition format 0.0.4)."""
+"""Write the text format of Prometheus (0.0.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics: what each is called, what kind it is, and what it says."""
+"""Define the metrics: names, kinds and descriptions."""
 
 from __future__ import annotations
 

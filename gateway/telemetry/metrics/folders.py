@@ -1,4 +1,4 @@
-"""The folder in which the workers of one `gateway serve` share their metrics, and those that killed ones left."""
+"""Share a folder of metric files between workers, and remove those of killed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of one worker by name: in its memory, or in files that the other workers of a machine read.
+"""Keep the numbers of a worker in memory, or in a file that other workers can read.
 
 A number in a file is written like one in memory, as the file is mapped into it; what was counted stays when its worker
 is killed. A new worker goes on with the numbers of one that is gone, so that no count ever falls, and with their names,

@@ -1,4 +1,4 @@
-"""A provider that speaks another format than its callers, by way of litellm: its requests and answers are translated.
+"""Translate requests and responses through litellm.
 
 Each call becomes one chat (text, embedding) call of litellm and comes back in the client's own format, so that the rest
 of the gateway meters and guards it as any other. litellm is loaded in a thread when the first such provider is

@@ -1,4 +1,4 @@
-"""What of a request becomes arguments of litellm's functions, and what is refused.
+"""Convert a request into arguments of litellm's functions, and refuse what cannot be converted.
 
 Only fields that an API documents do: these functions take credentials, addresses and switches under the same roof, and
 none of these is a caller's to choose. What a provider does not take is refused, but for hints that change nothing in an

@@ -1,4 +1,4 @@
-"""What litellm loses or bends on the way between formats, put so that it keeps it.
+"""Protect content that litellm would lose when it converts messages.
 
 Its translation of Messages requests leaves out documents of text and search results without a word, writes PDFs as
 images, and sends what only Anthropic knows to everybody.

@@ -1,4 +1,4 @@
-"""What goes wrong in litellm, as an answer of the provider or as a fault of ours; no traceback, no key."""
+"""Convert litellm's exceptions into errors, without traceback or key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items of a Responses stream as OpenAI streams them, which clients rely on.
+"""Write the items of a Responses stream as OpenAI does.
 
 litellm streams what is put into a custom tool as the JSON of a function, and ends calls before the message that they
 follow: a client that keeps items as they end would send them back in that order.

@@ -1,4 +1,4 @@
-"""The package litellm, loaded late and told to be quiet: no network, no retries, no callbacks, no log of prompts.
+"""Import litellm late, and turn off its network access, retries, callbacks and logs.
 
 Importing it takes seconds and over 100 MB, so that only a configuration with such a provider does, in a thread. All
 that is used of it is named here. A call is always a chat call in the middle: litellm's own entries for messages and

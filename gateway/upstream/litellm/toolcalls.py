@@ -1,4 +1,4 @@
-"""The calls of tools in litellm's chat stream: which piece belongs to which call, and one call behind the other."""
+"""Assign the pieces of tool calls in litellm's chat stream to their calls."""
 
 from __future__ import annotations
 

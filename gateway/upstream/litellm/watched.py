@@ -1,4 +1,4 @@
-"""A stream of litellm, looked at on its way to what translates it."""
+"""Inspect a litellm stream before it is translated."""
 
 from __future__ import annotations
 

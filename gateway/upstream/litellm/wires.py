@@ -1,4 +1,4 @@
-"""Requests as litellm's chat, text and embedding functions take them, and their answers as the client reads them."""
+"""Convert requests for litellm's chat, text and embedding functions, and their responses."""
 
 from __future__ import annotations
 
