@@ -41,14 +41,15 @@ from overhead import environment, free_port, tree
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway import config, opening  # noqa: E402
+from gateway import config  # noqa: E402
+from gateway.app import resources  # noqa: E402
 from gateway.core.counting.heuristic import estimate_tokens  # noqa: E402
 from gateway.core.ledger.arithmetic import Amount, Claim  # noqa: E402
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
 from gateway.core.record import LOST, CallRecord  # noqa: E402
 from gateway.mock import MockServer, Provider  # noqa: E402
-from gateway.mock.wire import Request, Usage  # noqa: E402
+from gateway.mock.wire import Request, Share, Usage  # noqa: E402
 
 PATH = "/v1/chat/completions"
 SPAWN = multiprocessing.get_context("spawn")
@@ -268,8 +269,16 @@ class Biller(Provider):
         super().__init__()
         self.bills: list[Bill] = []
 
-    def record(self, request: Request, *, status: int, model: str = "", usage: Usage | None = None) -> None:
-        super().record(request, status=status, model=model, usage=usage)
+    def record(
+        self,
+        request: Request,
+        *,
+        status: int,
+        model: str = "",
+        usage: Usage | None = None,
+        shares: Sequence[Share] = (),
+    ) -> None:
+        super().record(request, status=status, model=model, usage=usage, shares=shares)
         if usage is not None:
             limit = json.loads(request.body).get("max_tokens")
             self.bills.append(Bill(time.time(), request.header("x-call") or "", usage.input, usage.output, limit))
@@ -817,7 +826,7 @@ class Stored:
 
 async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tuple[list[str], Stored]:
     """Wait until nothing is held and no journal is left; what is still, and what the store says then."""
-    store = opening.open_store(config.load(file, environment={}).settings)
+    store = resources.open_store(config.load(file, environment={}).settings)
     try:
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while (left := await unsettled(store, folder, sessions)) and time.monotonic() < deadline:  # noqa: ASYNC110

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.config import families
@@ -381,6 +381,7 @@ ODD = [
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from(ODD)), min_size=1, max_size=3),
     st.sampled_from([0.3, 0.5, 0.8]),
 )
+@example("messages", [(2, b"965"), (0, b'{"role":"user","content":[]}')], 0.3)
 @settings(max_examples=60, deadline=None)
 def test_odd_elements_anywhere_leave_a_request_that_can_be_sent(
     wire: Wire, odd: list[tuple[int, bytes]], share: float

@@ -65,7 +65,7 @@ def test_a_refused_call_shows_what_the_client_received_and_of_which_account(gate
     page.goto(f"{gateway.url}/ui#/call/{refused.header('x-gateway-request-id')}")
     expect(page.locator("main .problem")).to_contain_text(refused.error["message"])
     facts = plain(page.locator("main .facts").first.inner_text())
-    for fact in ("session boss (a parent)", "1000 tokens", "995 tokens", f"{budget['needed']} tokens"):
+    for fact in ("session boss (a parent)", "1,000 tokens", "995 tokens", f"{budget['needed']:,} tokens"):
         assert fact in facts, facts
     page.locator("main .facts a", has_text="boss").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("boss")

@@ -26,6 +26,7 @@ from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.events import MOST_LISTENERS, MOST_OF_ONE, MOST_WAITING, EventsApi
 from gateway.server.handling import Rules
 from gateway.server.keyring import KeyRing
+from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.memory import MemoryStore
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
@@ -180,7 +181,9 @@ class World:
     def __init__(self, heartbeat_s: float = 60.0, stalled_s: float = 60.0) -> None:
         self.store = Store()
         self.keys = [KeyRule("alice", digest(ALICE))]
-        rules = SimpleNamespace(keys=KeyRing(self.store), authenticator=None)
+        rules = SimpleNamespace(
+            keys=KeyRing(self.store), authenticator=None, unrecorded=UnrecordedRefusals(()), new_id=lambda: "0" * 32
+        )
         self.rules = rules
         self.know(ALICE)
         self.api = EventsApi(

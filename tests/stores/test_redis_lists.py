@@ -11,7 +11,7 @@ import pytest
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
-from gateway.stores.redis import RedisStore, apart, together
+from gateway.stores.redis import RedisStore, per_server, per_slot
 from tests.stores.conftest import OpenStore
 from tests.stores.files import Clock, Time
 from tests.stores.redis_servers import RedisServer, cli
@@ -38,7 +38,7 @@ async def shared(request: pytest.FixtureRequest, clock: Clock, moments: Time) ->
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    for module in (together, apart):
+    for module in (per_server, per_slot):
         monkeypatch.setattr(module, "MOST_LATEST", most)
 
 

@@ -851,7 +851,7 @@ from gateway.upstream.litellm import library
 
 async def main():
     settings = config.load(environment={}, search=False, flags=json.loads(sys.argv[1])).settings
-    upstreams = opening.upstreams_of(settings.providers, opening.tls_contexts(settings.providers), config.families())
+    upstreams = resources.upstreams_of(settings.providers, resources.tls_contexts(settings.providers), config.families())
     assert not [name for name in sys.modules if name.partition(".")[0] in ("litellm", "httpx")]
     for upstream in upstreams.values():
         await upstream.aclose()

@@ -125,7 +125,8 @@ def _type_of(block: Any) -> Any:
 def _in_turns(elements: Sequence[_Said]) -> Iterator[str]:
     """It begins with the user, and each call is answered in the user's very next words."""
     turns = list(_turns(elements))
-    if not turns or turns[0].role != "user":
+    # An empty message of the user counts here, though it is read as a part of the next message.
+    if not turns or "user" not in (turns[0].role, elements[0].role):
         yield "the first message is not the user's"
     waiting: tuple[str, ...] = ()
     for turn in turns:
