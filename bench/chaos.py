@@ -837,7 +837,9 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
             stored.records += await store.calls(view.key, CALLS_KEPT)
             if view.key.namespace == OPEN_NAMESPACE:
                 stored.totals[view.key.id] = (view.totals.total_tokens, view.totals.calls)
-                stored.tools[view.key.id] = view.tools.calls
+                # Lists leave out the tools of a session.
+                whole = await store.session(view.key)
+                stored.tools[view.key.id] = whole.tools.calls if whole is not None else {}
         stands = await store.standings([Claim(session.key.account) for session in sessions])
         stored.accounts = {stand.key.id: (stand.used, stand.held) for stand in stands}
         return left, stored
