@@ -38,7 +38,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
-from gateway.core.tool_changes import changes_of, inserted, may_stand_at, with_wanted
+from gateway.core.tool_changes import changes_of, inserted, may_stand_at, with_wanted, withdrawn_after
 from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
@@ -49,6 +49,7 @@ from gateway.dialects.server_state import kept_elsewhere
 from gateway.dialects.thinking_fields import with_drop_block
 from gateway.dialects.tool_changes import withdrawn_by_compaction
 
+_TOO_MANY: Final = "the same tools as before: the names of those to withdraw are too long"
 _NO_PLACE: Final = "the same tools as before: they can change only after a message of the user"
 _UNKEPT: Final = "decision not kept: the store is away"
 
@@ -194,6 +195,8 @@ class Composer:
         elif withdrawal.withdrawn is not None:
             at_start = withdrawn_by_compaction(conversation.messages) & withdrawal.tools
             changes = with_wanted(changes, withdrawal.withdrawn, conversation, at_start)
+            if withdrawn_after(changes, at_start) != withdrawal.withdrawn:
+                progress.notes["tool_changes"] = _TOO_MANY
         before = inserted(conversation, changes, withdrawal.tools)
         received = with_inserted(original, before, self._planner.known) if before else original
         bound = await self.bound(progress, received)
@@ -311,7 +314,9 @@ class Composer:
         trimmed = dict(showing.counts) if showing is not None else {}
         thinking = progress.thinking.record(planned.sent) if progress.thinking is not None else None
         tokens, received = plan.context.original_tokens, asked.received or asked.contents
-        if asked.is_changed:
+        # Where only changes of tools were added, the count of what is sent is the better one.
+        has_added = progress.thinking is not None and asked.contents is progress.thinking.received
+        if asked.is_changed and not has_added:
             tokens = await self._tokens(progress, asked, received)
         if trimmed:
             bare = progress.thinking.bare if progress.thinking is not None else received

@@ -29,6 +29,7 @@ from gateway.core.modes import MODES, ResponseMode
 from gateway.core.modes.unread import after_last_reply
 from gateway.core.values import dataclass
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.read_messages import changed_tool
 from gateway.core.views.view import Book, entries
 
 #: Positions `start` to `stop - 1`.
@@ -243,18 +244,38 @@ class BoundConversation:
         """Return the messages, without the thinking in these spans."""
         if not removed:
             return self._received.raws
-        pairs = zip(self.positions, self._received.raws, self._bare, strict=True)
+        pairs = list(zip(self.positions, self._received.raws, self._bare, strict=True))
         chosen = [bare.raw if _is_in(position, removed) else raw for position, raw, bare in pairs]
-        return tuple(raw for raw in chosen if raw is not None)
+        return tuple(raw for index in self.indices_without(removed) if (raw := chosen[index]) is not None)
 
     def positions_without(self, removed: Collection[Span]) -> Sequence[int]:
         """Return the position of each message that `without` returns."""
         return [self.positions[index] for index in self.indices_without(removed)]
 
     def indices_without(self, removed: Collection[Span]) -> Sequence[int]:
-        """Return the places among the messages received of those that `without` returns."""
+        """Return the indices of the received messages that `without` returns, in its order."""
         pairs = enumerate(zip(self.positions, self._bare, strict=True))
-        return [index for index, (place, bare) in pairs if bare.raw is not None or not _is_in(place, removed)]
+        kept = [index for index, (place, bare) in pairs if bare.raw is not None or not _is_in(place, removed)]
+        return kept if len(kept) == len(self._bare) else self._with_changes_placed(kept)
+
+    def _with_changes_placed(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return these indices with changes of tools where the provider accepts them.
+
+        A message of nothing but thinking was left out. A change before it moves before the next assistant message, or
+        to the end.
+        """
+        found, waiting = list[int](), list[int]()
+        for index in indices:
+            message, _ = read(self._received.raws[index])
+            role = message.get("role") if isinstance(message, dict) else None
+            if role == "system" and isinstance(message, dict) and _changes_tools(message.get("content")):
+                waiting.append(index)
+                continue
+            if role == "assistant":
+                found += waiting
+                waiting = []
+            found.append(index)
+        return [*found, *waiting]
 
     def first_change(self, known: SentPrefix | None, sent: Sequence[bytes], tools: str) -> int | None:
         """Return the first position where `sent` differs from the messages that later thinking was created after.
@@ -358,6 +379,10 @@ def _same(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
+
+
+def _changes_tools(content: object) -> bool:
+    return isinstance(content, list) and bool(content) and all(changed_tool(block) for block in content)
 
 
 def _is_words(message: object) -> bool:

@@ -14,11 +14,13 @@ from typing import Any, Final, NamedTuple
 from gateway.core.conversation.message import encode, read
 from gateway.core.thinking import BoundConversation
 
-#: Changes that a session remembers, over all of its conversations. The oldest ones are forgotten first: their tools
-#: are then offered again, and thinking after them is removed.
+#: Changes that a session remembers, over all of its conversations. With more, the older half is forgotten: thinking
+#: after the first of them is then removed, once for many changes.
 MAX_CHANGES: Final = 256
-#: Characters of all tool names in the changes of a session.
+#: Characters of all tool names in the changes of a session. With more, the older half is forgotten as well.
 MAX_NAMES: Final = 64 * 1024
+#: Characters of the tool names in one change. A longer one is not made.
+MAX_CHANGE_NAMES: Final = MAX_NAMES // 4
 _WITHDRAW: Final = "tool_removal"
 _OFFER: Final = "tool_addition"
 
@@ -37,6 +39,11 @@ class ToolChange(NamedTuple):
     received: str
     withdrawn: tuple[str, ...] = ()
     offered: tuple[str, ...] = ()
+
+    @property
+    def characters(self) -> int:
+        """The characters of all names."""
+        return sum(map(len, (*self.withdrawn, *self.offered)))
 
     def message(self, tools: Collection[str]) -> bytes | None:
         """Return the system message, or None if it would be empty.
@@ -61,7 +68,7 @@ def withdrawn_after(changes: Iterable[ToolChange], at_start: frozenset[str] = fr
 
 
 def changes_of(conversation: BoundConversation, remembered: Iterable[ToolChange]) -> tuple[ToolChange, ...]:
-    """Return the remembered changes that belong to a conversation and can stand where they stood, in order."""
+    """Return the remembered changes that belong to this conversation and whose place is still valid, in order."""
     sizes = {change.size for change in remembered}
     hashes = conversation.hashes_at(sizes)
     return tuple(
@@ -76,8 +83,13 @@ def with_wanted(
 ) -> tuple[ToolChange, ...]:
     """Return the changes of a conversation, with one at its end that leaves these tools withdrawn.
 
-    `at_start`: tools that were withdrawn before the first change. A change that an earlier try of the same request made
-    is replaced.
+    A change that an earlier try of the same request made is replaced. A change with too many names is not made.
+
+    Args:
+        changes: see `changes_of`.
+        wanted: the tools to be withdrawn.
+        conversation: the messages of the client.
+        at_start: tools that were withdrawn before the first change.
     """
     size = conversation.size
     before = tuple(change for change in changes if change.size < size)
@@ -86,13 +98,13 @@ def with_wanted(
         return before
     received = conversation.hashes_at((size,))[size]
     change = ToolChange(size, received, tuple(sorted(wanted - withdrawn)), tuple(sorted(withdrawn - wanted)))
-    return (*before, change)
+    return (*before, change) if change.characters <= MAX_CHANGE_NAMES else tuple(changes)
 
 
 def may_stand_at(conversation: BoundConversation, size: int) -> bool:
-    """Return whether a change may stand after so many positions: after the user, and before the model or the end.
+    """Return whether a change may be inserted here: after a user message, and before an assistant message or the end.
 
-    System messages there count as one with it.
+    System messages next to this place are ignored, because the provider reads them together with the change.
     """
     messages, place = conversation.messages, conversation.index_of(size)
     before = next((role for raw in reversed(messages[:place]) if (role := _role(raw)) != "system"), "")
@@ -113,13 +125,13 @@ def inserted(
 
 
 def remember_change(changes: Sequence[ToolChange], change: ToolChange) -> tuple[ToolChange, ...]:
-    """Return the changes of a session with one more, instead of another one at the same place; the oldest give way."""
-    kept = [*(one for one in changes if one[:2] != change[:2]), change][-MAX_CHANGES:]
-    room = MAX_NAMES
-    for number, one in enumerate(reversed(kept)):
-        room -= sum(map(len, (*one.withdrawn, *one.offered)))
-        if room < 0:
-            return tuple(kept[len(kept) - number :])
+    """Return the changes of a session with one more, which replaces another one at the same place.
+
+    The older half is dropped when they exceed `MAX_CHANGES` or `MAX_NAMES`.
+    """
+    kept = [*(one for one in changes if one[:2] != change[:2]), change]
+    while len(kept) > MAX_CHANGES or sum(one.characters for one in kept) > MAX_NAMES:
+        kept = kept[(len(kept) + 1) // 2 :]
     return tuple(kept)
 
 

@@ -17,9 +17,11 @@ from gateway.dialects.fields import UNREADABLE, decode
 TOOL_CHANGES_BETA: Final = b"mid-conversation-tool-changes-2026-07-01"
 _CHANGES: Final = ("tool_removal", "tool_addition")
 _WORDS: Final = tuple(f'"{kind}"'.encode() for kind in _CHANGES)
-#: A refusal that is about tool changes has one of these words, in lower case: the blocks, the beta, or the role, which
-#: a host may not know inside a conversation.
-_ABOUT: Final = (b"tool_removal", b"tool_addition", b"tool_reference", b"mid-conversation", b"role")
+#: An error about tool changes has one of these, in lower case: the blocks, the beta, or the role, which a host may not
+#: know inside a conversation.
+_ABOUT: Final = (b"tool_removal", b"tool_addition", b"mid-conversation", b"unexpected role")
+#: an error about the place of a system message, which the host does know
+_ABOUT_PLACE: Final = (b"must follow", b"must immediately follow", b"must precede")
 #: bytes of an error that are read
 _MOST_BYTES: Final = 65_536
 _PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
@@ -27,9 +29,9 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def changes_tools(messages: bytes) -> bool:
-    """Return whether a client changes tools inside the conversation itself.
+    """Return whether a client changes tools inside the conversation itself; True if the messages cannot be decoded.
 
-    The provider writes such changes into a compaction block. They do not count: the client only sends them back.
+    Changes inside a compaction block are ignored, because the provider wrote them.
     """
     if not any(word in messages for word in _WORDS):
         return False
@@ -41,15 +43,21 @@ def changes_tools(messages: bytes) -> bool:
 
 
 def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
-    """Return whether a provider's refusal is about tool changes: it uses their words, or names the place of one.
+    """Return whether an error is about tool changes: it mentions them, or begins with the place of one.
 
-    `refusal`: the body of the error; `sent`: the messages of the request.
+    An error about thinking blocks may name such a place as the first difference. It is not about the change.
+
+    Args:
+        refusal: the body of the error.
+        sent: the messages of the request.
     """
     text = refusal[:_MOST_BYTES].lower()
-    places = {int(found[1]) for found in _PLACE.finditer(text)}
-    return any(word in text for word in _ABOUT) or any(
-        place < len(sent) and any(word in sent[place] for word in _WORDS) for place in places
-    )
+    if b"signature" in text or any(word in text for word in _ABOUT_PLACE):
+        return False
+    place = _PLACE.search(text)
+    index = int(place[1]) if place is not None else len(sent)
+    is_at_change = index < len(sent) and any(word in sent[index] for word in _WORDS)
+    return is_at_change or any(word in text for word in _ABOUT)
 
 
 def withdrawn_by_compaction(messages: Sequence[bytes]) -> frozenset[str]:

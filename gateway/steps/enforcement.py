@@ -207,7 +207,10 @@ class Steps:
             return
         offer, messages = stepped.offer, bytes(call.fields.get(ITEMS[stepped.offer.wire], b""))
         takes = self._takes(progress, stepped, offer, messages)
-        progress.narrowed = narrowed(offer, stepped.keep, must=stepped.must, takes=takes)
+        narrowing = narrowed(offer, stepped.keep, must=stepped.must, takes=takes)
+        if stepped.is_free and narrowing.withdrawal is not None:
+            narrowing = replace(narrowing, withdrawal=replace(narrowing.withdrawal, withdrawn=None))
+        progress.narrowed = narrowing
         _note_limits(progress, stepped, takes)
 
     def _takes(self, progress: Progress, stepped: Stepped, offer: Offer, messages: bytes) -> Takes:

@@ -126,12 +126,30 @@ def test_a_change_whose_response_never_came_is_not_repeated_between_two_messages
     assert changes_of(bound([user("a"), user("b")]), changes) == ()
 
 
-def test_a_session_remembers_a_bounded_number_of_changes_and_names() -> None:
+def test_a_session_that_has_too_many_changes_or_names_forgets_the_older_half_at_once() -> None:
     state = SessionState()
     for size in range(MAX_CHANGES + 5):
         state = state.with_tool_change(ToolChange(size, "hash", ("one",)))
-    assert [one.size for one in state.tool_changes] == [*range(5, MAX_CHANGES + 5)]
+    assert [one.size for one in state.tool_changes] == [*range(MAX_CHANGES // 2 + 1, MAX_CHANGES + 5)]
     state = SessionState()
-    for size in range(4):
-        state = state.with_tool_change(ToolChange(size, "hash", ("x" * (MAX_NAMES // 2 - 1),)))
-    assert [one.size for one in state.tool_changes] == [2, 3]
+    for size in range(5):
+        state = state.with_tool_change(ToolChange(size, "hash", ("x" * (MAX_NAMES // 4),)))
+    assert [one.size for one in state.tool_changes] == [3, 4]
+
+
+def test_a_change_with_too_many_names_is_not_made() -> None:
+    before = wanted([user("a")], "write")
+    longer = wanted([user("a"), SAID, user("b")], "x" * (MAX_NAMES // 2), before=before)
+    assert longer == before
+
+
+def test_a_change_moves_when_the_thinking_after_it_is_left_out() -> None:
+    conversation = bound([user("a"), thought(1, alone=True), user("b"), SAID, user("c")])
+    change = {
+        "role": "system",
+        "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "run"}}],
+    }
+    whole = bound([user("a"), change, thought(1, alone=True), user("b"), SAID, user("c")])
+    left = [decode(raw) for raw in whole.without([(0, conversation.size)])]
+    assert left == [user("a"), user("b"), change, SAID, user("c")]
+    assert whole.indices_without([(0, 9)]) == [0, 3, 1, 4, 5]

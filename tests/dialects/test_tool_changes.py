@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.tool_changes import changes_tools, withdrawn_by_compaction
+from gateway.dialects.tool_changes import changes_tools, refuses_changes, withdrawn_by_compaction
 
 
 def change(kind: str, name: str = "read") -> dict[str, Any]:
@@ -39,3 +39,23 @@ def test_the_newest_compaction_says_which_tools_are_withdrawn_after_it() -> None
     raws = [json.dumps(one).encode() for one in (*messages, {"role": "user", "content": "go"})]
     assert withdrawn_by_compaction(raws) == {"read"}
     assert withdrawn_by_compaction(raws[2:]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("messages.1.content.0.type: Input should be 'text'", True),
+        ("messages.1.role: Input should be 'user' or 'assistant'", True),
+        ("`tool_removal` is not supported", True),
+        ('Unexpected role "system"', True),
+        ("Unexpected value(s) `mid-conversation-tool-changes-2026-07-01` for the `anthropic-beta` header", True),
+        ("messages.2.content.0: Invalid `signature` in `thinking` block, first at `messages.1.content.0`.", False),
+        ("messages.1: a system message must follow a user message", False),
+        ("messages.0.content: Input should be a valid string", False),
+        ("max_tokens: too many", False),
+    ],
+)
+def test_an_error_is_about_tool_changes_if_it_names_them_or_their_place(text: str, *, is_refused: bool) -> None:
+    sent = [{"role": "user", "content": "hi"}, {"role": "system", "content": [change("removal")]}]
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
+    assert refuses_changes(json.dumps(error).encode(), [json.dumps(one).encode() for one in sent]) is is_refused

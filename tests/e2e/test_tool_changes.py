@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.message import encode, sketch
-from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider
+from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway
 from tests.support.agents import TOOLS, play
 
@@ -171,3 +171,14 @@ def test_two_conversations_of_a_session_have_changes_of_their_own(
     assert (two.errors, more.errors, bodies(claude, 400)) == ([], [], [])
     assert offered(bodies(claude)[3]) == ["run"]
     assert offered(bodies(claude)[5]) == ["read"]
+
+
+def test_a_change_before_a_response_of_nothing_but_thinking_stays_valid_when_that_is_trimmed(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, steps=STEPS, **{"context.budget": BUDGET})
+    claude.push(Turn(text="", thinking=("I think, and am cut short.",), tool_calls=()))
+    session = play(gateway.base_url, claude, 30, names=ORDER)
+    assert (session.errors, bodies(claude, 400)) == ([], [])
+    assert any("thinking=" in headers["x-context-trimmed"] for headers in session.headers)
+    assert [offered(body) for body in bodies(claude)] == [["read"], *in_turn(0, 29)]

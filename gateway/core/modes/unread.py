@@ -225,7 +225,7 @@ def _picked(draft: Draft, place: int, decision: Decision, around: set[int]) -> t
 
 
 def _calls(messages: Sequence[bytes]) -> Mapping[str | None, tuple[str, str]]:
-    """Return the tool's name and the values of the arguments of the calls in the last message that makes any, by id."""
+    """Return the name and the argument values of each tool call, by id; the newest if an id occurs twice."""
     found: dict[str | None, tuple[str, str]] = {}
     for raw in reversed(messages):
         message = read(raw)[0] if b'"tool_calls"' in raw else None
