@@ -306,7 +306,7 @@ def broken_patterns_in(source: str) -> list[str]:
 def test_no_pattern_needs_a_python_newer_than_debians(folder: str) -> None:
     # Possessive repetition and atomic groups match incorrectly in Python 3.11.0 to 3.11.4, and Debian 12 has 3.11.2
     # (https://github.com/python/cpython/issues/106052, https://github.com/python/cpython/issues/100061). Write
-    # alternatives that exclude each other, or see `gateway/core/json_text.py`.
+    # alternatives that exclude each other, or see `gateway/core/conversation/json_text.py`.
     paths = (ROOT / folder).rglob("*.py")
     found = {path.name: patterns for path in paths if (patterns := broken_patterns_in(path.read_text("utf-8")))}
     assert found == {}

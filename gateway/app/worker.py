@@ -57,7 +57,7 @@ from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
-from gateway.stores.served import note_served
+from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
 from gateway.stores.stale_accounts import Blind
 from gateway.telemetry import callbacks, log
@@ -303,7 +303,7 @@ class Worker:
     async def _note_budget(self) -> None:
         """Note the budget in force for commands in other terminals; if the store is away, `_expire` does it later."""
         with contextlib.suppress(StoreUnavailable):
-            await note_served(self.store, self._parts.rules.budget)
+            await save_running_budget(self.store, self._parts.rules.budget)
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
         """What a reload puts into force, and the keys that were changed and are not read before a restart.
@@ -322,7 +322,7 @@ class Worker:
         while True:
             began = time.monotonic()
             try:
-                await note_served(self.store, self._parts.rules.budget)
+                await save_running_budget(self.store, self._parts.rules.budget)
                 await self.store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
                 pass  # what is old is still there the next time

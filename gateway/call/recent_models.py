@@ -1,4 +1,4 @@
-"""Remember for an hour what models refused, for example a field, so that no call tries it again."""
+"""Remember for an hour, in each worker, what models refused, for example a field."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def demo(
     ] = _BUDGET,
     as_json: AsJson = False,
 ) -> None:
-    """Play one session against the built-in provider: what is trimmed, what is metered, and how its budget ends it."""
+    """Run a sample session offline: show trimming, token counts, and what happens when the budget is used up."""
     from gateway import config
     from gateway.app.worker import build_app
     from gateway.cli.serve import only_provider

@@ -112,7 +112,7 @@ def env(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what leads a client through the gateway: eval "$(gateway env claude-code)"."""
+    """Print the environment variables that make a client use the gateway: eval "$(gateway env claude-code)"."""
     known = CLIENTS.get(client)
     if known is None:
         from gateway.config.complaints import did_you_mean

@@ -86,7 +86,7 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the body as it would be forwarded, with its tool results as they came (no response mode)."""
+    """Print the trimmed request body. Response modes are not applied."""
     from gateway.core.context_budget import Wishes
     from gateway.core.session import Remembered
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=Group, help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The sessions of the key are kept under this name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key; its sessions belong to it.")]
 
 
 @app.callback()
@@ -78,8 +78,12 @@ def add(  # noqa: PLR0917  # typer calls it by name
     budget_tokens: Annotated[
         int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of all its sessions together.")
     ] = None,
-    budget_usd: Annotated[str | None, typer.Option(metavar="N", help="US dollars, the same.")] = None,
-    budget_calls: Annotated[int | None, typer.Option(metavar="N", parser=count(0), help="Calls, the same.")] = None,
+    budget_usd: Annotated[
+        str | None, typer.Option(metavar="N", help="Budget in US dollars for all sessions of the key.")
+    ] = None,
+    budget_calls: Annotated[
+        int | None, typer.Option(metavar="N", parser=count(0), help="Budget in calls for all sessions of the key.")
+    ] = None,
     window: Annotated[str | None, typer.Option(metavar="1h|1d|...", help="The budget refills after this.")] = None,
     models: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of models it may call; repeat for more.")
@@ -92,8 +96,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
 ) -> None:
     """Make a key. It is printed once, on stdout; the store keeps a hash of it.
 
-    A key that cannot be printed is revoked again. The first key ends open access: calls without one are refused then,
-    so a terminal is asked before.
+    If printing fails, the key is revoked. After the first key, calls without a key are refused; a terminal asks for
+    confirmation.
     """
     import secrets
 

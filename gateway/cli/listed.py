@@ -29,7 +29,7 @@ SortName = Annotated[
     typer.Option(
         "--sort",
         metavar="recent|tokens|cost",
-        help="Their order, the largest first.",
+        help="Sort by last call, tokens or cost, in descending order.",
         autocompletion=_orders,
     ),
 ]
@@ -56,8 +56,8 @@ async def rows(
     from gateway.server.auth import Access
     from gateway.server.sessions import rows_of
     from gateway.stores.damage import UnreadSessions
-    from gateway.stores.served import served
+    from gateway.stores.running_budget import with_running_budget
 
     page = await store.sessions(None, limit, None, sort)
-    in_force = await served(store, policy)
+    in_force = await with_running_budget(store, policy)
     return await rows_of(store, page.sessions, in_force, Access(None, admin=True), unread or UnreadSessions())

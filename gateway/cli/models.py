@@ -22,10 +22,10 @@ _FIRST_TO_GO = ("from", "input", "tokenizer", "cached/M", "provider", "output")
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of the model's name, or a shell pattern.")] = "",
     config: ConfigFile = None,
-    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 100_000), help="Most rows.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 100_000), help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Provider, window, limits of input and output, prices and tokenizer of models, and which file each came from."""
+    """Show limits, prices and tokenizer of models, and the file that each came from."""
     from gateway.app.resources import add_counters, open_catalog, open_families
     from gateway.config.complaints import did_you_mean
     from gateway.config.policies import routes_of

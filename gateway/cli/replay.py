@@ -75,7 +75,7 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report what the configuration would have done with recorded requests: left out, sent, cached, paid.
+    """Report what the configuration would have done with recorded requests: tokens removed, sent and cached, and cost.
 
     A line is a request body, or {"session": …, "body": {…}}. With --records it is the record of a call, and what is
     reported is what was used and when budgets would have been felt. Nothing is sent anywhere.

@@ -46,13 +46,15 @@ _SEARCHED = 1_000
 #: parts of a session that are not among its facts: most of them have a table of their own
 _IN_TABLES = ("recent_tools", "tools", "steps", "last_calls", "parent", "parents", "declared_budget")
 
-app = typer.Typer(cls=Group, help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="List, show, reset or delete sessions.", invoke_without_command=True)
 
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id; KEY/ID for that of a client key.")]
-Limit = Annotated[int, typer.Option(metavar="N", parser=count(1, 10_000), help="Most sessions.")]
+Limit = Annotated[int, typer.Option(metavar="N", parser=count(1, 10_000), help="Maximum number of sessions.")]
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL|mock", help="Instead of store.url; mock: that of gateway serve --mock."),
+    typer.Option(
+        "--store", metavar="URL|mock", help="Instead of store.url; mock selects the store of gateway serve --mock."
+    ),
 ]
 
 
@@ -99,13 +101,13 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     from gateway.server.auth import Access
     from gateway.server.sessions import LAST_CALLS, details_json
     from gateway.server.shown import call_json
-    from gateway.stores.served import served
+    from gateway.stores.running_budget import with_running_budget
 
     key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
     policy, agents = budget_policy(settings), agents_of(settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
-        details = await details_json(opened, key, everything, await served(opened, policy), agents)
+        details = await details_json(opened, key, everything, await with_running_budget(opened, policy), agents)
         if details is None:
             return None
         records = await opened.calls(key, LAST_CALLS)
@@ -201,9 +203,9 @@ async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[s
     from gateway.config.policies import agents_of, budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import changed_json
-    from gateway.stores.served import served
+    from gateway.stores.running_budget import with_running_budget
 
-    policy = await served(opened, budget_policy(settings))
+    policy = await with_running_budget(opened, budget_policy(settings))
     return await changed_json(opened, key, Access(None, admin=True), policy, agents_of(settings))
 
 

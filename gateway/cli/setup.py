@@ -24,7 +24,7 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find every problem of the configuration at once. Exit code 3 where there is one."""
+    """Find every problem of the configuration at once. Exit with code 3 if there is one."""
     from gateway import config as configuration
     from gateway.app.resources import problems_of
     from gateway.core.errors import ConfigError

@@ -40,12 +40,12 @@ def top(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
     store: StoreUrl = None,
     sort: SortName = "recent",
-    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 200), help="Most sessions.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 200), help="Maximum number of sessions.")] = 20,
     every: Annotated[float, typer.Option(metavar="N", min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the sessions: tokens, what is left of their budgets, calls under way. Ctrl-C ends it.
+    """Watch the sessions: tokens, remaining budgets, running calls. Ctrl-C ends it.
 
     Without a terminal it looks once.
     """

@@ -1,4 +1,4 @@
-"""Format configuration errors as lines that begin with a key path.
+"""Check settings that depend on each other, and format configuration errors with their key paths.
 
 What one value must be is said by the schema. Here stands what several say together, and how the schema's own complaints
 are worded. No line repeats a text that stands in the file: a secret may stand in the wrong place.

@@ -1,4 +1,4 @@
-"""Count the tools that the calls of a session used, and keep the last ones in order."""
+"""Count the tools that the calls of a session used, and keep the names of the last 64 calls in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide a frozen `dataclass` that costs no more than an ordinary one.
+"""Provide a `dataclass` that mypy checks as frozen, and that costs no more than an ordinary one.
 
 A frozen dataclass sets each of its fields by a call of `object.__setattr__`, which was a sixth of what a small call
 cost here. That nobody changes one is for mypy to see, which takes this for the decorator of the standard library; when

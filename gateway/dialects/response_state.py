@@ -1,4 +1,4 @@
-"""Collect what the reader of a response finds."""
+"""Collect text, tool calls, usage and finish reason while a response is read."""
 
 from __future__ import annotations
 

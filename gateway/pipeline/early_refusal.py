@@ -1,4 +1,4 @@
-"""Read the first event of a response while the call can still be sent again.
+"""Detect an error at the beginning of a response with status 200, before it is passed on.
 
 Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
 was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs

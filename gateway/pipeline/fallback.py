@@ -1,4 +1,4 @@
-"""Choose the error to report if no provider has a response."""
+"""Remember what earlier routes returned, and choose the response or error to report."""
 
 from __future__ import annotations
 

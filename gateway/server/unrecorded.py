@@ -1,4 +1,4 @@
-"""Log and count refusals that have no record in the store, and keep a few for `/api/health`.
+"""Keep the newest refusals without a call record for `/api/health`, and notify observers of them.
 
 Most of them are requests that never become calls: an unknown key, a foreign web page, an invalid path. Anybody can send
 any number of these, so nothing of them goes to the store, to webhooks or to callbacks. The others are calls without a
@@ -32,7 +32,7 @@ from gateway.core.values import dataclass
 from gateway.server import headers as ours
 from gateway.server.auth import credential_hash
 
-#: refusals that are kept; those that came last stay
+#: number of refusals that are kept, the newest
 MOST_KEPT: Final = 50
 #: the name of the credential's hash among a record's notes
 CREDENTIAL: Final = "credential"
@@ -46,8 +46,8 @@ _OWN_FAULTS: Final = frozenset(
 class UnrecordedRefusal:
     """Refusals with the same error code and credential.
 
-    `credential`: a short hash of the unknown key; None where none was sent, or the error is another one. Times are
-    seconds since the epoch.
+    `credential`: a short hash of the unknown key; None if no key was sent, or for other errors. Times are seconds
+    since 1970.
     """
 
     code: str
@@ -60,7 +60,10 @@ class UnrecordedRefusal:
 
 
 class UnrecordedRefusals(Observer):
-    """Keeps the newest refusals, and tells observers of requests that never became calls. One for each worker."""
+    """Keeps the newest refusals, and notifies observers of requests that never became calls.
+
+    Each worker has one instance.
+    """
 
     def __init__(self, observers: Iterable[Observer], wall: Callable[[], float] = time.time) -> None:
         self._listeners = [one.refused for one in observers]

@@ -1,4 +1,4 @@
-"""Read the body of a provider's response in pieces."""
+"""Decompress a provider's response body, and check its encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache what is known of the first messages of a request, by their bytes.
+"""Cache what is known of the first messages of a request by the bytes of its array.
 
 To compare bytes is fifty times faster than to hash them, so the text is kept. It belongs to no session: whoever sends
 the same bytes goes on from the same sums.

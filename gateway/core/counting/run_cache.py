@@ -1,4 +1,4 @@
-"""Cache results for the first messages of a conversation, for longer ones that begin with them.
+"""Cache results for the first messages of a conversation by their keys, for longer ones that begin with them.
 
 A table by message is asked for every message on every turn; here a turn asks once for all that it shares with the last.
 """

@@ -1,4 +1,4 @@
-"""Build the error for a request that cannot be trimmed enough, naming its largest part."""
+"""Define the three errors for requests that cannot be trimmed enough."""
 
 from __future__ import annotations
 

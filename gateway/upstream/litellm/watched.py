@@ -1,4 +1,4 @@
-"""Inspect a litellm stream before it is translated."""
+"""Read errors and usage from a litellm stream before it is translated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Note the session budget of the running gateway in its store, for commands that read the store.
+"""Save the session budget of the running gateway in its store, for commands that read the store.
 
-`gateway serve --budget`, or a configuration file of another name, is not known to a command in another terminal.
+A command in another terminal cannot see `gateway serve --budget` or another configuration file.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ports import Store
 
-#: under which the budget is kept, among what is learned
+#: key of the budget among the learned values
 _KEY: Final = "served/session-budget"
 
 
-async def note_served(store: Store, policy: BudgetPolicy) -> None:
-    """Note the budget of sessions. What is learned is forgotten after a while, so this is repeated.
+async def save_running_budget(store: Store, policy: BudgetPolicy) -> None:
+    """Save the budget of sessions. Learned values expire, so this is repeated.
 
     Raises:
-        StoreUnavailable: it was not noted, or it is not known whether.
+        StoreUnavailable: the budget may not have been stored.
     """
     noted = msgspec.json.encode(policy.session)
     await store.learn({_KEY: lambda _: noted})
 
 
-async def served(store: Store, policy: BudgetPolicy) -> BudgetPolicy:
-    """Return the policy with the budget that was noted last, or unchanged if none was.
+async def with_running_budget(store: Store, policy: BudgetPolicy) -> BudgetPolicy:
+    """Return the policy with the budget that was saved last, or unchanged if none was.
 
     Raises:
         StoreUnavailable: the store cannot be read.
@@ -40,5 +40,5 @@ async def served(store: Store, policy: BudgetPolicy) -> BudgetPolicy:
     try:
         return replace(policy, session=msgspec.json.decode(noted, type=Limits))
     except msgspec.MsgspecError:
-        # A later version may note more.
+        # A later version may save more.
         return policy
