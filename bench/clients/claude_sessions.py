@@ -84,6 +84,11 @@ class Scenario:
 
 
 LOW = {"context": {"budget": BUDGET}}
+#: After Bash only Read may be called, so Bash is withdrawn and offered again all the time.
+STEPS = [
+    {"name": "read", "conditions": [{"sequence_match": ["Bash"]}], "available_tools": {"allowed": ["Read"]}},
+    {"name": "any", "is_default": True},
+]
 SCENARIOS = {
     "no trimming": Scenario(is_trimmed=False),
     "context budget": Scenario(LOW),
@@ -105,6 +110,8 @@ SCENARIOS = {
         refusals=1,
         changed=frozenset({"thinking", "anthropic-beta"}),
     ),
+    "steps": Scenario({"steps": STEPS}, changed=frozenset({"anthropic-beta"}), is_trimmed=False),
+    "steps and context budget": Scenario({**LOW, "steps": STEPS}, changed=frozenset({"anthropic-beta"})),
     # What Claude Code sends is bound to what the first gateway sent. Claude Code removes its thinking itself.
     "store lost, budget removed": Scenario(LOW, prompts=(PROMPT,) * 2, later={}, refusals=1),
     "store lost, same budget": Scenario(LOW, prompts=(PROMPT,) * 2, later=LOW),
