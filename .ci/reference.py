@@ -203,9 +203,7 @@ def headers_page() -> str:
         "## Answers",
         "The session headers come with every metered call: a `POST` that a provider bills for, refused calls included. "
         "A stream sends its headers before its usage is known: they hold the totals before the call, and those after "
-        "it stand in a comment in front of the stream's end mark, one line a header (`sessions.stream_totals`). To a "
-        "client that speaks HTTP/2 (`server.http2`) they come as trailers, too: those that `trailer` announces, as far "
-        "as there is something to say, with `x-session-usage-final: true`.",
+        "it stand in a comment in front of the stream's end mark, one line a header (`sessions.stream_totals`).",
         table(("header", "value"), ((code(name), about) for name, about in headers.EXPOSED.items())),
         "A provider's own headers are passed on, such as its id of the request (`x-request-id`, Anthropic: "
         "`request-id`), which SDKs show as `request_id` and its support asks for. A response of the gateway itself has "

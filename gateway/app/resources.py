@@ -250,7 +250,6 @@ def problems_of(settings: config.Settings) -> list[str]:
     looks: list[Callable[[], object]] = [
         config.model_facts,
         partial(config.refuse_open_door, settings),
-        partial(config.refuse_missing_package, settings),
         partial(add_counters, Counters(), settings),
         partial(open_families, Counters(), settings),
         partial(callbacks.made, settings.callbacks.observers),

@@ -144,16 +144,6 @@ class Stepped:
         return self.agent.step(self.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What is known of a call once its stream has ended. `totals` are the session's after it."""
-
-    totals: Totals
-    charge: Charge | None = None
-    allowance: Allowance | None = None
-    stepped: Stepped | None = None
-
-
 @dataclass(slots=True)
 class Reply:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
@@ -162,7 +152,7 @@ class Reply:
     `is_unmetered`: it is billed after its answer. `totals` are the session's, after this call where `final`, else
     before it. `broken` turns true while a body is being passed on: it must not be ended as if it were complete.
     `is_events`: the body is a stream of events, which its headers may not say; `failure_events`: makes the
-    events that end the stream with an error; `ending` is there with its last part, where it was settled.
+    events that end the stream with an error.
     """
 
     status: int
@@ -185,7 +175,6 @@ class Reply:
     broken: bool = False
     is_events: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None
-    ending: Ending | None = None
 
 
 class Weighing(NamedTuple):

@@ -104,7 +104,6 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     settings = loaded.settings
     with config_problems():
         config.refuse_open_door(settings)
-        config.refuse_missing_package(settings)
         config.families(settings.context.families)
     config.pass_on(file, flags)
     log.configure(as_json=logs_json(settings), level=settings.telemetry.log.level)
@@ -124,7 +123,6 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         max_body=int(server.max_body_mb * 2**20),
         head_timeout_s=server.header_timeout_s,
         grace_s=server.shutdown_grace_s,
-        http2=server.http2,
     )
     if server.workers > 1:
         _try_store(settings)

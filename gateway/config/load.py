@@ -7,7 +7,6 @@ a text that stands in the file: a secret may stand in the wrong place.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -176,20 +175,6 @@ def refuse_open_door(settings: Settings) -> None:
         "keys made by gateway keys add, or listen on 127.0.0.1."
     )
     raise ConfigError([problem])
-
-
-def refuse_missing_package(settings: Settings) -> None:
-    """Refuse to start without the package that speaks HTTP/2, where it is to be spoken.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    if settings.server.http2 and importlib.util.find_spec("zttp") is None:
-        problem = (
-            "server.http2: needs the package zttp, which is not installed: pip install 'zttp>=0.0.35,<0.1'. "
-            "Or leave this key out, and clients speak HTTP/1.1."
-        )
-        raise ConfigError([problem])
 
 
 def is_loopback(host: str) -> bool:

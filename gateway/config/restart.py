@@ -17,7 +17,6 @@ _SERVER_KEYS: Final = (
     "max_header_kb",
     "header_timeout_s",
     "cors_origins",
-    "http2",
     "shutdown_grace_s",
     "dashboard",
 )

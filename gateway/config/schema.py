@@ -44,11 +44,6 @@ class Server(Section):
         description="Web pages of these origins may call, as https://app.example, each named in full; our response "
         "headers are exposed, and those of OpenAI and Anthropic.",
     )
-    http2: bool = Field(
-        default=False,
-        description="Clients may speak HTTP/2, by prior knowledge, on the same port; needs the extra [http2]. Its "
-        "package is experimental: only behind a reverse proxy of yours.",
-    )
     shutdown_grace_s: float = Field(
         30, ge=0, le=LARGEST, description="Time that running calls get when the gateway is stopped."
     )

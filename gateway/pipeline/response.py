@@ -15,7 +15,7 @@ from typing import Final
 from gateway.background.settlement import Fetched
 from gateway.budget.accounts import Accounts
 from gateway.call.state import Progress
-from gateway.call.types import Ending, Reply, Stepped
+from gateway.call.types import Reply, Stepped
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.http.headers import (
     EVENTS,
@@ -225,7 +225,7 @@ class Answers:
                     passed = b""
                 # Where one event brought far more, what came with it says what the provider bills.
                 if await self._accounts.is_over(progress) and not (sliced.has_rest and progress.is_far_over):
-                    yield await self._end_of_budget(progress, meter, reply)
+                    yield await self._end_of_budget(progress, meter)
                     return
             _check_end(progress, meter)
         except GatewayError as fault:
@@ -238,7 +238,7 @@ class Answers:
         progress.answer = meter.answer()
         progress.outcome = "ok" if not progress.answer.error else "provider_error"
         # What came with the end goes out with it.
-        yield passed + await self._closing(progress, tail, reply)
+        yield passed + await self._closing(progress, tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
         with contextlib.suppress(GatewayError, TimeoutError):
             async with asyncio.timeout(_AFTER_END_S):
@@ -268,23 +268,21 @@ class Answers:
         """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
         whole = await self._whole(progress, answer, b"", pieces, was_packed=is_packed(answer))
         if isinstance(whole.body, bytes):
-            if whole.totals is not None and whole.final:
-                reply.ending = Ending(whole.totals, whole.charge, self._accounts.allowance(progress), progress.stepped)
             yield whole.body
             return
         async for piece in whole.body:
             yield piece
         reply.broken = whole.broken
 
-    async def _end_of_budget(self, progress: Progress, meter: StreamMeter, reply: Reply) -> bytes:
+    async def _end_of_budget(self, progress: Progress, meter: StreamMeter) -> bytes:
         """End a stream for which no more could be held, as if the length the client asked for had been reached."""
         progress.outcome = "budget_end"
         tail = meter.cut_short()
         # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
         await progress.hang_up()
-        return await self._closing(progress, tail, reply)
+        return await self._closing(progress, tail)
 
-    async def _closing(self, progress: Progress, tail: bytes, reply: Reply) -> bytes:
+    async def _closing(self, progress: Progress, tail: bytes) -> bytes:
         """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
         totals = await self._accounts.settle(progress)
         if totals is None:
@@ -292,8 +290,6 @@ class Answers:
         record = _settled(progress)
         charge = record.charge if record is not None else None
         allowance, stepped = self._accounts.allowance(progress), progress.stepped
-        if record is not None:
-            reply.ending = Ending(totals, charge, allowance, stepped)
         return (self._totals_comment(totals, charge, allowance, stepped) if self._totals_comment else b"") + tail
 
     # --- passed on unread --------------------------------------------------------------------------------------

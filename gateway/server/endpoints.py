@@ -55,8 +55,6 @@ _LASTING_AT_ONCE: Final = BODIES_AT_ONCE // 4
 _READING: Final = frozenset({"GET", "HEAD"})
 #: a body that was not read to its end would stand in front of the next request
 _CLOSE: Final = (b"connection", b"close")
-#: the ASGI extension by which a server takes trailers
-TRAILERS: Final = "http.response.trailers"
 #: how long a call that is cut at shutdown may take to tell its client and to settle
 _CUT_S: Final = 2.0
 
@@ -81,7 +79,6 @@ class _Connection:
     Attributes:
         listener: the request's own task, which listens for the client to leave.
         memory: what the request's body takes.
-        has_trailers: the server takes trailers, as the client's version of HTTP has a place for them.
         gone: the client has left.
         started: the head of the answer went out, or is on its way.
         finished: nothing more will be sent.
@@ -97,7 +94,6 @@ class _Connection:
     send: Send
     listener: asyncio.Task[None] | None
     memory: BodyMemory
-    has_trailers: bool
     gone: bool = False
     started: bool = False
     finished: bool = False
@@ -163,7 +159,7 @@ class Forwarder:
         finally:
             self._reading -= 1
         if begun is not None:
-            await self._run(*begun, scope, receive, send)
+            await self._run(*begun, receive, send)
 
     async def _begun(self, scope: Scope, receive: Receive, send: Send) -> tuple[Incoming, BodyMemory] | None:
         """The request, read to its end, and the memory it takes; None where there is nobody to serve any more."""
@@ -271,9 +267,8 @@ class Forwarder:
                 f"{self._bounds.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
 
-    async def _run(self, incoming: Incoming, memory: BodyMemory, scope: Scope, receive: Receive, send: Send) -> None:
-        has_trailers = TRAILERS in scope.get("extensions", ())
-        connection = _Connection(send, asyncio.current_task(), memory, has_trailers)
+    async def _run(self, incoming: Incoming, memory: BodyMemory, receive: Receive, send: Send) -> None:
+        connection = _Connection(send, asyncio.current_task(), memory)
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
         connection.task = task
@@ -340,12 +335,7 @@ class Forwarder:
             connection.started = connection.finished = True
             await send({"type": "http.response.body", "body": body})
             return
-        ends_with_totals = connection.has_trailers and reply.is_events and reply.totals is not None
-        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-        if ends_with_totals:
-            headers.append(ours.TRAILER)
-            start["trailers"] = True
-        await send(start)
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.started, connection.failure_events = True, reply.failure_events
         connection.is_events = reply.is_events or content_type(reply.headers) == EVENTS
         # A client that takes nothing would keep its place among the calls under way for ever.
@@ -363,9 +353,6 @@ class Forwarder:
         if not reply.broken:
             connection.finished = True
             await send({"type": "http.response.body", "body": b""})
-            if ends_with_totals:
-                trailers = ours.of_ending(reply.ending) if reply.ending is not None else []
-                await send({"type": TRAILERS, "headers": trailers})
             return
         connection.break_off()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from gateway.call.types import NO_DIRECTIVES, Directives, Ending, Reply, Stepped
+from gateway.call.types import NO_DIRECTIVES, Directives, Reply, Stepped
 from gateway.core.context_budget import Trim, Wishes
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.gateway_headers import (
@@ -105,13 +105,6 @@ EXPOSED: Final[Mapping[str, str]] = {
         "gateway has sent it again already, unless `retry-after` asks for a wait"
     ),
 }
-#: how the names begin of those headers that may say something else after a call than before it
-_CHANGING: Final = (
-    *("x-session-cumulative-", "x-session-usage-", "x-session-budget-", "x-token-usage"),
-    *("x-session-step", "x-session-sequence-index"),
-)
-#: announces the trailers of a stream, some of which may have nothing to say
-TRAILER: Final = (b"trailer", ", ".join(name for name in EXPOSED if name.startswith(_CHANGING)).encode())
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
 #: bounded, as `int` refuses thousands of digits
 _BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
@@ -247,12 +240,6 @@ def usage_json(usage: Usage | Totals) -> bytes:
         b'{"promptTokens":%d,"completionTokens":%d,"totalTokens":%d}'
         % (usage.input_tokens, usage.output_tokens, usage.total_tokens)
     )  # fmt: skip
-
-
-def of_ending(ending: Ending) -> Headers:
-    """The trailers of a stream, under the names of the headers."""
-    told = _of_call(ending.charge, ending.allowance, ending.stepped)
-    return [*_of_totals(ending.totals), (USAGE_FINAL, b"true"), *told]
 
 
 def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None) -> Headers:

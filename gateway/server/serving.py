@@ -60,14 +60,13 @@ def make_config(
     max_body: int,
     head_timeout_s: float,
     grace_s: float,
-    http2: bool = False,
 ) -> ServerConfig:
     """The configuration of a server of `app`: an ASGI application, or the import path of a function that makes one."""
     config = ServerConfig(
         app,
         factory=factory,
         workers=workers,
-        http=_protocol(http2=http2),
+        http=GatewayProtocol,
         loop="auto",
         ws="none",
         ws_max_size=max_body,
@@ -89,15 +88,6 @@ def make_config(
     config.head_timeout_s = head_timeout_s
     config.arriving = MemoryPool(BODIES_AT_ONCE * max_body)
     return config
-
-
-def _protocol(*, http2: bool) -> type[GatewayProtocol]:
-    """What speaks to clients. HTTP/2 needs a package that takes memory, and is not always there."""
-    if not http2:
-        return GatewayProtocol
-    from gateway.server.http2 import EitherProtocol  # noqa: PLC0415
-
-    return EitherProtocol
 
 
 def bind(host: str, port: int, *, write_timeout_s: float = 0.0) -> socket.socket:

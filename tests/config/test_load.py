@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +27,6 @@ from gateway.config import (
     load_passed_on,
     model_facts,
     pass_on,
-    refuse_missing_package,
     refuse_open_door,
     template,
 )
@@ -834,13 +832,6 @@ def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Lo
 )
 def test_any_other_door_may_be_open(loaded: Load, text: str, environment: dict[str, str]) -> None:
     refuse_open_door(loaded(text, environment).settings)
-
-
-def test_http_2_without_its_package_is_refused_with_what_to_do(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zttp", None)
-    refuse_missing_package(loaded("").settings)
-    with pytest.raises(ConfigError, match=r"^server\.http2: needs the package zttp, .*pip install 'zttp"):
-        refuse_missing_package(loaded("server: {http2: true}").settings)
 
 
 @pytest.mark.parametrize("written", ["''", "'${ADMIN:-}'", "'  '"])

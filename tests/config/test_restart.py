@@ -21,7 +21,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "server": {
         "host": "::1", "port": 1, "workers": 2, "max_body_mb": 1, "max_concurrency": 1, "max_header_kb": 1,
         "header_timeout_s": 1, "body_timeout_s": 1, "write_timeout_s": 1, "cors_origins": ("https://a.example",),
-        "http2": True, "shutdown_grace_s": 1, "dashboard": False,
+        "shutdown_grace_s": 1, "dashboard": False,
     },
     "context": {
         "trim": "off", "budget": 9, "reserve_tokens": 9, "low_water": 0.5, "strategies": ("drop",),

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.call.types import Ending, Reply
+from gateway.call.types import Reply
 from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ContextRecord
@@ -131,19 +131,3 @@ def test_the_last_comment_of_a_stream_says_all_that_a_finished_answer_says_of_it
 
 def test_the_last_comment_of_a_stream_has_no_cost_where_a_price_is_unknown() -> None:
     assert b"cost-usd" not in headers.totals_comment(replace(TOTALS, unpriced_calls=1), CHARGE, None)
-
-
-def test_the_trailers_of_a_stream_say_what_a_finished_answer_says_of_its_session() -> None:
-    whole = shown(Reply(200, [], b"", session=SessionKey("", "s"), totals=TOTALS, charge=CHARGE, final=True))
-    told = {name.decode(): value.decode() for name, value in headers.of_ending(Ending(TOTALS, CHARGE))}
-    assert told == {name: value for name, value in whole.items() if "cumulative" in name or "usage" in name}
-    assert told["x-session-usage-final"] == "true"
-
-
-def test_every_trailer_is_announced() -> None:
-    name, value = headers.TRAILER
-    announced = value.decode().split(", ")
-    assert name == b"trailer"
-    assert {"x-session-cumulative-cost-usd", "x-session-usage-final", "x-session-step"} <= set(announced)
-    assert {"x-session-budget-warning", "x-token-usage"} <= set(announced) <= set(headers.EXPOSED)
-    assert not {"x-session-id", "x-context-tokens"} & set(announced)

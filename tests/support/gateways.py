@@ -86,7 +86,6 @@ class GatewayThread:
             max_body=int(server.max_body_mb * 2**20),
             head_timeout_s=server.header_timeout_s,
             grace_s=server.shutdown_grace_s,
-            http2=server.http2,
         )
         self._thread = serving.ServerThread(options)
         self._thread.__enter__()

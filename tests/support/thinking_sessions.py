@@ -420,9 +420,7 @@ def _turn(plan: Plan, *, may_be_silent: bool) -> Turn:
 def stage(folder: Path) -> Iterator[Stage]:
     """Start the recorder; stop it and all gateways at the end."""
     recorder = Recorder()
-    options = serving.make_config(
-        alive(recorder), max_head_bytes=65_536, max_body=2**28, head_timeout_s=60, grace_s=1, http2=False
-    )
+    options = serving.make_config(alive(recorder), max_head_bytes=65_536, max_body=2**28, head_timeout_s=60, grace_s=1)
     with serving.ServerThread(options) as server:
         made = Stage(folder, recorder, server.url)
         yield made

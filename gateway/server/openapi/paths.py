@@ -123,8 +123,7 @@ def _header(name: str, about: str) -> Mapping[str, Any]:
 HEADERS: Final = {name: _header(name, about) for name, about in EXPOSED.items()}
 
 _FORWARDED: Final = {
-    "description": "The provider's answer, as it came; in a stream the session's totals stand in its last comment, "
-    "and in its trailers where the client speaks HTTP/2.",
+    "description": "The provider's response, unchanged; in a stream the session's totals are in its last comment.",
     "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in EXPOSED},
     "content": {_JSON: {"schema": {}}, _EVENTS: {"schema": {"type": "string"}}},
 }
