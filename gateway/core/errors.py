@@ -30,7 +30,7 @@ class GatewayError(Exception):
 
 
 class InternalError(GatewayError):
-    """A bug of ours; the message says nothing of it, the log does."""
+    """A bug in the gateway. The log has the details."""
 
 
 class RequestFault(GatewayError):
@@ -43,11 +43,11 @@ class RequestFault(GatewayError):
 
 
 class InvalidRequest(RequestFault):
-    """The body or a header is not what the API takes."""
+    """The body or a header is invalid."""
 
 
 class SessionRequired(RequestFault):
-    """The call names no session and needs one: by `sessions.on_missing`, or for what it asks for."""
+    """The call names no session, but needs one because of `sessions.on_missing` or of what it asks for."""
 
     code = "session_required"
 
@@ -87,14 +87,14 @@ class NotFound(RequestFault):
 
 
 class MethodNotAllowed(RequestFault):
-    """The path does not take this method; TRACE and CONNECT are taken by none."""
+    """The path does not accept this method. No path accepts TRACE and CONNECT."""
 
     status = 405
     code = "method_not_allowed"
 
 
 class NoWebSocket(RequestFault):
-    """The caller asks for a WebSocket where there is none; only /v1/responses has one."""
+    """The client asks for a WebSocket on a path without one; only /v1/responses has one."""
 
     # Codex goes on over HTTP at once at this status; at any other it tries again for seconds.
     status = 426
@@ -102,34 +102,34 @@ class NoWebSocket(RequestFault):
 
 
 class SocketExpired(RequestFault):
-    """A WebSocket has been open for as long as one may be; the next message needs a new one."""
+    """A WebSocket has been open for the longest allowed time; the next message needs a new one."""
 
     # Its code is OpenAI's, at which clients open another connection.
     code = "websocket_connection_limit_reached"
 
 
 class SocketFull(RequestFault):
-    """More answers are asked for on one WebSocket than are given at a time."""
+    """Too many responses are requested at once on one WebSocket."""
 
     code = "websocket_stream_limit_reached"
 
 
 class PreviousNotFound(RequestFault):
-    """The answer that a request over a WebSocket goes on from is not remembered; send its whole input."""
+    """The previous response of a request over a WebSocket is unknown; send the whole input."""
 
     # OpenAI's, at which clients send all of it.
     code = "previous_response_not_found"
 
 
 class RequestTimeout(RequestFault):
-    """The caller stopped sending its body; the connection is closed."""
+    """The client stopped sending its body; the connection is closed."""
 
     # Not 408: SDKs send a call again on 408, and a body that stalled once is no reason to.
     code = "body_timeout"
 
 
 class PayloadTooLarge(RequestFault):
-    """The body is over `server.max_body_mb`, as sent or once unpacked."""
+    """The body exceeds `server.max_body_mb`, as sent or after decompression."""
 
     status = 413
     code = "request_too_large"
@@ -137,14 +137,14 @@ class PayloadTooLarge(RequestFault):
 
 
 class CompactionUnknown(RequestFault):
-    """A compaction item that cannot be opened here: made elsewhere, expired or deleted."""
+    """A compaction item cannot be opened: another gateway made it, or it has expired or was deleted."""
 
     # OpenAI's, for items that it cannot read.
     code = "invalid_encrypted_content"
 
 
 class ToolNotAllowed(RequestFault):
-    """The tools offered are not what the step that the session is in, or its sequence, asks for."""
+    """The request offers tools that the active step, or its sequence, does not allow."""
 
     code = "tool_not_allowed"
 
@@ -159,7 +159,7 @@ class BudgetFault(RequestFault):
 
 
 class BudgetExhausted(BudgetFault):
-    """Too little is left, even if the calls under way give back all that they hold."""
+    """The budget is too small for this call, even if running calls give back all that they reserved."""
 
     code = "budget_exhausted"
     openai_type = "budget_exceeded"
@@ -167,7 +167,7 @@ class BudgetExhausted(BudgetFault):
 
 
 class BudgetBusy(BudgetFault):
-    """What is left is held by calls under way: some of it may come back."""
+    """Running calls have reserved what is left of the budget; some of it may be given back."""
 
     status = 429
     code = "budget_busy"
@@ -178,7 +178,7 @@ class BudgetBusy(BudgetFault):
 
 
 class RateLimited(BudgetFault):
-    """A client key has made as many requests as it may in a minute."""
+    """A client key has made its allowed number of requests in this minute."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -188,13 +188,13 @@ class RateLimited(BudgetFault):
 
 
 class PriceUnknown(RequestFault):
-    """A budget in USD is in force and the price of the model is not known."""
+    """A budget in USD is in force, and the price of the model is unknown."""
 
     code = "price_unknown"
 
 
 class NotMetered(RequestFault):
-    """A budget is in force, and what this call begins is billed later, where the gateway does not see it."""
+    """A budget is in force, and the call would be billed later, where the gateway cannot see it."""
 
     code = "not_metered"
 
@@ -216,23 +216,23 @@ class UpstreamFault(GatewayError):
 
 
 class UpstreamUnreachable(UpstreamFault):
-    """Refused, reset or not resolvable, before an answer had begun."""
+    """The connection was refused or reset, or the name could not be resolved, before a response began."""
 
 
 class UpstreamRefused(UpstreamUnreachable):
-    """No connection came about, so that nothing was sent."""
+    """No connection could be made, so nothing was sent."""
 
     may_pass = True
 
 
 class UpstreamHungUp(UpstreamUnreachable):
-    """A connection that was kept had ended by the time it was used; the breaker does not count it."""
+    """A pooled connection had ended when it was used; the circuit breaker does not count it."""
 
     is_providers = False
 
 
 class UpstreamBusy(UpstreamFault):
-    """All connections that the provider may have are in use, and none came free in time. Nothing was sent."""
+    """All allowed connections to the provider are in use, and none became free in time. Nothing was sent."""
 
     status = 503
     code = "upstream_busy"
@@ -243,7 +243,7 @@ class UpstreamBusy(UpstreamFault):
 
 
 class UpstreamOpenCircuit(UpstreamFault):
-    """The provider failed again and again, and is left alone for a while."""
+    """The provider failed repeatedly, so its circuit is open for a while."""
 
     status = 503
     code = "upstream_open_circuit"
@@ -253,20 +253,20 @@ class UpstreamOpenCircuit(UpstreamFault):
 
 
 class UpstreamProtocolError(UpstreamFault):
-    """The provider's answer is not valid HTTP, or broke off."""
+    """The provider's response is not valid HTTP, or broke off."""
 
     code = "upstream_protocol_error"
 
 
 class UpstreamUnreadable(UpstreamProtocolError):
-    """The provider's answer is encoded in a way that the gateway cannot decode. The next one would be as well."""
+    """The provider's response has an encoding that the gateway cannot decode. The next one would be as well."""
 
     # Each try is billed.
     retry = False
 
 
 class UpstreamUntranslated(UpstreamProtocolError):
-    """The library that translates calls failed at this one, or at its answer."""
+    """The translation library failed on this call or on its response."""
 
     is_providers = False
 
@@ -292,7 +292,7 @@ class UpstreamTimeout(UpstreamFault):
 
 
 class UpstreamNotAccepted(UpstreamTimeout):
-    """No connection was accepted in time, so that nothing was sent."""
+    """No connection was accepted in time, so nothing was sent."""
 
     retry = True
     may_pass = True
@@ -301,7 +301,7 @@ class UpstreamNotAccepted(UpstreamTimeout):
 
 
 class UpstreamNotTaken(UpstreamTimeout):
-    """Not all of the request was taken in time, so that it cannot have been done."""
+    """The provider did not accept the whole request in time, so it cannot have processed it."""
 
     retry = True
     was_silent = False
@@ -322,13 +322,13 @@ class StoreUnavailable(GatewayFault):
 
 
 class StoreConflict(StoreUnavailable):
-    """Others changed the same thing in the store each time we tried."""
+    """Other calls changed the same value in the store at each attempt."""
 
     code = "store_conflict"
 
 
 class StoreDamaged(StoreUnavailable):
-    """The store is well, but what it holds of an account or a session cannot be read. A retry does not help."""
+    """The store works, but its data of an account or a session cannot be read. A retry does not help."""
 
     code = "store_damaged"
     retry = False
@@ -336,7 +336,7 @@ class StoreDamaged(StoreUnavailable):
 
 
 class Overloaded(GatewayFault):
-    """`server.max_concurrency` calls are already under way."""
+    """`server.max_concurrency` calls are already running."""
 
     code = "overloaded"
     openai_type = "overloaded_error"

@@ -41,7 +41,7 @@ SHOULD_RETRY: Final = b"x-should-retry"
 #: the gateway's id of a request; the name `x-request-id` belongs to the provider's own id, which its support asks for
 GATEWAY_REQUEST_ID: Final = b"x-gateway-request-id"
 
-#: every header of ours on an answer, and what it says; what a web page of an allowed origin may read
+#: the response headers of the gateway and what they say; a web page of an allowed origin may read them
 EXPOSED: Final[Mapping[str, str]] = {
     "x-gateway-request-id": (
         "key of `GET /api/calls/{request_id}`: the `x-request-id` of the request, or an id that the gateway made"
@@ -55,28 +55,27 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-session-cumulative-output-tokens": "its output tokens, reasoning included",
     "x-session-cumulative-cached-tokens": "its input tokens that the provider served from its cache",
     "x-session-cumulative-cost-usd": "what it cost, with six decimals; absent once a call's price is unknown",
-    "x-session-cumulative-calls": "its calls that were counted",
+    "x-session-cumulative-calls": "the number of its charged calls",
     "x-session-usage-final": (
-        "`true`: the totals include this call; `false`: they do not yet (a stream); only where there are totals"
+        "`true`: the totals include this call; `false`: not yet, because it is a stream; absent without totals"
     ),
-    "x-session-usage-source": "on whose word the totals are: `provider`, `estimated` or `mixed`",
+    "x-session-usage-source": "source of the totals: `provider`, `estimated` or `mixed`",
     "x-session-budget-limit-tokens": (
-        "with a budget in tokens: of the one that has least left, the session's, a parent's or the key's"
+        "limit of the token budget with the least left: the session's, a parent's or the key's"
     ),
-    "x-session-budget-remaining-tokens": "what is left of it; what calls under way hold is taken off",
+    "x-session-budget-remaining-tokens": "remaining budget, minus what running calls have reserved",
     "x-session-budget-limit-usd": "the same with a budget in US dollars",
-    "x-session-budget-remaining-usd": "what is left of it, with six decimals",
-    "x-session-budget-warning": "the share that is used, from `budget.warn_at` on",
-    "x-session-unmetered": "`true`: what the call began is billed after its answer and is in no session's totals",
-    "x-token-usage": "this call, where its usage is final, as JSON of the same shape as the totals",
+    "x-session-budget-remaining-usd": "remaining budget in US dollars, with six decimals",
+    "x-session-budget-warning": "the used share of the budget, from `budget.warn_at` on",
+    "x-session-unmetered": "`true`: the call is billed after its response, and is not in the totals of any session",
+    "x-token-usage": "usage of this call, if it is final, as JSON of the same shape as the totals",
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
     "x-context-tokens-original": "the same for what the client sent",
     "x-context-trimmed": (
-        "`none`, or the number of messages (of items, in a Responses request) by what was done with them: "
+        "`none`, or the number of messages (items in a Responses request) by what was done with them: "
         "`dedupe=3,condense=12,drop=4`. `table`, `summary`, `handle_only`: tool results in that response mode. "
-        "`thinking`: thinking blocks that were removed, as the model would refuse them. `unsupported`: what was sent "
-        "was neither counted nor trimmed, whatever its context budget, as on paths other than those of chat, "
-        "responses, messages and completions"
+        "`thinking`: thinking blocks that were removed because the model would refuse them. `unsupported`: the request "
+        "was neither counted nor trimmed, as on paths other than chat, responses, messages and completions"
     ),
     "x-context-thinking": (
         "why thinking blocks are not sent: a `trim`, a `mode` or `tools` changed what was before them; `earlier`: "
@@ -84,25 +83,24 @@ EXPOSED: Final[Mapping[str, str]] = {
     ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
     "x-context-conversation-tokens": (
-        "of what was sent, texts, calls and thinking, system texts too; no tool results, definitions of tools or images"
+        "tokens of texts, tool calls and thinking in what was sent; without tool results, tool definitions and images"
     ),
-    "x-context-tool-tokens": "tool results in what was sent, each counted once",
-    "x-context-budget-tokens": "input tokens that this call was allowed; absent where nothing limits it",
-    "x-context-remaining-tokens": "of these, what is left beside what was sent and its margin: room for tool results",
+    "x-context-tool-tokens": "tokens of tool results in what was sent, each counted once",
+    "x-context-budget-tokens": "input tokens that this call may have; absent without a limit",
+    "x-context-remaining-tokens": "what remains of that budget after this request and its margin: room for results",
     "x-context-unseen": (
-        "what of the request stands for content that the provider keeps, such as `previous_response_id`, or names a "
-        "file by its id or address (`file_id`, `file_url`): billed, but not cut, nor weighed beyond what the session "
-        "knows of an earlier answer that it goes on from"
+        "references to content that only the provider has: `previous_response_id`, `file_id`, `file_url`. "
+        "It is billed, but neither trimmed nor counted, except for what the session knows of an earlier response"
     ),
     "x-response-mode": "the mode in force for tool results: `raw`, `table`, `summary` or `handle_only`",
     "x-session-step": "the step that is active",
-    "x-session-sequence-index": "the place in its sequence that is due, from 0 on",
-    "x-session-step-warning": "tools that the answer asks for although they are not due, or not allowed",
-    "x-gateway-overhead-ms": "milliseconds from when the request had been read to its end until it was sent on",
-    "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on as it came",
+    "x-session-sequence-index": "index of the entry of its sequence that is due, from 0",
+    "x-session-step-warning": "tools that the response calls although they are not due or not allowed",
+    "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
+    "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",
     "x-should-retry": (
-        "on an error: whether sending the call again can help; `false` also on a provider's refusal after which the "
-        "gateway has sent it again already, unless `retry-after` asks for a wait"
+        "on an error: whether sending the call again can help; `false` also if the gateway has already retried it, "
+        "unless `retry-after` asks for a wait"
     ),
 }
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}

@@ -7,7 +7,7 @@ from gateway.core.errors import RequestFault
 
 
 class BudgetTooSmall(RequestFault):
-    """What stands beside the messages (system text, tools, a schema, other fields) is over the budget by itself.
+    """The overhead of the request (system prompt, tools, schema, other fields) alone exceeds the budget.
 
     Sizes in tokens; `part`: the heaviest of it, where that is known.
     """
@@ -30,7 +30,7 @@ class BudgetTooSmall(RequestFault):
 
 
 class TextTooLong(RequestFault):
-    """A request that is one text, of which nothing can be left out, is over its context budget.
+    """The request is one text, which cannot be trimmed, and exceeds its context budget.
 
     Sizes in tokens; `part`: what stands beside the text, where that is heavier.
     """
@@ -50,7 +50,7 @@ class TextTooLong(RequestFault):
 
 
 class ContextOverflow(RequestFault):
-    """What must stay is larger than the limit.
+    """The messages that cannot be left out exceed the limit.
 
     Sizes in tokens; `index`: the largest of what must stay, in `array`; `part`: what stands beside the messages, where
     that is heavier.

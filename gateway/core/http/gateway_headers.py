@@ -1,6 +1,6 @@
 """Define the request headers that the gateway itself reads.
 
-They are forwarded to nobody.
+They are not forwarded.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ BUDGET_TOKENS: Final = b"x-session-budget-tokens"
 BUDGET_USD: Final = b"x-session-budget-usd"
 RESPONSE_MODE: Final = b"x-response-mode"
 
-#: what a request may ask with
+#: headers that change how a call is handled
 DIRECTIVES: Final[Mapping[bytes, str]] = {
-    CONTEXT_BUDGET: "input tokens for this call, where that is less than what it is allowed anyway",
-    CONTEXT_TRIM: "`auto`, `off` (send it as it is) or `shadow` (only report what would be done)",
-    BUDGET_TOKENS: "a budget of the session in tokens, where it is lower than the configured one",
+    CONTEXT_BUDGET: "most input tokens of this call, if that is less than its context budget",
+    CONTEXT_TRIM: "`auto`, `off` (send it unchanged) or `shadow` (only report what would be done)",
+    BUDGET_TOKENS: "a budget of the session in tokens, if it is lower than the configured one",
     BUDGET_USD: "the same in US dollars, such as `0.50`",
-    RESPONSE_MODE: "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may ask for less",
-    PARENT: "the session that this one works for, whose budget it spends too",
+    RESPONSE_MODE: "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may shorten them further",
+    PARENT: "the parent session; its budget is charged as well",
     AGENT: "the agent whose steps the call takes",
 }
-#: what else is read of a request, beside its credential
+#: other headers that are read, besides credentials
 READ: Final[Mapping[bytes, str]] = {
     SESSION: "the session that the call belongs to (the header's name: `sessions.id_headers`)",
     REQUEST_ID: (
