@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +25,12 @@ from tests.support import stopping
 from tests.support.gateways import GatewayProcess, GatewayThread
 from tests.support.scripted import ByteServer, Script, completion
 from tests.support.web import Web
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes for `-n auto`: two for each core, as many tests wait for servers and timers."""
+    return 2 * (os.cpu_count() or 1)
+
 
 # How long an example takes is no property of what is tested.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
