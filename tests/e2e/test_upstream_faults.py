@@ -24,7 +24,10 @@ from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, talk
 
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
-CHUNKED_SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+# The scripted server closes each connection, and says so: the gateway must not use it again at that moment.
+CHUNKED_SSE_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+)
 
 
 def framed(data: bytes) -> bytes:
