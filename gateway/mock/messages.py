@@ -14,6 +14,7 @@ from gateway.mock.compactions import summary_of
 from gateway.mock.message_shape import Made, Pass, PassKind, Shape
 from gateway.mock.prompts import last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, decide
+from gateway.mock.tool_changes import withdrawn_tools
 from gateway.mock.windows import check_message
 from gateway.mock.wire import Answer, JsonObject, Limit, Stream, Usage, Whole, check_model, decode
 
@@ -237,7 +238,8 @@ def _total(sizes: Sequence[tuple[bytes, int]]) -> int:
 def _ask(body: MessageRequest, messages: list[JsonObject]) -> Ask:
     choice = body.tool_choice or {}
     kind = choice.get("type")
-    offered = [tool for tool in body.tools or [] if "input_schema" in tool]
+    withdrawn = withdrawn_tools(messages)
+    offered = [tool for tool in body.tools or [] if "input_schema" in tool and tool.get("name") not in withdrawn]
     return Ask(
         user_text=last_text(messages),
         tool_result=_tool_result(messages[-1]) if messages else None,

@@ -1,4 +1,4 @@
-"""Refuse system messages that change tools inside a conversation, if they stand in the wrong place or are malformed.
+"""Read system messages that change tools inside a conversation, and refuse misplaced and malformed ones.
 
 (https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages, "Limitations")
 """
@@ -35,6 +35,19 @@ def refuse_tool_changes(
         names = {tool.get("name") for tool in tools}
         for name in _unresolved(changes, names):
             raise ApiError(400, f'messages.{number}: tool reference "{name}" is not declared in `tools`')
+
+
+def withdrawn_tools(messages: Sequence[JsonObject]) -> set[object]:
+    """Return the names of the tools that are withdrawn at the end of a conversation, which the model cannot call."""
+    names: set[object] = set()
+    for message in messages:
+        for block in blocks_of(message.get("content")) if message.get("role") == "system" else ():
+            tool = block.get("tool")
+            if isinstance(tool, dict) and block.get("type") == "tool_removal":
+                names.add(tool.get("name"))
+            elif isinstance(tool, dict) and block.get("type") == "tool_addition":
+                names.discard(tool.get("name"))
+    return names
 
 
 def _check_place(number: int, messages: Sequence[JsonObject]) -> None:

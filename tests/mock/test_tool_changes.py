@@ -43,3 +43,17 @@ def test_a_change_needs_the_beta_a_model_that_accepts_it_and_a_tool_of_the_list(
     assert status(web, USER, CHANGE, beta="") == 400
     assert status(web, USER, CHANGE, model="claude-sonnet-5") == 400
     assert status(web, USER, unknown) == 400
+
+
+def test_a_withdrawn_tool_is_not_called_until_it_is_offered_again(web: Http) -> None:
+    addition = {"role": "system", "content": [{**REMOVAL, "type": "tool_addition"}]}
+    tool = {"name": "lookup", "description": "finds", "input_schema": {"type": "object", "properties": {}}}
+
+    def calls(*messages: dict[str, Any]) -> list[str]:
+        body = {"model": "claude-opus-5-5", "max_tokens": 300, "messages": [*messages], "tools": [tool]}
+        answer = web.send("POST", "/v1/messages", body, {"anthropic-beta": BETA})
+        return [block["name"] for block in answer.json["content"] if block["type"] == "tool_use"]
+
+    assert calls(USER) == ["lookup"]
+    assert calls(USER, CHANGE) == []
+    assert calls(USER, CHANGE, SAID, USER, addition) == ["lookup"]
