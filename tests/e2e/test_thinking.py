@@ -66,7 +66,7 @@ def client_of(base_url: str) -> anthropic.Anthropic:
         ({"context.budget": BUDGET}, {"stream": True}),
         ({"context.budget": BUDGET}, {"every": 4}),
         ({"context.budget": BUDGET}, {"headers": {"anthropic-beta": BETA}}),
-        ({}, {"headers": {"x-session-budget-tokens": "800000"}}),
+        ({}, {"headers": {"x-session-budget-tokens": "640000"}}),
         ({"steps": STEPS}, {}),
         ({"steps": STEPS, "context.budget": BUDGET}, {}),
     ],
