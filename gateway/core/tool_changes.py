@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.conversation.message import encode, read
 from gateway.core.thinking import BoundConversation
+from gateway.core.views.read_messages import OFFER, WITHDRAW
 
 #: Changes that a session remembers, over all of its conversations. With more, the older half is forgotten: thinking
 #: after the first of them is then removed, once for many changes.
@@ -21,8 +22,6 @@ MAX_CHANGES: Final = 256
 MAX_NAMES: Final = 64 * 1024
 #: Characters of the tool names in one change. A longer one is not made.
 MAX_CHANGE_NAMES: Final = MAX_NAMES // 4
-_WITHDRAW: Final = "tool_removal"
-_OFFER: Final = "tool_addition"
 
 
 class ToolChange(NamedTuple):
@@ -50,7 +49,7 @@ class ToolChange(NamedTuple):
 
         `tools`: the names that the request lists. The provider refuses a change that names another tool.
         """
-        named = ((_WITHDRAW, self.withdrawn), (_OFFER, self.offered))
+        named = ((WITHDRAW, self.withdrawn), (OFFER, self.offered))
         blocks = [_block(kind, name) for kind, names in named for name in names if name in tools]
         return encode({"role": "system", "content": blocks}) if blocks else None
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.views.read_messages import TOOL_CHANGES, WITHDRAW
 from gateway.dialects.fields import UNREADABLE, decode
 
 #: The beta for changes that name a tool by reference. Bedrock and Google Cloud accept it, too.
 TOOL_CHANGES_BETA: Final = b"mid-conversation-tool-changes-2026-07-01"
-_CHANGES: Final = ("tool_removal", "tool_addition")
-_WORDS: Final = tuple(f'"{kind}"'.encode() for kind in _CHANGES)
+_WORDS: Final = tuple(f'"{kind}"'.encode() for kind in TOOL_CHANGES)
 #: An error about tool changes has one of these, in lower case: the blocks, the beta, or the role, which a host may not
 #: know inside a conversation.
 _ABOUT: Final = (b"tool_removal", b"tool_addition", b"mid-conversation", b"unexpected role")
@@ -39,7 +39,7 @@ def changes_tools(messages: bytes) -> bool:
         changing = [decode(bytes(raw)) for raw in _LIST.decode(messages) if any(word in bytes(raw) for word in _WORDS)]
     except UNREADABLE:
         return True
-    return any(block.get("type") in _CHANGES for message in changing for block in _instructions(message))
+    return any(block.get("type") in TOOL_CHANGES for message in changing for block in _instructions(message))
 
 
 def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
@@ -71,7 +71,7 @@ def withdrawn_by_compaction(messages: Sequence[bytes]) -> frozenset[str]:
                 tool = change.get("tool") if isinstance(change, dict) else None
                 name = tool.get("name") if isinstance(tool, dict) else None
                 if isinstance(name, str):
-                    names[name] = change.get("type") == "tool_removal"
+                    names[name] = change.get("type") == WITHDRAW
             return frozenset(name for name, is_withdrawn in names.items() if is_withdrawn)
     return frozenset()
 

@@ -29,6 +29,8 @@ _CALL = "tool_use"
 _TIED = (b'"tool_use"', b'"tool_result"')
 #: calls that run where the model does; their results are the assistant's words
 _SERVED = ("server_tool_use", "mcp_tool_use")
+#: blocks of the operator's messages that withdraw a tool and offer it again
+TOOL_CHANGES = WITHDRAW, OFFER = ("tool_removal", "tool_addition")
 #: names a tool whose definition the model reads from there on, though it was deferred
 _REFERENCE = "tool_reference"
 #: bytes that a piece takes beside its message, and each of its names
@@ -174,7 +176,7 @@ def _kind_of_system(content: Any, types: Sequence[Any]) -> str:
 
 def changed_tool(block: Any) -> str | None:
     """Return the name of the tool that a block withdraws or offers by name; None for any other block."""
-    if not isinstance(block, dict) or block.get("type") not in ("tool_removal", "tool_addition"):
+    if not isinstance(block, dict) or block.get("type") not in TOOL_CHANGES:
         return None
     tool = block.get("tool")
     if not isinstance(tool, dict) or tool.get("type") != _REFERENCE or set(tool) != {"type", "name"}:
