@@ -13,6 +13,8 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
+import msgspec
+
 from gateway.call.observers import tell_step
 from gateway.call.recent_models import Lately
 from gateway.call.state import Progress
@@ -205,18 +207,20 @@ class Steps:
             if progress.remembered.state.tool_changes:
                 progress.narrowed = self._offering_all(progress, call)
             return
-        offer, messages = stepped.offer, bytes(call.fields.get(ITEMS[stepped.offer.wire], b""))
-        takes = self._takes(progress, stepped, offer, messages)
+        offer = stepped.offer
+        takes = self._takes(progress, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
         narrowing = narrowed(offer, stepped.keep, must=stepped.must, takes=takes)
         if stepped.is_free and narrowing.withdrawal is not None:
             narrowing = replace(narrowing, withdrawal=replace(narrowing.withdrawal, withdrawn=None))
         progress.narrowed = narrowing
         _note_limits(progress, stepped, takes)
 
-    def _takes(self, progress: Progress, stepped: Stepped, offer: Offer, messages: bytes) -> Takes:
+    def _takes(self, progress: Progress, stepped: Stepped, offer: Offer, items: bytes | msgspec.Raw) -> Takes:
         """Return what the model of a route accepts, by its family, the request, and what it refused lately."""
         route, step = progress.route, stepped.step
         family = self._planner.family(route, offer.wire)
+        # Copied only for the models and formats that are looked into.
+        messages = bytes(items) if offer.wire == "messages" or family.binding == "prefix" else b""
         referenced = referenced_tools(messages) if offer.wire == "messages" else frozenset()
         is_bound = _is_bound(family, offer, messages)
         allowed = None
