@@ -174,7 +174,8 @@ class Accounts:
         if not progress.book.claims:
             return
         self._check_deferred(progress)
-        await self._read_body(len(call.body), lambda: _read_for_hold(progress, call))
+        if progress.book.budgets:
+            await self._read_body(len(call.body), lambda: _read_for_hold(progress, call))
         # Should the call end before it hears that it was granted, there is a hold all the same.
         progress.is_holding = True
         try:
@@ -459,10 +460,9 @@ class Accounts:
 
 def _read_for_hold(progress: Progress, call: Call) -> None:
     """Read what a hold needs to know of the body."""
-    budgets = progress.book.budgets
-    if progress.plan is None and budgets:
+    if progress.plan is None:
         text_estimate(progress)
-    if any(stands.limits.nano_usd is not None for stands in budgets):
+    if any(stands.limits.nano_usd is not None for stands in progress.book.budgets):
         progress.caches_long = _LONG_CACHE.search(call.body) is not None
 
 

@@ -36,10 +36,13 @@ class ThinkingOrigins:
         self._read_body = read_body
         self._rules = rules
 
+    @staticmethod
+    def may_prefer(progress: Progress) -> bool:
+        """Return whether `prefer` may change something: the session has thinking, and the call has several routes."""
+        return bool(progress.remembered.state.thinking) and len(progress.routes) > 1
+
     def prefer(self, progress: Progress, call: Call) -> None:
         """Move the provider that made the newest thinking blocks to the front, if no other account can read them."""
-        if not progress.remembered.state.thinking or len(progress.routes) == 1:
-            return
         found = self._conversation(progress, call)
         if found is None or not found.blocks or not found.origins:
             return

@@ -271,11 +271,7 @@ class Exchange:
         except UnknownModel as fault:
             raise (unsure or fault) from None
         if metered:
-            await gateway.accounts.open(progress)
-            await gateway.steps.begin(progress, call)
-            if progress.step is not None and progress.step.model is not None:
-                self._go_by(progress.step, call)
-            await self._read(partial(gateway.thinking.prefer, progress, call))
+            await self._open_session(call)
         answer = await self._answered(call)
         if unsure is not None and answer.status == _UNKNOWN_HERE:
             raise unsure
@@ -284,6 +280,16 @@ class Exchange:
         progress.billed = metered
         await gateway.thinking.answered(progress, call)
         return await gateway.answers.success(progress, call, answer)
+
+    async def _open_session(self, call: Call) -> None:
+        """Open the session's account and its step, which may choose the model and the order of the routes."""
+        progress, gateway = self._p, self._gateway
+        await gateway.accounts.open(progress)
+        await gateway.steps.begin(progress, call)
+        if progress.step is not None and progress.step.model is not None:
+            self._go_by(progress.step, call)
+        if gateway.thinking.may_prefer(progress):
+            await self._read(partial(gateway.thinking.prefer, progress, call))
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that goes over the request's body, in a thread if the body is large."""
@@ -418,7 +424,8 @@ class Exchange:
         progress.is_too_long = False
         if gateway.compactions.is_made_here(progress):
             return await gateway.compactions.make(progress, call)
-        await self._read(partial(gateway.steps.narrow, progress))
+        if gateway.steps.may_restrict(progress):
+            await self._read(partial(gateway.steps.narrow, progress))
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)

@@ -198,14 +198,19 @@ class Steps:
             tokens = progress.weighing.came.tokens
         return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
+    @staticmethod
+    def may_restrict(progress: Progress) -> bool:
+        """Return whether `narrow` may change something: a step restricts the tools, or an earlier one withdrew some."""
+        stepped = progress.stepped
+        return (stepped is not None and stepped.offer is not None) or bool(progress.remembered.state.tool_changes)
+
     def narrow(self, progress: Progress) -> None:
         """Decide how the current provider is told which tools may be called."""
         stepped, call = progress.stepped, progress.call
         if call is None:
             return
         if stepped is None or stepped.offer is None:
-            if progress.remembered.state.tool_changes:
-                progress.narrowed = self._offering_all(progress, call)
+            progress.narrowed = self._offering_all(progress, call)
             return
         offer = stepped.offer
         takes = self._takes(progress, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
