@@ -14,6 +14,7 @@ from gateway.core.conversation.message import encode, sketch
 from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway
 from tests.support.agents import TOOLS, play
+from tests.support.gateways import GatewayThread
 
 TURNS = 40
 BUDGET = 12_000
@@ -50,6 +51,12 @@ def offered(body: Mapping[str, Any]) -> list[str]:
             name = block["tool"]["name"]
             found = [one for one in found if one != name] + [name] * (block["type"] == "tool_addition")
     return found
+
+
+def notes_of_last(gateway: GatewayThread, session: str) -> dict[str, str]:
+    """Return the notes of a session's last call."""
+    notes: dict[str, str] = gateway.web.get(f"/api/sessions/{session}/calls").json["calls"][0]["notes"]
+    return notes
 
 
 def in_turn(start: int, count: int) -> list[list[str]]:
@@ -143,6 +150,34 @@ def test_a_host_that_knows_no_such_messages_is_found_out_once(
     notes = [call["notes"] for call in gateway.web.get("/api/sessions/s/calls").json["calls"]]
     assert notes[-1]["tool_changes"] == "the provider refused system messages that withdraw tools"
     assert all(note["step_tools"].startswith("offered though not due or not allowed: ") for note in notes)
+
+
+def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    more = [{**TOOLS[0], "name": f"tool_{number}_".ljust(120, "x")} for number in range(150)]
+    rest = {"name": "rest", "conditions": [{"sequence_match": ["run"]}], "available_tools": {"allowed": ["tool_*"]}}
+    gateway = gateway_server(mock_server.url, steps=[*STEPS, rest])
+    tools = {"tools": [*TOOLS, *more]}
+    session = play(gateway.base_url, claude, 1, names=ORDER, headers={"x-session-id": "s"}, body=tools)
+    assert (session.errors, bodies(claude, 400)) == ([], [])
+    assert offered(bodies(claude)[0]) == [tool["name"] for tool in tools["tools"]]
+    assert notes_of_last(gateway, "s")["tool_changes"] == (
+        "the same tools as before: the names of those to withdraw are too long"
+    )
+
+
+def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says_so(
+    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, steps=STEPS)
+    begun = [{"role": "user", "content": "Repair it."}, {"role": "assistant", "content": "I begin with"}]
+    play(gateway.base_url, claude, 1, names=ORDER, headers={"x-session-id": "s"}, messages=begun)
+    assert len(claude.calls) == 1
+    assert offered(json.loads(claude.calls[0].body)) == list(ORDER)
+    assert notes_of_last(gateway, "s")["tool_changes"] == (
+        "the same tools as before: they can change only after a message of the user"
+    )
 
 
 def test_a_client_that_changes_tools_itself_is_left_to_it(
