@@ -416,8 +416,8 @@ def commands_page() -> str:
             or with `NO_COLOR`, nothing is coloured. In a terminal a row of a table is one line: texts are shortened
             and columns left out where there is no room; without a terminal nothing is. Numbers may be written as
             `600,000`, `500k` or `1.5M`. Output that cannot be written (a full disk, a closed stdout) is one line on
-            stderr and exit code 1; a reader that goes away early, as `head` does, is told nothing, and the code is 1
-            if something was left to print.
+            stderr and exit code 1; if the reader of a pipe ends early, as `head`
+            does, nothing is printed, and the code is 1 if output was left.
         """),
         prose("""
             `gateway --install-completion` makes the Tab key complete commands and options in bash, zsh, fish and

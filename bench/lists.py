@@ -195,8 +195,8 @@ def served_from_memory(file: Path, size: Size) -> Iterator[Server]:
         process.kill()
 
 
-def serve_memory(told: Connection, file: Path, size: Size) -> None:
-    """Fill a store in memory and serve it until told to end."""
+def serve_memory(parent: Connection, file: Path, size: Size) -> None:
+    """Fill a store in memory and serve it until its parent ends it."""
 
     def load() -> config.Loaded:
         return config.load(file, environment={})
@@ -216,8 +216,8 @@ def serve_memory(told: Connection, file: Path, size: Size) -> None:
     app = GatewayApp(resources, new_id)
     options = make_config(app, max_head_bytes=65_536, max_body=2**24, head_timeout_s=20, grace_s=1)
     with ServerThread(options) as gateway:
-        told.send(int(gateway.url.rpartition(":")[2]))
-        told.recv()
+        parent.send(int(gateway.url.rpartition(":")[2]))
+        parent.recv()
 
 
 def _wait_for(port: int, is_alive: Callable[[], bool]) -> None:
@@ -464,15 +464,14 @@ def _in_process(work: Callable[..., None], *arguments: Any) -> None:
         sys.exit("the store was not filled")
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def line(row: Row) -> str:
-    told = f"{row.entries:>8,}" if row.entries else f"{'':>8}"
+    entries = f"{row.entries:>8,}" if row.entries else f"{'':>8}"
     verdict = "met" if row.is_met else "MISSED"
-    return (
-        f"{row.store:<8}{row.what:<50}{told}{row.p50:>9.1f}{row.p95:>9.1f}{row.worst:>9.1f}{row.cpu:>9.1f}  {verdict}"
-    )
+    figures = "".join(f"{figure:>9.1f}" for figure in (row.p50, row.p95, row.worst, row.cpu))
+    return f"{row.store:<8}{row.what:<50}{entries}{figures}  {verdict}"
 
 
 def main() -> int:
@@ -482,21 +481,21 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=50_000)
     parser.add_argument("--keep", type=Path, help="a folder for the filled stores, which the next run takes from there")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
-    told = parser.parse_args()
-    size, rows = Size(told.calls, told.sessions), list[Row]()
-    if not told.json:
-        print(f"{told.calls:,} calls in {told.sessions:,} sessions; ms; the bar is a p95 of {BAR_MS:g} ms")
+    options = parser.parse_args()
+    size, rows = Size(options.calls, options.sessions), list[Row]()
+    if not options.json:
+        print(f"{options.calls:,} calls in {options.sessions:,} sessions; ms; the bar is a p95 of {BAR_MS:g} ms")
         print(f"{'store':<8}{'':<50}{'entries':>8}{'p50':>9}{'p95':>9}{'worst':>9}{'CPU':>9}")
     with tempfile.TemporaryDirectory(prefix="lists-") as temporary:
-        for kind in told.store.split(","):
+        for kind in options.store.split(","):
             if kind == "redis" and shutil.which("redis-server") is None:
                 print("redis-server is not on the PATH: it was not measured", file=sys.stderr)
                 continue
-            for row in measured(kind, (told.keep or Path(temporary)).absolute() / kind, size):
+            for row in measured(kind, (options.keep or Path(temporary)).absolute() / kind, size):
                 rows.append(row)
-                if not told.json:
+                if not options.json:
                     print(line(row), flush=True)
-    if told.json:
+    if options.json:
         print(json.dumps([{**asdict(row), "met": row.is_met} for row in rows], indent=2))
     return 0 if all(row.is_met for row in rows) else 1
 

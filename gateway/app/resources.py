@@ -1,6 +1,6 @@
 """Open what the settings name: stores, model tables, tokenizers, provider connections and webhooks.
 
-Whoever needs one of them and no server, as most commands do, imports this and not `gateway.app.worker`.
+Most commands need one of them but no server. They import this module instead of `gateway.app.worker`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settle a background call when its response is fetched.
 
-`background/index.py` finds such a call again; here it is settled, once, and those who have to hear of it are told.
+`background/index.py` finds such a call again. This module settles it once and notifies the observers of calls.
 """
 
 from __future__ import annotations

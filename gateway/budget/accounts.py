@@ -1,6 +1,7 @@
 """Read the accounts of a call before it, hold what it may cost, and settle it once.
 
-`gateway.budget.reservation` reads and holds; here is what a call does with it, also while the store is away.
+`gateway.budget.reservation` reads accounts and places holds. This module is the part of a call that uses it, also
+while the store is unavailable.
 """
 
 from __future__ import annotations

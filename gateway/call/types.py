@@ -178,7 +178,7 @@ class Reply:
 
 
 class Weighing(NamedTuple):
-    """What a request weighs as it came, what earlier calls taught, and the keys of its messages (`keys_of`).
+    """The token counts of the unchanged request, what earlier calls taught, and the keys of its messages (`keys_of`).
 
     `keys` and `beside`, what stands beside the messages: None where these are no array.
     """
@@ -232,7 +232,7 @@ class Asked:
 class Open(NamedTuple):
     """A result that is shown as an extract until it is decided what its summary is.
 
-    `place`: of its message, which is `raw` as it came.
+    `place`: the index of its message; `raw`: the unchanged message.
     """
 
     place: int
@@ -242,7 +242,7 @@ class Open(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a handle stands for: what is left out of a message, `raw` as it came, where it is shown in this form."""
+    """The content of a handle: what this form leaves out of a message; `raw`: the unchanged message."""
 
     raw: bytes
     form: ResponseMode

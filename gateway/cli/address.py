@@ -27,7 +27,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def network_url_of(host: str, port: int) -> str | None:
-    """Return the URL for other machines where `host` stands for every address; None where there is none to tell."""
+    """Return the URL for other machines if `host` means every address, or None if it is unknown."""
     bare = host.removeprefix("[").removesuffix("]")
     with contextlib.suppress(ValueError, OSError):  # a name; a machine without a network
         if ip_address(bare or "0.0.0.0").is_unspecified:

@@ -74,7 +74,7 @@ _WIDEST: Final = 100_000
 #: columns of a terminal that a shortened text has at the least, and what names a row
 _LEAST: Final = 12
 _LEAST_NAME: Final = 28
-#: what `--store` takes in the place of a URL
+#: what `--store` accepts instead of a URL
 MOCK_STORE: Final = "mock"
 #: between two columns of a table
 GAP: Final = 2

@@ -194,7 +194,7 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_jso
 
 
 def _like_key(name: str, config: Path | None, store: str | None) -> str:
-    """Return which key may have been meant, to be said behind an unknown name, or nothing."""
+    """Return a suggestion to append to the error about an unknown key, or an empty text."""
     from gateway.config.complaints import did_you_mean
 
     return did_you_mean(name, [key.name for key in with_store(config, store, lambda opened: opened.keys())])

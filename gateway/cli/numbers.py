@@ -11,7 +11,7 @@ import typer
 
 from gateway.cli.common import quoted
 
-#: what a number is multiplied with by the letter behind it
+#: the factor of each letter that may follow a number
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 #: 20 digits are more than any limit has
 _NUMBER: Final = re.compile(r"\$?([0-9]{1,3}(?:[,_][0-9]{3}){1,6}|[0-9]{1,20})(\.[0-9]{1,12})? ?([kmgKMG]?)")

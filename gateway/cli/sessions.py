@@ -302,7 +302,7 @@ def _no_session(session: str, config: Path | None, store: str | None) -> NoRetur
 
 
 async def like_session(opened: Store, name: str) -> str:
-    """Return which session of those called last may have been meant, to be said behind an unknown name, or nothing.
+    """Return a suggestion, from the newest sessions, to append to the error about an unknown one, or an empty text.
 
     That is the session of a client key with the same id, else the one whose name is most alike.
     """

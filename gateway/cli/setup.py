@@ -73,7 +73,7 @@ _SCHEMA_LINE: Final = "# yaml-language-server: $schema=./"
 _SCHEMAS: Final = ("gateway.schema.json", "config/gateway.schema.json")
 _NO_SCHEMA: Final = (
     "# For an editor that completes and checks this file: gateway schema > gateway.schema.json\n"
-    f"# beside it, and in the place of these two lines: {_SCHEMA_LINE}{_SCHEMAS[0]}"
+    f"# beside it; then replace these two lines with: {_SCHEMA_LINE}{_SCHEMAS[0]}"
 )
 
 

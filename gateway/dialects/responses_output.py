@@ -1,4 +1,4 @@
-"""Rebuild the output of a Responses stream as far as it came."""
+"""Rebuild the output of a Responses stream, also of one that broke off."""
 
 from __future__ import annotations
 

@@ -206,8 +206,7 @@ def foreign_page(origin: str) -> Forbidden:
 def credential_hash(headers: Headers) -> str | None:
     """Return a short hash of the first credential in the headers; None where there is none.
 
-    It is the beginning of the SHA-256 of the key, so whoever knows the key can find its refusals. The key cannot be
-    told from it.
+    It is a prefix of the key's SHA-256. With the key, its refusals can be found; the key cannot be derived from it.
     """
     keys = (credential(value) for name, value in headers if name in CREDENTIALS)
     return next((digest(key).hex()[:_HASH_DIGITS] for key in keys if key), None)

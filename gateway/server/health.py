@@ -1,6 +1,6 @@
 """/api/health: report the state of the store, the providers and the running calls.
 
-For whoever may see all sessions.
+Only for requests that may see all sessions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """/metrics: serve the figures of all workers of this machine for Prometheus.
 
-For whoever may see all sessions.
+Only for requests that may see all sessions.
 """
 
 from __future__ import annotations

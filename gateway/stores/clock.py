@@ -1,4 +1,4 @@
-"""Give stores the time: wall time, and a clock that nobody can set."""
+"""Give stores the time: wall time, and a clock that cannot be set."""
 
 from __future__ import annotations
 

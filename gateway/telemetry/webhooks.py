@@ -1,6 +1,6 @@
 """Send events to webhooks, signed as in Standard Webhooks 1.0.0.
 
-Nobody waits for whoever receives them.
+No call waits for a receiver.
 
 Each webhook of each worker has a queue and a few senders. What the queue has no room for is dropped and counted; what
 is not taken is sent again a few times, later each time. Only the host of a URL is ever logged: paths and queries of

@@ -420,7 +420,7 @@ def _calls(  # noqa: PLR0917  # of three lists
     before: str | None,
     unread: UnreadRecords,
 ) -> list[CallRecord]:
-    """Return the newest records of a list. In the place of each that cannot be read, an older one."""
+    """Return the newest records of a list; each that cannot be read is replaced by an older one."""
     found: list[CallRecord] = []
     while len(found) < limit:
         wanted = limit - len(found)
