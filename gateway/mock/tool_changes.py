@@ -32,22 +32,25 @@ def refuse_tool_changes(
         _check_place(number, messages)
         if not (rules.tool_changes and betas & _BETAS):
             raise ApiError(400, f"messages.{number}.content.0.type: Input should be 'text'")
-        names = {tool.get("name") for tool in tools}
+        names = [tool.get("name") for tool in tools]
         for name in _unresolved(changes, names):
             raise ApiError(400, f'messages.{number}: tool reference "{name}" is not declared in `tools`')
 
 
-def withdrawn_tools(messages: Sequence[JsonObject]) -> set[object]:
+def withdrawn_tools(messages: Sequence[JsonObject]) -> list[str]:
     """Return the names of the tools that are withdrawn at the end of a conversation, which the model cannot call."""
-    names: set[object] = set()
+    names: dict[str, None] = {}
     for message in messages:
         for block in blocks_of(message.get("content")) if message.get("role") == "system" else ():
             tool = block.get("tool")
-            if isinstance(tool, dict) and block.get("type") == "tool_removal":
-                names.add(tool.get("name"))
-            elif isinstance(tool, dict) and block.get("type") == "tool_addition":
-                names.discard(tool.get("name"))
-    return names
+            name = tool.get("name") if isinstance(tool, dict) else None
+            if not isinstance(name, str):
+                continue
+            if block.get("type") == "tool_removal":
+                names[name] = None
+            elif block.get("type") == "tool_addition":
+                names.pop(name, None)
+    return list(names)
 
 
 def _check_place(number: int, messages: Sequence[JsonObject]) -> None:
@@ -63,7 +66,7 @@ def _check_place(number: int, messages: Sequence[JsonObject]) -> None:
         )
 
 
-def _unresolved(changes: Sequence[JsonObject], names: set[object]) -> Iterator[object]:
+def _unresolved(changes: Sequence[JsonObject], names: Sequence[object]) -> Iterator[object]:
     for change in changes:
         tool = change.get("tool")
         if isinstance(tool, dict) and tool.get("type") == "tool_reference" and tool.get("name") not in names:

@@ -110,6 +110,33 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "metadata": {"user_id": "u"},
     },
+    # the newest model, with everything that its beta headers allow
+    "/v1/messages?beta=true": {
+        "model": "claude-fable-5-2",
+        "max_tokens": 64,
+        "messages": [
+            {"role": "user", "content": "look"},
+            {
+                "role": "system",
+                "content": [
+                    {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
+                    {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}},
+                ],
+            },
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "x"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "found"}]},
+        ],
+        "tools": [{"name": "f", "input_schema": SCHEMA}],
+        "thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}},
+        "output_config": {"effort": "low", "task_budget": {"type": "tokens", "total": 50_000}},
+        "context_management": {
+            "edits": [
+                {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 30_000}},
+                {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}},
+            ]
+        },
+        "fallbacks": [{"model": "claude-opus-5-5"}],
+    },
     "/v1/completions": {"model": "gpt-3.5-turbo-instruct", "prompt": ["a", [1, 2]], "max_tokens": 5, "n": 1},
     "/v1/embeddings": {"model": "text-embedding-3-small", "input": ["a", [1, 2]], "dimensions": 8},
 }
@@ -134,7 +161,15 @@ def changed(body: dict[str, Any], place: tuple[str | int, ...], odd: object) -> 
 
 
 #: of input tokens: some, but not all of it can be left out
-TIGHT: Final = {"/v1/messages": "640"}
+TIGHT: Final = {"/v1/messages": "640", "/v1/messages?beta=true": "640"}
+BETAS: Final = (
+    "thinking-binding-controls-2026-08-01",
+    "compact-2026-01-12",
+    "context-management-2025-06-27",
+    "mid-conversation-tool-changes-2026-07-01",
+    "task-budgets-2026-03-13",
+    "server-side-fallback-2026-06-01",
+)
 ASKED: Final = ("nothing", "x-context-budget", "x-response-mode")
 
 
@@ -143,7 +178,7 @@ ASKED: Final = ("nothing", "x-context-budget", "x-response-mode")
 def test_an_odd_value_anywhere_in_a_request_is_no_fault_of_ours(
     path: str, asked: str, *, web: Web, session: str
 ) -> None:
-    headers = {"content-type": "application/json", "x-session-id": session}
+    headers = {"content-type": "application/json", "x-session-id": session, "anthropic-beta": ",".join(BETAS)}
     if asked != "nothing":
         headers[asked] = TIGHT.get(path, "150") if asked == "x-context-budget" else "summary"
     failed, answered = [], 0
