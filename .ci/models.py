@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.config import families, model_facts
 from gateway.config.model_catalog import Catalog, load_litellm_table
-from gateway.core.counting.families import Families, Family
+from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.routing import ModelFacts, Route
 
 #: providers of the table that serve the models of one vendor, or of few; hosts that serve the models of any vendor are
@@ -59,11 +59,11 @@ class Known(NamedTuple):
 
     provider: str
     model: str
-    family: Family
+    family: TokenizerFamily
     facts: ModelFacts
 
 
-def known_models(table: Mapping[str, msgspec.Raw], chosen: Families) -> Iterator[Known]:
+def known_models(table: Mapping[str, msgspec.Raw], chosen: TokenizerFamilies) -> Iterator[Known]:
     """Return each chat model of the vendors in the table, and each of config/models.yaml."""
     own = model_facts()
     catalog = Catalog(own, table)

@@ -48,8 +48,8 @@ from gateway.core.ledger.arithmetic import Amount, Claim  # noqa: E402
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
 from gateway.core.record import LOST, CallRecord  # noqa: E402
-from gateway.mock import MockServer, Provider  # noqa: E402
-from gateway.mock.wire import Request, Share, Usage  # noqa: E402
+from gateway.mock import MockProvider, MockServer  # noqa: E402
+from gateway.mock.wire import MockUsage, ReceivedCall, Share  # noqa: E402
 
 PATH = "/v1/chat/completions"
 SPAWN = multiprocessing.get_context("spawn")
@@ -262,7 +262,7 @@ class Bill:
         return self.input + self.output
 
 
-class Biller(Provider):
+class Biller(MockProvider):
     """Keeps every bill under the name that the client gave the call."""
 
     def __init__(self) -> None:
@@ -271,11 +271,11 @@ class Biller(Provider):
 
     def record(
         self,
-        request: Request,
+        request: ReceivedCall,
         *,
         status: int,
         model: str = "",
-        usage: Usage | None = None,
+        usage: MockUsage | None = None,
         shares: Sequence[Share] = (),
     ) -> None:
         super().record(request, status=status, model=model, usage=usage, shares=shares)

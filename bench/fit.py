@@ -28,12 +28,12 @@ from wires import REQUEST_TOKENS, Wired
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.relevance import Worth
+from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
 
 
@@ -48,7 +48,7 @@ def counter() -> Callable[[str], int]:
     return lambda text: len(encode(text, disallowed_special=()))
 
 
-def policy() -> FitPolicy:
+def policy() -> TrimPolicy:
     names = {
         "FIT_LOW_WATER": "low_water",
         "FIT_STALE": "stale",
@@ -56,10 +56,10 @@ def policy() -> FitPolicy:
         "FIT_SHARE": "recall_share",
     }
     numbers: dict[str, Any] = {name: float(os.environ[key]) for key, name in names.items() if key in os.environ}
-    worth = Worth(**json.loads(os.environ.get("FIT_WORTH", "{}")))
+    worth = RelevanceFactors(**json.loads(os.environ.get("FIT_WORTH", "{}")))
     strategies = (Dedupe(), Condense(worth), Shorten(), Drop())
     recall: Any = os.environ.get("FIT_RECALL", "off")
-    return FitPolicy(strategies=strategies, recall=recall, worth=worth, **numbers)
+    return TrimPolicy(strategies=strategies, recall=recall, worth=worth, **numbers)
 
 
 class Trimmer:
@@ -69,7 +69,7 @@ class Trimmer:
         self._count = counter()
         self._reader = Reader(weigher(self._count))
         self._policy = policy()
-        self._epochs: dict[str, dict[str, Epoch]] = {}
+        self._epochs: dict[str, dict[str, TrimDecision]] = {}
         self._tools: dict[str, int] = {}
 
     def __call__(self, request: dict[str, Any], budget: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Trimmer:
             return request
         if fitted.epoch is not None and fitted.epoch is not epoch:
             # as it would come back out of a store
-            epoch = Epoch.from_json(json.loads(json.dumps(fitted.epoch.to_json())))
+            epoch = TrimDecision.from_json(json.loads(json.dumps(fitted.epoch.to_json())))
             if epoch is not None:
                 epochs[epoch.prefix] = epoch
         return {**request, "messages": _decoded(fitted.messages, raws, came)}

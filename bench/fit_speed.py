@@ -31,16 +31,16 @@ from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.epochs import fit
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import due, read_ahead
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.report import Fitted
+from gateway.core.fitting.report import TrimmedConversation
 from gateway.counters.tiktoken import load, rank_folders
 
 #: what `gateway serve` fits by
-POLICY = FitPolicy(recall="said")
+POLICY = TrimPolicy(recall="said")
 FAMILIES = Path(__file__).resolve().parent.parent / "config" / "families.yaml"
 
 
@@ -51,20 +51,20 @@ class Session:
         families = families_from(yaml.safe_load(FAMILIES.read_text("utf-8")))
         self.estimator = Estimator(families, lambda _: tokens, CountCache())
         self.reader = Reader(self.weigh)
-        self.epoch: Epoch | None = None
+        self.epoch: TrimDecision | None = None
         #: milliseconds of CPU that reading ahead took, turn by turn
         self.ahead: list[float] = []
 
     def weigh(self, raws: Sequence[bytes]) -> Sequence[int]:
         return self.estimator.message_tokens(read_request("chat", {"model": b'"gpt-4o"'}, messages=raws))
 
-    def turn(self, raws: Sequence[bytes], limit: int) -> tuple[Fitted, float]:
+    def turn(self, raws: Sequence[bytes], limit: int) -> tuple[TrimmedConversation, float]:
         """A turn, and its milliseconds of CPU."""
         start = time.thread_time()
         conversation = Conversation.of(raws, self.reader)
         request = read_request("chat", {"model": b'"gpt-4o"'}, messages=raws)
         self.estimator.estimate(request, keys=conversation.keys)
-        stored = Epoch.from_json(self.epoch.to_json()) if self.epoch is not None else None
+        stored = TrimDecision.from_json(self.epoch.to_json()) if self.epoch is not None else None
         fitted = fit(conversation, limit, self.reader, epoch=stored, policy=POLICY)
         spent = (time.thread_time() - start) * 1e3
         self.epoch = fitted.epoch

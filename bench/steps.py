@@ -26,7 +26,7 @@ from typing import Any
 from gateway import config
 from gateway.app import resources
 from gateway.app.worker import Worker, build_app, collect_rarely
-from gateway.call.types import Caller, Incoming, Reply
+from gateway.call.types import Caller, ClientResponse, Incoming
 from gateway.config.policies import routes_of
 from gateway.core.http.request import Outgoing
 from gateway.dialects import endpoint
@@ -190,7 +190,7 @@ async def gateway_of(settings: config.Settings, upstream: Upstream) -> AsyncIter
 _NUMBERS = count(1)
 
 
-async def call(gateway: Gateway, body: bytes, session: str) -> Reply:
+async def call(gateway: Gateway, body: bytes, session: str) -> ClientResponse:
     number = next(_NUMBERS)
     incoming = Incoming(
         call_id=f"{number:032x}", request_id=f"r{number}", method="POST", path="chat/completions", query="",

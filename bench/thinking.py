@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.mock import CLAUDE_RULES, MockServer, Provider  # noqa: E402
+from gateway.mock import CLAUDE_RULES, MockProvider, MockServer  # noqa: E402
 from tests.support.agents import STEPS, play  # noqa: E402
 from tests.support.gateways import GatewayThread  # noqa: E402
 
@@ -68,7 +68,7 @@ def measured(scenario: str, turns: int, model: str, *, strips: bool) -> Row:
     """Play one session."""
     settings, options = SCENARIOS[scenario]
     headers = {**options.get("headers", {}), "x-session-id": "bench"}
-    with MockServer(Provider(claude=CLAUDE_RULES)) as server, tempfile.TemporaryDirectory() as folder:
+    with MockServer(MockProvider(claude=CLAUDE_RULES)) as server, tempfile.TemporaryDirectory() as folder:
         models = [{"match": "*", "provider": "upstream", "price": PRICE}]
         gateway = GatewayThread(Path(folder), server.url, {**settings, "models": models})
         try:

@@ -18,9 +18,9 @@ from gateway.core.conversation.units import Conversation
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import Request
+from gateway.core.counting.request import RequestParts
 from gateway.core.counting.weighed import Learned, weigh
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.plan import Room, Scales, make_room
 from gateway.core.session import SessionState
@@ -122,7 +122,7 @@ class _Exact:
         self.beside = 0
         self.arguments: Mapping[str, str] = {}
 
-    def estimate(self, request: Request, *, keys: object = None) -> Estimate:
+    def estimate(self, request: RequestParts, *, keys: object = None) -> Estimate:
         del keys
         messages = messages_of(self._wire, [json.loads(raw) for raw in request.messages], self.arguments)
         tokens = self.beside + sum(self._weigh_one(encode(message)) for message in messages)
@@ -132,7 +132,7 @@ class _Exact:
 class Wired:
     """A trimmer of chat requests that sends them in another format, with all its epochs."""
 
-    def __init__(self, wire: Wire, count: Callable[[str], int], policy: FitPolicy) -> None:
+    def __init__(self, wire: Wire, count: Callable[[str], int], policy: TrimPolicy) -> None:
         weigh_all = weigher(count)
         self._wire = wire
         self._weigh_one = lru_cache(1 << 16)(lambda raw: weigh_all([raw])[0])
@@ -151,7 +151,7 @@ class Wired:
         calls = [call for message in came for call in message.get("tool_calls") or ()]
         self._exact.arguments = {call["id"]: call["function"]["arguments"] for call in calls}
         raws = [encode(element) for element in elements_of(self._wire, came[start:])]
-        body = Request(wire=self._wire, messages=raws)
+        body = RequestParts(wire=self._wire, messages=raws)
         weighed = weigh(body, self._exact.estimate(body), Learned())
         if weighed.tokens <= budget:
             return request

@@ -20,7 +20,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gateway.mock import Behaviour, MockServer, Provider
+from gateway.mock import Behaviour, MockProvider, MockServer
 from tests.support import stopping
 from tests.support.gateways import GatewayProcess, GatewayThread
 from tests.support.scripted import ByteServer, Script, completion
@@ -68,7 +68,7 @@ def mock_server() -> Iterator[MockServer]:
 
 
 @pytest.fixture
-def mock(mock_server: MockServer) -> Iterator[Provider]:
+def mock(mock_server: MockServer) -> Iterator[MockProvider]:
     """The built-in provider, its records and ledger empty. It behaves for this test alone as it is told."""
     mock_server.provider.reset()
     yield mock_server.provider
@@ -94,7 +94,7 @@ def shared_gateway(mock_server: MockServer, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def gateway(shared_gateway: GatewayThread, mock: Provider) -> GatewayThread:
+def gateway(shared_gateway: GatewayThread, mock: MockProvider) -> GatewayThread:
     """A gateway with default settings in front of the built-in provider; tests share it, so they name sessions.
 
     The model "priced" costs 1 and 10 USD per million tokens, all others have no price.

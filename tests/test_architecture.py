@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -343,6 +344,15 @@ def test_every_module_says_what_it_does() -> None:
     """`.ci/reference.py` makes the list of modules of these sentences."""
     sources = {module: ast.parse(path.read_text("utf-8")) for module, path in modules()}
     assert [module for module, tree in sources.items() if not ast.get_docstring(tree)] == []
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for module, path in modules():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_package_has_its_row_in_the_document() -> None:

@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 import run
 
-from gateway.mock import CLAUDE_RULES, MockServer, ModelRules, Provider, RecordedCall, ToolCall, Turn
+from gateway.mock import CLAUDE_RULES, MockProvider, MockServer, ModelRules, RecordedCall, ToolCall, Turn
 
 MODELS = ("claude-opus-5-5", "claude-fable-5-2")
 LAST_TEXT = "All parts are done."
@@ -211,7 +211,7 @@ def played(name: str, model: str, binary: str, turns: int) -> Row:
     scenario, row, started = SCENARIOS[name], Row(name, model), time.monotonic()
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         folder = Path(work)
-        provider = Provider(claude=scenario.rules)
+        provider = MockProvider(claude=scenario.rules)
         server = stack.enter_context(MockServer(provider))
         urls = [
             stack.enter_context(run.gateway(_new(folder / f"gateway{number}"), server.url, {"auth": {}, **settings}))
@@ -246,7 +246,7 @@ def _new(folder: Path) -> Path:
 
 def _sent_directly(claude: Claude) -> RecordedCall:
     """Return the first call that Claude Code makes without a gateway."""
-    with MockServer(Provider([Turn(LAST_TEXT)])) as server:
+    with MockServer(MockProvider([Turn(LAST_TEXT)])) as server:
         claude.say(server.url, PROMPT, is_resumed=False)
         return server.provider.calls[0]
 
@@ -275,7 +275,7 @@ def _measure(row: Row, calls: Sequence[RecordedCall], records: Sequence[Mapping[
     row.original = max((context["original_tokens"] for context in contexts), default=0)
 
 
-def _check(row: Row, scenario: Scenario, provider: Provider, urls: Sequence[str]) -> None:
+def _check(row: Row, scenario: Scenario, provider: MockProvider, urls: Sequence[str]) -> None:
     if len(row.refused) > scenario.refusals:
         row.wrong.append(f"the provider refused {len(row.refused)} calls")
     if scenario.is_trimmed != (row.trimmed > 0):

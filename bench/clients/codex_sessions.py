@@ -25,7 +25,7 @@ from typing import Any
 
 import run
 
-from gateway.mock import STRICT_MODELS, MockServer, Provider, ToolCall, Turn
+from gateway.mock import STRICT_MODELS, MockProvider, MockServer, ToolCall, Turn
 
 MODELS = ("gpt-5.3-codex", "gpt-6.2-sol")
 LAST_TEXT = "All parts are done."
@@ -68,7 +68,7 @@ def fetched(url: str) -> Any:
 
 def wrong(binary: str, model: str, turns: int, budget: int) -> list[str]:
     """Play one session, print its figures, and return the checks that failed."""
-    with tempfile.TemporaryDirectory() as name, MockServer(Provider(strict=STRICT_MODELS)) as server:
+    with tempfile.TemporaryDirectory() as name, MockServer(MockProvider(strict=STRICT_MODELS)) as server:
         folder = Path(name)
         for part in ("gateway", "project", "home"):
             (folder / part).mkdir()

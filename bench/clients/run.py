@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.mock import MockServer, Provider  # noqa: E402
+from gateway.mock import MockProvider, MockServer  # noqa: E402
 
 KEY, ONCE_KEY, ADMIN_KEY = "client-key-0123456789", "once-key-0123456789", "admin-key-0123456789"
 #: what a client may call; another name is refused by the gateway, missing-model by the provider
@@ -222,7 +222,7 @@ def play(client: Client, environments: Path) -> Outcome:
         return outcome
     with (
         tempfile.TemporaryDirectory() as work,
-        MockServer(Provider()) as provider,
+        MockServer(MockProvider()) as provider,
         gateway(Path(work), provider.url) as url,
     ):
         _script(client, folder, Path(work), {"GATEWAY_URL": url, "PROVIDER_URL": provider.url}, outcome)

@@ -26,12 +26,12 @@ from gateway.config.policies import (
     result_model,
     routes_of,
 )
-from gateway.context.caches import Memory
+from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
-from gateway.context.planner import Planner, Threads
-from gateway.context.tool_results import Results
+from gateway.context.planner import Planner, PlannerThreads
+from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
-from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ports import Observer, Store, Upstream
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
@@ -40,7 +40,7 @@ from gateway.pipeline.exchange import Gateway
 from gateway.server import headers
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.endpoints import Bounds, Forwarder
-from gateway.server.handling import Rules
+from gateway.server.handling import ServerRules
 from gateway.server.health import ProviderHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.unrecorded import UnrecordedRefusals
@@ -65,13 +65,13 @@ class Lasting:
     settler: Settler
     leases: Leases
     blind: Blind
-    results: Results
+    results: ToolResultRenderer
     keys: KeyRing
     learner: Learner
     counters: Counters
     estimator: Estimator
-    memory: Memory
-    threads: Threads
+    memory: ContextCaches
+    threads: PlannerThreads
     catalog: Catalog
     observers: Sequence[Observer]
     unrecorded: UnrecordedRefusals
@@ -139,7 +139,7 @@ class Parts:
                     key.name,
                     digest(key.key.get_secret_value()),
                     key.models,
-                    KeyBudget(limits_of(key.budget), key.rpm),
+                    KeyLimits(limits_of(key.budget), key.rpm),
                 )
                 for key in settings.auth.keys
             ],
@@ -161,7 +161,7 @@ class Parts:
         upstreams = _logged(self._upstreams, settings)
         planner = lasting.planner(settings)
         inspector = Inspector(planner, routes, lasting.catalog.facts)
-        self.rules = Rules(
+        self.rules = ServerRules(
             authenticator,
             lasting.keys,
             routes,

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from gateway import config
 from gateway.config import model_catalog
 from gateway.config.policies import context_policy, routes_of, table_names, uplifts
-from gateway.context.caches import Memory
+from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
-from gateway.context.planner import Planner, Threads
+from gateway.context.planner import Planner, PlannerThreads
 from gateway.core.counting.estimate import Estimator
-from gateway.core.counting.families import Families
+from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.errors import ConfigError
 from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
 from gateway.core.http.signing import signing_key
@@ -33,7 +33,7 @@ from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry import callbacks, otel
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.webhooks import SENDERS, Target, Webhook
+from gateway.telemetry.webhooks import SENDERS, WebhookSender, WebhookTarget
 from gateway.upstream import http
 from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
@@ -58,7 +58,7 @@ def open_store(settings: config.Settings) -> Store:
     return SqliteStore(path, timeout_s=timeout_s)
 
 
-def open_families(counters: Counters, settings: config.Settings) -> Families:
+def open_families(counters: Counters, settings: config.Settings) -> TokenizerFamilies:
     """The families, read once: a reload keeps them. Token counters that they name by a dotted path are made known.
 
     Raises:
@@ -69,7 +69,7 @@ def open_families(counters: Counters, settings: config.Settings) -> Families:
     return families
 
 
-def open_catalog(settings: config.Settings, families: Families) -> model_catalog.Catalog:
+def open_catalog(settings: config.Settings, families: TokenizerFamilies) -> model_catalog.Catalog:
     """The model tables on disk."""
     tables = model_catalog.Catalog(
         config.model_facts(),
@@ -111,7 +111,7 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
         raise ConfigError([f"there is no such tokenizer{meant}; known: {known}. Without it that of its family counts"])
 
 
-def load_counters(counters: Counters, settings: config.Settings, families: Families) -> None:
+def load_counters(counters: Counters, settings: config.Settings, families: TokenizerFamilies) -> None:
     """Load what nearly every call is counted with, and what models that routes name are, before there are calls.
 
     It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed: the table
@@ -126,12 +126,12 @@ def load_counters(counters: Counters, settings: config.Settings, families: Famil
         counters.counter(tokenizer)
 
 
-def memory_of(settings: config.Settings) -> Memory:
+def memory_of(settings: config.Settings) -> ContextCaches:
     """What is remembered of conversations, with nothing in it."""
-    return Memory(int(settings.context.memory_mb * 2**20))
+    return ContextCaches(int(settings.context.memory_mb * 2**20))
 
 
-def estimator_of(families: Families, counters: Counters, memory: Memory) -> Estimator:
+def estimator_of(families: TokenizerFamilies, counters: Counters, memory: ContextCaches) -> Estimator:
     """An estimator that counts with these; token tables are loaded when they are first needed."""
     return Estimator(families, counters.counter, memory.counts, read_piece)
 
@@ -164,8 +164,8 @@ def planner_of(
     learner: Learner,
     facts: Callable[[Route], ModelFacts],
     *,
-    memory: Memory,
-    threads: Threads | None = None,
+    memory: ContextCaches,
+    threads: PlannerThreads | None = None,
 ) -> Planner:
     """The planner under these settings. `memory`: that of the estimator; `threads`: None makes some of its own."""
     return Planner(
@@ -188,7 +188,7 @@ def upstream_of(name: str, row: config.Provider) -> Upstream:
         ConfigError: its certificate authorities cannot be read.
     """
     rows = {name: row}
-    return upstreams_of(rows, tls_contexts(rows), Families(()))[name]
+    return upstreams_of(rows, tls_contexts(rows), TokenizerFamilies(()))[name]
 
 
 def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
@@ -209,7 +209,9 @@ def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
     return contexts
 
 
-def upstreams_of(rows: Mapping[str, config.Provider], tls: Tls, families: Families) -> dict[str, RetryingUpstream]:
+def upstreams_of(
+    rows: Mapping[str, config.Provider], tls: Tls, families: TokenizerFamilies
+) -> dict[str, RetryingUpstream]:
     """The connections to all providers, with what `tls_contexts` made for them. Needs a running event loop.
 
     `families`: what models refuse, for providers of another format.
@@ -225,14 +227,14 @@ def upstreams_of(rows: Mapping[str, config.Provider], tls: Tls, families: Famili
     }
 
 
-def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[Webhook]:
+def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[WebhookSender]:
     """The webhooks. Needs a running event loop."""
     return [_webhook_of(row, metrics) for row in rows]
 
 
-def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
+def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> WebhookSender:
     shown = urlsplit(row.url).netloc.rpartition("@")[2]
-    target = Target(
+    target = WebhookTarget(
         url=row.url,
         shown=shown,
         events=frozenset(row.events),
@@ -240,9 +242,9 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
         headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
         timeout_s=row.timeout_s,
     )
-    timeouts = http.Timeouts(row.timeout_s, row.timeout_s, row.timeout_s)
+    timeouts = http.UpstreamTimeouts(row.timeout_s, row.timeout_s, row.timeout_s)
     upstream = http.HttpUpstream(shown, row.url, timeouts, max_connections=SENDERS, proxy=http.proxy_for(row.url))
-    return Webhook(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
+    return WebhookSender(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
 
 
 def problems_of(settings: config.Settings) -> list[str]:
@@ -287,17 +289,17 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
     return http.HttpUpstream(
         name,
         row.base_url,
-        http.Timeouts(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
+        http.UpstreamTimeouts(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
         max_connections=row.max_connections,
         tls=tls,
         proxy=http.proxy_for(row.base_url),
     )
 
 
-def _translated(name: str, row: config.Provider, families: Families) -> Upstream:
+def _translated(name: str, row: config.Provider, families: TokenizerFamilies) -> Upstream:
     """A provider that speaks a format of its own, which litellm translates to."""
     return translating.LitellmUpstream(
-        translating.Settings(
+        translating.LitellmSettings(
             name,
             provider=row.litellm or name,
             base_url=row.base_url,

@@ -33,8 +33,8 @@ from gateway.app.resources import (
     webhooks_of,
 )
 from gateway.config.policies import table_names, uplifts
-from gateway.context.planner import Threads
-from gateway.context.tool_results import Results
+from gateway.context.planner import PlannerThreads
+from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
 from gateway.core.ledger.session_key import SessionKey
@@ -61,7 +61,7 @@ from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
 from gateway.stores.stale_accounts import Blind
 from gateway.telemetry import callbacks, log
-from gateway.telemetry.callbacks import Callbacks, Shapes
+from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, State
 from gateway.telemetry.otel import Otel
 
@@ -153,13 +153,13 @@ class Worker:
             away=self._settler.away,
             note=self._settler.note,
         )
-        self._results = Results(store, settings.sessions.results_max_bytes)
+        self._results = ToolResultRenderer(store, settings.sessions.results_max_bytes)
         self.keys = KeyRing(store, is_away=lambda: self._settler.is_away, away=self._settler.away)
         self._learner = Learner(store)
         # They outlive a reload: a body that is being looked at is looked at to the end.
-        self._threads = Threads()
+        self._threads = PlannerThreads()
         self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
-        self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
+        self._callbacks = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
         observers: list[Observer] = [self._learner, *_call_log(settings, as_json=as_json)]
         observers += [self._callbacks] if not self._callbacks.is_idle else []
         observers += [self._metrics] if self._metrics is not None else []

@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.call.record import Records, answer_of, has_ended, kept_of
-from gateway.call.state import Progress
+from gateway.call.record import RecordBuilder, answer_of, has_ended, kept_of
+from gateway.call.state import CallState
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord, answer_name
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
-from gateway.dialects.base import Answer
+from gateway.dialects.base import ParsedResponse
 from gateway.dialects.limits import service_tier
 from gateway.dialects.server_state import left_behind
 
@@ -46,16 +46,16 @@ class _Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FetchedResponse:
     """What an answer came to that was fetched while its call was under way, or its worker gone."""
 
     provider: str
     answer_id: str
-    answer: Answer
+    answer: ParsedResponse
 
 
 _NOTED: Final = msgspec.json.Decoder(_Noted)
-_MADE: Final = msgspec.json.Decoder(Made)
+_MADE: Final = msgspec.json.Decoder(FetchedResponse)
 #: a call of which all is gone by now
 _FORGOTTEN: Final = _Noted("", "", "", (), 0, is_told=True)
 #: what the keys in the store begin with
@@ -63,16 +63,16 @@ _PENDING: Final = "pending\n"
 _FETCHED: Final = "fetched\n"
 
 
-class Background:
+class BackgroundIndex:
     """Notes pending calls, and finds them. `wall`: seconds since the epoch."""
 
-    def __init__(self, store: Store, records: Records, routes: Routes, wall: Callable[[], float]) -> None:
+    def __init__(self, store: Store, records: RecordBuilder, routes: Routes, wall: Callable[[], float]) -> None:
         self._store = store
         self._records = records
         self._routes = routes
         self._wall = wall
 
-    async def begun(self, progress: Progress) -> bool:
+    async def begun(self, progress: CallState) -> bool:
         """Note a call under the id of its answer, once that is known; whether there was something to note.
 
         Raises:
@@ -87,7 +87,7 @@ class Background:
         return True
 
     @staticmethod
-    def note(progress: Progress) -> tuple[str, str] | None:
+    def note(progress: CallState) -> tuple[str, str] | None:
         """Where a call is noted, and as what; None where the id of its answer is not known."""
         call, answer = progress.call, answer_of(progress)
         if call is None or answer.id is None:
@@ -125,7 +125,7 @@ class Background:
         """
         return await self._store.answered(namespace, answer_name(answer_id))
 
-    async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
+    async def ended(self, provider: str, answer_id: str, answer: ParsedResponse) -> tuple[CallRecord | None, bool]:
         """The record of the call whose answer this is, if that was pending and is over; whether observers know of it.
 
         Of a call that is not settled yet the answer is kept, should its worker be gone: see `made`.
@@ -140,7 +140,7 @@ class Background:
             return None, False
         found = await self._store.call(None, noted.call_id)
         if found is None:
-            made = msgspec.json.encode(Made(provider, answer_id, answer))
+            made = msgspec.json.encode(FetchedResponse(provider, answer_id, answer))
             await self._store.learn({_FETCHED + noted.call_id: lambda _: made})
             return None, False
         if found.call_id != noted.call_id:
@@ -155,7 +155,7 @@ class Background:
         found_by = record.answer or (answer_name(answer_id) if answer_id in noted.ids else None)
         return replace(record, kept=kept, answer=found_by), False
 
-    async def made(self, call_id: str) -> Made | None:
+    async def made(self, call_id: str) -> FetchedResponse | None:
         """What the answer to a call came to, if it was fetched before the call was settled.
 
         Raises:

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gateway.background.index import Background, Made
+from gateway.background.index import BackgroundIndex, FetchedResponse
 from gateway.call.observers import tell
 from gateway.call.record import answer_of
-from gateway.call.state import Progress
+from gateway.call.state import CallState
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Observer
 from gateway.core.record import PENDING, CallRecord
@@ -22,15 +22,15 @@ from gateway.stores.settler import Settler
 logger = logging.getLogger("gateway")
 
 
-class Fetched:
+class BackgroundSettlement:
     """Settles calls by answers that are fetched. Shared by all calls."""
 
-    def __init__(self, settler: Settler, background: Background, observers: Sequence[Observer]) -> None:
+    def __init__(self, settler: Settler, background: BackgroundIndex, observers: Sequence[Observer]) -> None:
         self._settler = settler
         self._background = background
         self._listeners = [one.record for one in observers]
 
-    async def begun(self, progress: Progress) -> bool:
+    async def begun(self, progress: CallState) -> bool:
         """Before a part of a stream goes out that is made in the background: see to it that its call can be found.
 
         Its client may leave, or this worker die, before it has ended, and the rest be fetched. While the store is away
@@ -44,7 +44,7 @@ class Fetched:
             self._settler.away(error)
             return True
 
-    async def before(self, progress: Progress, record: CallRecord) -> CallRecord:
+    async def before(self, progress: CallState, record: CallRecord) -> CallRecord:
         """Before a call is settled: see to it that its answer can be fetched; the record to settle it with."""
         if record.outcome != PENDING:
             if progress.is_findable:
@@ -53,20 +53,20 @@ class Fetched:
         # What notes it waits for the store with the record where it has to.
         return record if progress.is_findable else replace(record, lesson=self._background.note(progress))
 
-    async def _told(self, progress: Progress) -> None:
+    async def _told(self, progress: CallState) -> None:
         """Observers hear what it took when it is settled, and not again when its answer is fetched."""
         answer_id = answer_of(progress).id
         if answer_id is not None and not self._settler.is_away:
             with contextlib.suppress(StoreUnavailable):
                 await self._background.is_first(answer_id)
 
-    async def after(self, progress: Progress, record: CallRecord) -> None:
+    async def after(self, progress: CallState, record: CallRecord) -> None:
         """After it was settled: its stream broke off, or nobody waited for it, and its answer may have been fetched."""
         if record.outcome == PENDING and progress.is_findable and not self._settler.is_away:
             with self.whatever():
                 await self._settle(record)
 
-    async def looked_back(self, progress: Progress) -> bool:
+    async def looked_back(self, progress: CallState) -> bool:
         """Settle the call whose answer was fetched by this one; whether it is of a session of whoever fetched it.
 
         Whatever comes of that, the answer itself goes on to whoever asked for it.
@@ -76,7 +76,7 @@ class Fetched:
             return False
         record: CallRecord | None = None
         with self.whatever():
-            record = await self._settle_earlier(Made(progress.route.provider, answer_id, answer))
+            record = await self._settle_earlier(FetchedResponse(progress.route.provider, answer_id, answer))
         session = record.session if record is not None else None
         if session is None or session.namespace != progress.incoming.caller.namespace:
             return False
@@ -98,7 +98,7 @@ class Fetched:
         if made is not None:
             await self._settle_earlier(made)
 
-    async def _settle_earlier(self, made: Made) -> CallRecord | None:
+    async def _settle_earlier(self, made: FetchedResponse) -> CallRecord | None:
         """Settle the call whose answer was fetched, where that was made in the background and has ended; its record."""
         record, is_told = await self._background.ended(made.provider, made.answer_id, made.answer)
         if record is not None and not is_told:

@@ -73,7 +73,7 @@ def _message(client: int, number: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BenchResponse:
     """What an answer says. `told`: the usage that the gateway says it is, (input, output)."""
 
     text: str
@@ -84,7 +84,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TimedResponse:
     """One answer as it arrived."""
 
     status: int
@@ -92,7 +92,7 @@ class Seen:
     content: bytes
     seconds: float
 
-    def read(self) -> Answer:
+    def read(self) -> BenchResponse:
         """What it says.
 
         Raises:
@@ -107,15 +107,17 @@ class Seen:
             raise ValueError(f"no chat answer: {self.content[:200].decode(errors='replace')}") from error
 
 
-def _whole(content: bytes, head: Mapping[str, str]) -> Answer:
+def _whole(content: bytes, head: Mapping[str, str]) -> BenchResponse:
     body = json.loads(content)
     [choice] = body["choices"]
     told = head.get("x-token-usage")
     is_ended = choice["finish_reason"] is not None
-    return Answer(choice["message"]["content"], 1, is_ended, _usage(body["usage"]), _told(told) if told else None)
+    return BenchResponse(
+        choice["message"]["content"], 1, is_ended, _usage(body["usage"]), _told(told) if told else None
+    )
 
 
-def _streamed(content: bytes) -> Answer:
+def _streamed(content: bytes) -> BenchResponse:
     text, events, usage, told, last = "", 0, None, None, ""
     for line in content.decode().splitlines():
         if line.startswith(": x-token-usage: "):
@@ -128,7 +130,7 @@ def _streamed(content: bytes) -> Answer:
         event = json.loads(last)
         text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
         usage = _usage(event["usage"]) if event.get("usage") else usage
-    return Answer(text, events, last == "[DONE]", usage, told)
+    return BenchResponse(text, events, last == "[DONE]", usage, told)
 
 
 def _usage(value: Mapping[str, int]) -> tuple[int, int]:
@@ -140,7 +142,7 @@ def _told(text: str) -> tuple[int, int]:
     return value["promptTokens"], value["completionTokens"]
 
 
-def problem(seen: Seen, direct: Seen, *, is_cut: bool) -> str | None:
+def problem(seen: TimedResponse, direct: TimedResponse, *, is_cut: bool) -> str | None:
     """What is wrong with an answer through the gateway; `direct`: the one that the provider gave without it."""
     try:
         answer, wanted = seen.read(), direct.read()
@@ -159,7 +161,7 @@ def problem(seen: Seen, direct: Seen, *, is_cut: bool) -> str | None:
     return None if answer == replace(wanted, usage=usage, told=usage) else f"{answer} instead of {wanted}"
 
 
-class Client:
+class LoadClient:
     """One connection that makes the calls of one session, one after the other."""
 
     def __init__(self, url: str, session: str, workload: Workload, number: int, stop: threading.Event) -> None:
@@ -175,7 +177,7 @@ class Client:
         self._bodies = iter([workload.body(number, call) for call in range(workload.warm_up + workload.calls)])
         self._stop = stop
 
-    def make(self, calls: int) -> Sequence[Seen]:
+    def make(self, calls: int) -> Sequence[TimedResponse]:
         """The next calls; fewer where all is to end, or the connection broke."""
         found = []
         for _ in range(calls):
@@ -187,16 +189,18 @@ class Client:
                 break
         return found
 
-    def _call(self, body: bytes) -> Seen:
+    def _call(self, body: bytes) -> TimedResponse:
         started = time.perf_counter()
         try:
             self._connection.request("POST", _PATH, body, self._head)
             response = self._connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            return Seen(0, {}, f"no answer: {error!r}".encode(), time.perf_counter() - started)
+            return TimedResponse(0, {}, f"no answer: {error!r}".encode(), time.perf_counter() - started)
         seconds = time.perf_counter() - started
-        return Seen(response.status, {name.lower(): value for name, value in response.getheaders()}, content, seconds)
+        return TimedResponse(
+            response.status, {name.lower(): value for name, value in response.getheaders()}, content, seconds
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -211,7 +215,7 @@ class Load:
         self._stop = threading.Event()
         self.sessions = [f"{name}-{number}" for number in range(workload.clients)]
         self._clients = [
-            Client(url, session, workload, number, self._stop) for number, session in enumerate(self.sessions)
+            LoadClient(url, session, workload, number, self._stop) for number, session in enumerate(self.sessions)
         ]
         self._pool = ThreadPoolExecutor(workload.clients)
 
@@ -224,13 +228,13 @@ class Load:
         for client in self._clients:
             client.close()
 
-    def warm_up(self) -> Sequence[Sequence[Seen]]:
+    def warm_up(self) -> Sequence[Sequence[TimedResponse]]:
         """The calls that are made before; the answers of each client."""
         return self._make(self._workload.warm_up)
 
-    def run(self) -> Sequence[Sequence[Seen]]:
+    def run(self) -> Sequence[Sequence[TimedResponse]]:
         """The calls that are measured; the answers of each client."""
         return self._make(self._workload.calls)
 
-    def _make(self, calls: int) -> Sequence[Sequence[Seen]]:
+    def _make(self, calls: int) -> Sequence[Sequence[TimedResponse]]:
         return list(self._pool.map(lambda client: client.make(calls), self._clients))

@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gateway.bench import servers
-from gateway.bench.load import Load, Seen, Workload, problem
+from gateway.bench.load import Load, TimedResponse, Workload, problem
 from gateway.bench.store import pair_us, record_of
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 
@@ -59,7 +59,7 @@ class Times:
     p99_ms: float
 
     @classmethod
-    def of(cls, seen: Sequence[Seen]) -> Times:
+    def of(cls, seen: Sequence[TimedResponse]) -> Times:
         """Of these calls."""
         found = sorted(one.seconds * _MS for one in seen) or [0.0]
         last = found[min(len(found) - 1, int(len(found) * _LAST))]
@@ -67,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """What a workload came to. `cpu_us`: CPU time of the gateway for a call, settling and logging included."""
 
     name: str
@@ -94,7 +94,7 @@ class Counted:
 class Report:
     """Everything measured. `problems`: what was wrong, none where all is right."""
 
-    workloads: tuple[Row, ...]
+    workloads: tuple[ResultRow, ...]
     counted: Counted
     hold_and_settle_us: float | None
     start_s: float
@@ -148,7 +148,7 @@ class Bench:
         self._told: dict[str, Counter[str]] = {}
         self.problems: list[str] = []
 
-    def measured(self, number: int, workload: Workload, tell: Callable[[str], None]) -> Row:
+    def measured(self, number: int, workload: Workload, tell: Callable[[str], None]) -> ResultRow:
         """Run a workload at both places."""
         tell(workload.name)
         with Load(self._billing, f"direct-{number}", workload) as load:
@@ -164,7 +164,7 @@ class Bench:
         self._note(load.sessions, before, through)
         calls = sum(map(len, through))
         cost = spent / max(1, calls)
-        return Row(
+        return ResultRow(
             workload.name,
             workload.clients,
             calls,
@@ -175,7 +175,9 @@ class Bench:
             wrong,
         )
 
-    def _check(self, workload: Workload, through: Sequence[Sequence[Seen]], direct: Sequence[Sequence[Seen]]) -> int:
+    def _check(
+        self, workload: Workload, through: Sequence[Sequence[TimedResponse]], direct: Sequence[Sequence[TimedResponse]]
+    ) -> int:
         """How many answers are wrong, or missing."""
         found = [
             problem(one, its_own, is_cut=workload.is_cut)
@@ -188,7 +190,7 @@ class Bench:
         self.problems += [f"{workload.name}: {missing} calls were not made"] if missing else []
         return len(wrong) + missing
 
-    def _note(self, sessions: Sequence[str], *rounds: Sequence[Sequence[Seen]]) -> None:
+    def _note(self, sessions: Sequence[str], *rounds: Sequence[Sequence[TimedResponse]]) -> None:
         """What each session's answers said of their usage."""
         for seen in rounds:
             for session, of_client in zip(sessions, seen, strict=True):
@@ -227,7 +229,7 @@ class Bench:
         }
 
 
-def _usage(seen: Seen) -> dict[str, int]:
+def _usage(seen: TimedResponse) -> dict[str, int]:
     try:
         tokens_in, tokens_out = seen.read().usage or (0, 0)
     except ValueError:

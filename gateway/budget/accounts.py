@@ -16,13 +16,13 @@ from functools import partial
 from math import ceil
 from typing import Final
 
-from gateway.background.settlement import Fetched
+from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.reservation import Budgets
 from gateway.call.observers import tell
-from gateway.call.recent_models import Lately
-from gateway.call.record import Records, text_estimate
-from gateway.call.state import Progress
-from gateway.call.types import Taken
+from gateway.call.recent_models import RecentModels
+from gateway.call.record import RecordBuilder, text_estimate
+from gateway.call.state import CallState
+from gateway.call.types import TakenHold
 from gateway.core.errors import (
     BudgetFault,
     GatewayError,
@@ -35,9 +35,9 @@ from gateway.core.errors import (
 from gateway.core.ledger.arithmetic import MOST, NOTHING, Amount, Claim
 from gateway.core.ledger.charging import (
     STREAM_STEP,
-    Charged,
-    Need,
-    Rate,
+    CallNeed,
+    ChargedAccounts,
+    TokenRate,
     bounds_answers,
     dearest,
     rate_of,
@@ -48,7 +48,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import Observer, ReadBody, Store
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.stored import Closing
+from gateway.core.stored import CallClosing
 from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
@@ -82,11 +82,11 @@ class Accounts:
         read_body: ReadBody,
         settler: Settler,
         budgets: Budgets,
-        records: Records,
+        records: RecordBuilder,
         facts: Callable[[Route], ModelFacts],
         steps: Steps,
         observers: Sequence[Observer],
-        fetched: Fetched,
+        fetched: BackgroundSettlement,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -100,11 +100,11 @@ class Accounts:
         self._listeners = [one.record for one in observers]
         #: Models whose streams came in one piece, made before they were sent: a hold that grows with the answer would
         #: bound none of them.
-        self._in_one_piece = Lately(clock)
+        self._in_one_piece = RecentModels(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def open(self, progress: Progress) -> None:
+    async def open(self, progress: CallState) -> None:
         """Read what the session remembers, and how the accounts stand that the call is charged to.
 
         Raises:
@@ -113,7 +113,9 @@ class Accounts:
             StoreUnavailable: no calls are taken while the store is away.
         """
         caller, directives = progress.incoming.caller, progress.incoming.directives
-        progress.charged = Charged(caller.namespace, caller.budget, progress.session, declared=directives.budget)
+        progress.charged = ChargedAccounts(
+            caller.namespace, caller.budget, progress.session, declared=directives.budget
+        )
         if not self._settler.is_away:
             try:
                 await self._read(progress, directives.parent)
@@ -127,7 +129,7 @@ class Accounts:
                 return
         self._open_blind(progress)
 
-    async def look(self, progress: Progress) -> None:
+    async def look(self, progress: CallState) -> None:
         """Read the accounts of a call that was refused before they were read, to tell its client what is left.
 
         The parent and the budget that the call declares are ignored. Does nothing where the store cannot be read.
@@ -135,11 +137,11 @@ class Accounts:
         caller = progress.incoming.caller
         if progress.charged.namespace or self._settler.is_away:
             return
-        progress.charged = Charged(caller.namespace, caller.budget, progress.session)
+        progress.charged = ChargedAccounts(caller.namespace, caller.budget, progress.session)
         with contextlib.suppress(StoreUnavailable):
             await self._read(progress, None)
 
-    async def _read(self, progress: Progress, named: str | None) -> None:
+    async def _read(self, progress: CallState, named: str | None) -> None:
         session, call = progress.session, progress.call
         if session is None:
             progress.book = await self._budgets.book(progress.charged)
@@ -149,7 +151,7 @@ class Accounts:
         opening, progress.charged, progress.book = begun
         progress.remembered, progress.before = opening.remembered, opening.totals
 
-    def _open_blind(self, progress: Progress) -> None:
+    def _open_blind(self, progress: CallState) -> None:
         """Take the accounts as this worker last saw them.
 
         Raises:
@@ -163,7 +165,7 @@ class Accounts:
         progress.book = self._budgets.blind_book(charged)
         progress.notes["store"] = "away: its budget is as it was last seen"
 
-    async def hold(self, progress: Progress, call: Call) -> None:
+    async def hold(self, progress: CallState, call: Call) -> None:
         """Hold what the call may cost, before it is sent.
 
         Raises:
@@ -196,7 +198,7 @@ class Accounts:
         progress.book = progress.taken.book
 
     @staticmethod
-    def check_held(progress: Progress) -> None:
+    def check_held(progress: CallState) -> None:
         """Refuse a call that has become larger since it was held; the next try begins with what is known now.
 
         Raises:
@@ -212,7 +214,7 @@ class Accounts:
                 f"tokens, of which its budget holds {held:,}. Try again shortly."
             )
 
-    def _check_deferred(self, progress: Progress) -> None:
+    def _check_deferred(self, progress: CallState) -> None:
         """Refuse a call that is billed after its answer (a batch) where tokens or USD are limited."""
         if not bounds_answers(progress.book.budgets) or self._budgets.policy.deferred:
             return
@@ -223,7 +225,7 @@ class Accounts:
                 "answer that is not deferred, or set budget.deferred: forward."
             )
 
-    async def _first_of(self, progress: Progress, call: Call) -> Taken:
+    async def _first_of(self, progress: CallState, call: Call) -> TakenHold:
         """Hold enough for every route that the call may yet take; if that is refused, for the current one only.
 
         Then the call has no fallbacks any more.
@@ -245,12 +247,12 @@ class Accounts:
         progress.notes["left_out"] = f"{left_out}: its budget could not be held for them"
         return taken
 
-    def _reserve(self, progress: Progress, call: Call) -> Awaitable[Taken]:
+    def _reserve(self, progress: CallState, call: Call) -> Awaitable[TakenHold]:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
         call_id, is_stream = progress.incoming.call_id, call.stream
         return self._budgets.reserve(progress.book, call_id, need, lost, is_stream=is_stream)
 
-    def _need(self, progress: Progress, call: Call) -> Need:
+    def _need(self, progress: CallState, call: Call) -> CallNeed:
         """What the call may take at the most, wherever it goes in the end."""
         plan, wire, fields = progress.plan, progress.incoming.endpoint.wire, call.fields
         # The routes before the current one have failed.
@@ -269,7 +271,7 @@ class Accounts:
         expected += kept if plan is None else 0
         outputs = [facts.output for facts in known]
         rates = self._rates(progress, call, ahead, tokens + kept)
-        return Need(
+        return CallNeed(
             tokens + kept,
             output=asked,
             model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
@@ -290,13 +292,13 @@ class Accounts:
             expected=expected,
         )
 
-    def _rates(self, progress: Progress, call: Call, ahead: Sequence[Route], tokens: int) -> list[Rate | None]:
+    def _rates(self, progress: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
         """What a token costs of each model that may answer, by the gateway's choice or the provider's."""
         tier, caches_1h = service_tier(call.fields), progress.caches_long
         prices = [self._facts(route).price for route in (*ahead, *progress.instead(*ahead))]
         return [rate_of(price, tokens, tier, caches_1h=caches_1h) for price in prices]
 
-    async def deliver(self, progress: Progress) -> None:
+    async def deliver(self, progress: CallState) -> None:
         """Before a part of the answer goes out: see to it that the call is charged even if this worker dies."""
         taken = progress.taken
         if taken is None:
@@ -308,7 +310,7 @@ class Accounts:
         if not lease.is_known or come >= lease.note_at:
             await self._budgets.note(lease, come)
 
-    async def _take(self, taken: Taken) -> None:
+    async def _take(self, taken: TakenHold) -> None:
         """Take a hold that was put off."""
         try:
             if await self._budgets.deliver(taken):
@@ -321,7 +323,7 @@ class Accounts:
         if record is not None:
             await self._settler.settle(record)
 
-    async def is_over(self, progress: Progress) -> bool:
+    async def is_over(self, progress: CallState) -> bool:
         """Whether a stream has to end now, as its hold is used up. The caller passes nothing on meanwhile."""
         if progress.taken is None:
             return False
@@ -332,14 +334,14 @@ class Accounts:
         return lease.is_over
 
     @staticmethod
-    def bytes_at_once(progress: Progress) -> int | None:
+    def bytes_at_once(progress: CallState) -> int | None:
         """Return how many bytes of a stream may be passed on before `is_over` is asked again; None for all."""
         taken = progress.taken
         return taken.lease.look_bytes if taken is not None and taken.lease.is_bounded else None
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    async def settle(self, progress: Progress) -> Totals | None:
+    async def settle(self, progress: CallState) -> Totals | None:
         """Write the record and its charge. Safe to call again: an interrupted settlement is repeated as it was."""
         if progress.is_settled:
             return progress.totals
@@ -370,7 +372,7 @@ class Accounts:
         await self._fetched.after(progress, record)
         return progress.totals
 
-    async def _read_for_record(self, progress: Progress) -> None:
+    async def _read_for_record(self, progress: CallState) -> None:
         """Read the texts of a large body in a thread, if the call's record needs them."""
         call = progress.call
         if call is None or not self._records.needs_texts(progress):
@@ -381,7 +383,7 @@ class Accounts:
             # The call must be settled all the same, and at once: it is charged by its length.
             progress.texts = ceil(len(call.body) / _UNREAD_BYTES)
 
-    def _note_one_piece(self, progress: Progress, record: CallRecord) -> None:
+    def _note_one_piece(self, progress: CallState, record: CallRecord) -> None:
         """Note a stream that brought far more than was held for it: nobody could have ended it in time."""
         taken, charge = progress.taken, record.charge
         if taken is None or charge is None or taken.whole is not None or taken.hold is None:
@@ -389,15 +391,15 @@ class Accounts:
         if charge.usage.output_tokens > taken.lease.tokens + _ONE_PIECE:
             self._in_one_piece.add(progress.route)
 
-    def _record(self, progress: Progress) -> CallRecord:
-        """The call's record; `Records.unread` where reading its usage fails."""
+    def _record(self, progress: CallState) -> CallRecord:
+        """The call's record; `RecordBuilder.unread` where reading its usage fails."""
         try:
             return self._records.of(progress)
         except Exception:
             logger.exception("what call %s used cannot be told", progress.incoming.call_id)
             return self._records.unread(progress)
 
-    def _going(self, progress: Progress, record: CallRecord) -> Going | None:
+    def _going(self, progress: CallState, record: CallRecord) -> Going | None:
         try:
             return self._steps.going(progress, record)
         except Exception:
@@ -405,7 +407,7 @@ class Accounts:
             logger.exception("what call %s makes of its session's step cannot be told", record.call_id)
             return None
 
-    def end(self, progress: Progress) -> None:
+    def end(self, progress: CallState) -> None:
         """Release what this worker keeps of the call, and tell the observers; only the first time.
 
         Also for a call whose settlement was interrupted: the settler writes its record as soon as it can. If a call has
@@ -424,14 +426,14 @@ class Accounts:
         totals = progress.totals if progress.fetched is None else None
         tell(self._listeners, told, totals, self.allowance(progress))
 
-    def _give_back(self, progress: Progress, spent: Amount) -> None:
+    def _give_back(self, progress: CallState, spent: Amount) -> None:
         taken, progress.taken = progress.taken, None
         if taken is not None:
             self._budgets.close(taken, spent)
 
     async def _written(
-        self, progress: Progress, record: CallRecord, going: Going | None, claims: Sequence[Claim]
-    ) -> Closing | None:
+        self, progress: CallState, record: CallRecord, going: Going | None, claims: Sequence[Claim]
+    ) -> CallClosing | None:
         """Write the record, and in the same step where its session is in its steps now; see `Settler.close`."""
         if going is not None:
             try:
@@ -445,7 +447,7 @@ class Accounts:
 
     # --- at any time -------------------------------------------------------------------------------------------
 
-    async def totals_now(self, progress: Progress) -> Totals | None:
+    async def totals_now(self, progress: CallState) -> Totals | None:
         """The session's totals, without this call unless it was settled; None where nobody knows them."""
         if progress.session is None or self._settler.is_away:
             return None
@@ -453,13 +455,13 @@ class Accounts:
             return await self._store.totals(progress.session)
         return None
 
-    def allowance(self, progress: Progress) -> Allowance | None:
+    def allowance(self, progress: CallState) -> Allowance | None:
         """What the call's accounts leave, as they stood when they were last read."""
         budgets = progress.book.budgets
         return allowance(budgets, self._budgets.policy.warn_at) if budgets else None
 
 
-def _read_for_hold(progress: Progress, call: Call) -> None:
+def _read_for_hold(progress: CallState, call: Call) -> None:
     """Read what a hold needs to know of the body."""
     if progress.plan is None:
         text_estimate(progress)
@@ -477,7 +479,7 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
     return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
-def _unweighed(progress: Progress, call: Call) -> tuple[int, int]:
+def _unweighed(progress: CallState, call: Call) -> tuple[int, int]:
     """Return the input tokens to hold for a call that is not counted exactly, and those it is expected to have.
 
     Both are 0 without a budget, as reading megabytes takes time.

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.call.types import Book, Taken
+from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold, Limits, Refused, Standing
 from gateway.core.ledger.charging import (
     STREAM_STEP,
     BudgetPolicy,
-    Charged,
-    Need,
+    CallNeed,
+    ChargedAccounts,
     bounds_answers,
     claims_of,
     hold_for,
@@ -26,7 +26,7 @@ from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
-from gateway.core.stored import OpenHold, Opening
+from gateway.core.stored import CallOpening, OpenHold
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.stale_accounts import Blind
 
@@ -113,8 +113,8 @@ class Budgets:
         raise InvalidRequest(f"{why}, or send no {PARENT.decode()}.", param=PARENT.decode())
 
     async def opening(
-        self, session: SessionKey, charged: Charged, named: str | None, *, with_totals: bool
-    ) -> tuple[Opening, Charged, Book]:
+        self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
+    ) -> tuple[CallOpening, ChargedAccounts, CallAccounts]:
         """What a call of a session begins with, who is charged for it, and their accounts as they stand.
 
         `named`: its parent, as the call says.
@@ -130,13 +130,13 @@ class Budgets:
         found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
         known = found.remembered.state.parent
         if known is None and named is None:
-            return found, charged, Book.of(claims, self._seen(claims, found.standings))
+            return found, charged, CallAccounts.of(claims, self._seen(claims, found.standings))
         charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
         return found, charged, await self.book(charged)
 
     async def _below(
-        self, session: SessionKey, charged: Charged, named: str | None, *, with_totals: bool
-    ) -> tuple[Opening, Charged, Book] | None:
+        self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
+    ) -> tuple[CallOpening, ChargedAccounts, CallAccounts] | None:
         """See `opening`. Which sessions are above this one the store says only now.
 
         So those that were above it when this worker saw it last, or the one that is named, are read at the same time.
@@ -155,7 +155,7 @@ class Budgets:
         charged = replace(charged, parents=parents)
         if parents != likely:
             return found, charged, await self.book(charged)
-        return found, charged, Book.of(claims, self._seen(claims, found.standings))
+        return found, charged, CallAccounts.of(claims, self._seen(claims, found.standings))
 
     async def _above_now(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents
@@ -181,10 +181,10 @@ class Budgets:
         above.pop(session, None)
         return tuple(above)[:_MOST_PARENTS]
 
-    async def book(self, charged: Charged) -> Book:
+    async def book(self, charged: ChargedAccounts) -> CallAccounts:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)
-        return Book.of(claims, await self._standings(claims))
+        return CallAccounts.of(claims, await self._standings(claims))
 
     async def _standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         return self._seen(claims, await self._store.standings([claim.undeclared for claim in claims]))
@@ -194,33 +194,33 @@ class Budgets:
         self._blind.saw(granted)
         return tuple([stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True)])
 
-    def blind_book(self, charged: Charged) -> Book:
+    def blind_book(self, charged: ChargedAccounts) -> CallAccounts:
         """The accounts of a call as this worker last saw them, while the store is away."""
         claims = self._blind.claims(claims_of(self.policy, charged))
-        return Book.of(claims, self._blind.standings(claims), is_blind=True)
+        return CallAccounts.of(claims, self._blind.standings(claims), is_blind=True)
 
     @staticmethod
-    def to_read(book: Book) -> Sequence[Claim]:
+    def to_read(book: CallAccounts) -> Sequence[Claim]:
         """What to read when a call of these accounts is settled, so that its client is told what is left after it."""
         if book.is_blind or not book.budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
-    def again(self, book: Book, granted: Sequence[Standing] | None) -> Book:
+    def again(self, book: CallAccounts, granted: Sequence[Standing] | None) -> CallAccounts:
         """The accounts after the call. `granted`: how those stand that were to be read; None: nobody knows."""
         if book.is_blind:
-            return Book.of(book.claims, self._blind.standings(book.claims), is_blind=True)
-        return Book.of(book.claims, self._seen(book.claims, granted)) if granted else book
+            return CallAccounts.of(book.claims, self._blind.standings(book.claims), is_blind=True)
+        return CallAccounts.of(book.claims, self._seen(book.claims, granted)) if granted else book
 
     async def reserve(
         self,
-        book: Book,
+        book: CallAccounts,
         call_id: str,
-        need_of: Callable[[], Need],
-        lost: Callable[[Need], CallRecord],
+        need_of: Callable[[], CallNeed],
+        lost: Callable[[CallNeed], CallRecord],
         *,
         is_stream: bool,
-    ) -> Taken:
+    ) -> TakenHold:
         """Hold what a call needs; `lost`: the record to write should nobody settle it.
 
         Where nothing is limited, a hold would only see to it that a call is charged if its worker dies, and most calls
@@ -251,15 +251,17 @@ class Budgets:
         return self._granted(book, opened, lease_s, outcome, need)
 
     def _unlimited(
-        self, book: Book, call_id: str, need_of: Callable[[], Need], lost: Callable[[Need], CallRecord]
-    ) -> Taken:
+        self, book: CallAccounts, call_id: str, need_of: Callable[[], CallNeed], lost: Callable[[CallNeed], CallRecord]
+    ) -> TakenHold:
         """Nothing is held yet, see `reserve`."""
         lease = Lease(call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
-        return Taken(None, 0, self._leases.open(lease), None, book)
+        return TakenHold(None, 0, self._leases.open(lease), None, book)
 
-    def _granted(self, book: Book, opened: OpenHold, lease_s: float, granted: Granted, need: Need) -> Taken:
+    def _granted(
+        self, book: CallAccounts, opened: OpenHold, lease_s: float, granted: Granted, need: CallNeed
+    ) -> TakenHold:
         """A granted hold as the call keeps it; from now on its lease is kept alive, or taken once the store is back."""
-        hold, after = opened.hold, Book.of(book.claims, granted.standings, is_blind=book.is_blind)
+        hold, after = opened.hold, CallAccounts.of(book.claims, granted.standings, is_blind=book.is_blind)
         grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         lease.opened = replace(opened, units=granted.units)
@@ -272,9 +274,9 @@ class Budgets:
             self._blind.saw_used(granted.standings)
         self._leases.open(lease)
         limit = limit_to_set(hold, granted, need)
-        return Taken(hold, granted.units, lease, limit, after)
+        return TakenHold(hold, granted.units, lease, limit, after)
 
-    def _check_price(self, book: Book, need: Need) -> None:
+    def _check_price(self, book: CallAccounts, need: CallNeed) -> None:
         if not need.is_priced and any(stands.limits.nano_usd is not None for stands in book.budgets):
             raise PriceUnknown(
                 f'A budget in USD is in force and the price of "{need.model}" is not known, or not in the '
@@ -283,13 +285,15 @@ class Budgets:
                 param="model",
             )
 
-    def _opened(self, book: Book, call_id: str, need: Need, lost: Callable[[Need], CallRecord]) -> OpenHold:
+    def _opened(
+        self, book: CallAccounts, call_id: str, need: CallNeed, lost: Callable[[CallNeed], CallRecord]
+    ) -> OpenHold:
         hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
         goes_on = need.goes_on and bounds_answers(book.budgets)
         unit_usd = need.rate.output if need.rate is not None else None
         return OpenHold(hold, lost(need), unit_usd=unit_usd, goes_on=goes_on)
 
-    async def deliver(self, taken: Taken) -> bool:
+    async def deliver(self, taken: TakenHold) -> bool:
         """Before a part of the answer goes out: take the hold if that was put off; whether one is taken.
 
         Raises:
@@ -298,7 +302,7 @@ class Budgets:
         return await self._leases.take(taken.lease)
 
     @staticmethod
-    def lost(taken: Taken) -> CallRecord | None:
+    def lost(taken: TakenHold) -> CallRecord | None:
         """The record to write at once for a call that cannot be held, so that it is charged if its worker dies.
 
         None where the hold was taken, or this record was made before.
@@ -314,7 +318,7 @@ class Budgets:
         """See `Leases.look`."""
         await self._leases.look(lease)
 
-    def close(self, taken: Taken, spent: Amount) -> None:
+    def close(self, taken: TakenHold, spent: Amount) -> None:
         """Let go of the hold of a call that was settled. `spent`: what it did cost."""
         self._leases.close(taken.lease.id)
         if taken.book.is_blind and taken.hold is not None:

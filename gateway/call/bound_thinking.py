@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
-from gateway.call.types import Asked, Showing
-from gateway.core.counting.prefix_cache import Beginnings
+from gateway.call.types import PlanRequest, ShownResults
+from gateway.core.counting.prefix_cache import PrefixCache
 from gateway.core.modes import ResponseMode
-from gateway.core.modes.unread import Modes
+from gateway.core.modes.unread import ResponseModes
 from gateway.core.plan import Plan
 from gateway.core.record import ThinkingReason, ThinkingRecord
 from gateway.core.thinking import MAX_SPANS, BoundConversation, SentPrefix, Span, merged
@@ -30,19 +30,19 @@ _FREE_SHARE: Final = 0.15
 _OLDEST_SHARE: Final = 0.75
 
 
-class Choice(NamedTuple):
+class SendChoice(NamedTuple):
     """How a conversation is sent: spans whose thinking is removed, and response modes by the position they begin at."""
 
     removed: tuple[Span, ...] = ()
     modes: tuple[tuple[int, ResponseMode], ...] = ((0, "raw"),)
 
 
-class Planned(NamedTuple):
+class PlanResult(NamedTuple):
     """One plan of a call, and what it was made of."""
 
-    asked: Asked
+    asked: PlanRequest
     plan: Plan
-    showing: Showing | None
+    showing: ShownResults | None
     affordable: int | None
 
     @property
@@ -55,7 +55,9 @@ class Planned(NamedTuple):
 class MakePlan(Protocol):
     """Makes a plan. `may_sum_up`: a summary may be asked for; `most`: input tokens, if fewer than the budget."""
 
-    def __call__(self, choice: Choice, /, *, may_sum_up: bool = True, most: int | None = None) -> Awaitable[Planned]:
+    def __call__(
+        self, choice: SendChoice, /, *, may_sum_up: bool = True, most: int | None = None
+    ) -> Awaitable[PlanResult]:
         """Return the plan for a choice."""
 
 
@@ -80,7 +82,7 @@ class BoundCall:
     conversation: BoundConversation
     known: SentPrefix | None
     tools: str
-    choice: Choice = field(default_factory=Choice)
+    choice: SendChoice = field(default_factory=SendChoice)
     reason: ThinkingReason = ""
     provider_drops: bool = False
     original: Contents = field(init=False)
@@ -97,7 +99,7 @@ class BoundCall:
         """Whether system messages of the gateway that change the tools are among the messages."""
         return self.received is not self.original
 
-    def without(self, choice: Choice, known: Beginnings) -> Contents:
+    def without(self, choice: SendChoice, known: PrefixCache) -> Contents:
         """Return what was received, without the thinking that this choice removes. `known`: see `contents_of`."""
         if not choice.removed:
             return self.received
@@ -105,7 +107,7 @@ class BoundCall:
             self._bare = choice.removed, self._without(choice.removed, known)
         return self._bare[1]
 
-    def _without(self, removed: tuple[Span, ...], known: Beginnings) -> Contents:
+    def _without(self, removed: tuple[Span, ...], known: PrefixCache) -> Contents:
         contents = with_messages(self.received, self.conversation.without(removed), known)
         kept = self.conversation.indices_without(removed)
         if len(kept) == len(self.received.messages or ()):
@@ -121,7 +123,7 @@ class BoundCall:
         """What was received, without the thinking that is not sent."""
         return self._bare[1] if self.choice.removed else self.received
 
-    def first_choice(self, modes: Modes, *, all_results: bool) -> Choice:
+    def first_choice(self, modes: ResponseModes, *, all_results: bool) -> SendChoice:
         """Return the choice that changes nothing of what was sent before.
 
         `all_results`: show all results in these modes, also those that were sent in another one.
@@ -130,22 +132,22 @@ class BoundCall:
         known = self.known.modes if self.known is not None else ((0, "raw"),)
         has_history = self.known is not None or self.conversation.thinking
         if all_results or not known or not has_history:
-            return Choice(removed, self._modes_from((), 0, modes))
+            return SendChoice(removed, self._modes_from((), 0, modes))
         if known[-1][1] == modes.unread or self.is_summary:
             # Turns that a client keeps after a summary are bound to the results as they were shown before it.
-            return Choice(removed, known)
+            return SendChoice(removed, known)
         # Only results that the model has not read yet can change without an effect on its thinking.
-        return Choice(removed, _with_mode(known, self.conversation.after_last_reply, modes.unread))
+        return SendChoice(removed, _with_mode(known, self.conversation.after_last_reply, modes.unread))
 
     def _modes_from(
-        self, before: tuple[tuple[int, ResponseMode], ...], start: int, modes: Modes
+        self, before: tuple[tuple[int, ResponseMode], ...], start: int, modes: ResponseModes
     ) -> tuple[tuple[int, ResponseMode], ...]:
         """Return these modes of positions with those of results from `start` on changed."""
         unread = self.conversation.after_last_reply
         changed = _with_mode(before, start, modes.read) if start < unread else before
         return _with_mode(changed, max(start, unread), modes.unread)
 
-    async def choose(self, first: Choice, modes: Modes, plan: MakePlan) -> Planned:
+    async def choose(self, first: SendChoice, modes: ResponseModes, plan: MakePlan) -> PlanResult:
         """Make plans until one sends no thinking block that the provider would refuse; return that plan."""
         has_no_thinking = not self._stale(0, first)
         planned = await plan(first, may_sum_up=has_no_thinking)
@@ -162,7 +164,7 @@ class BoundCall:
                 return self._accept(planned, older)
         return await self._without_stale(first, change, modes, plan)
 
-    async def _without_stale(self, choice: Choice, change: int, modes: Modes, plan: MakePlan) -> Planned:
+    async def _without_stale(self, choice: SendChoice, change: int, modes: ResponseModes, plan: MakePlan) -> PlanResult:
         """Plan without the thinking after the first change. That can move the first change to an earlier position."""
         most: int | None = None
         for _ in range(_MOST_PLANS):
@@ -179,7 +181,9 @@ class BoundCall:
         choice = self._from(choice, 0, modes)
         return self._accept(await plan(choice, most=most), choice)
 
-    async def _without_any(self, planned: Planned, first: Choice, modes: Modes, plan: MakePlan) -> Planned:
+    async def _without_any(
+        self, planned: PlanResult, first: SendChoice, modes: ResponseModes, plan: MakePlan
+    ) -> PlanResult:
         """Plan again without thinking, as the first plan does not fit. Keep the first plan if that does not help."""
         choice = self._from(first, 0, modes)
         again = await plan(choice)
@@ -191,8 +195,8 @@ class BoundCall:
         return self._accept(again, choice)
 
     async def repaired(
-        self, refusal: ThinkingRefusal, first: int, modes: Modes, plan: MakePlan, *, may_drop: bool
-    ) -> Planned:
+        self, refusal: ThinkingRefusal, first: int, modes: ResponseModes, plan: MakePlan, *, may_drop: bool
+    ) -> PlanResult:
         """Plan again after the provider refused thinking blocks.
 
         `first`: the position of the first one; `may_drop`: the provider can be asked to drop blocks itself.
@@ -205,7 +209,7 @@ class BoundCall:
             self.provider_drops = True
             stop = self.conversation.open_turn
             removed = merged((start, min(end, stop)) for start, end in self.choice.removed if start < stop)
-            choice = Choice(removed, self.choice.modes)
+            choice = SendChoice(removed, self.choice.modes)
         else:
             choice = self._from(self.choice, first, modes)
         planned = await self.choose(choice, modes, plan)
@@ -217,14 +221,14 @@ class BoundCall:
         changed = self.known.checkpoints[-1].size if self.known is not None and self.known.checkpoints else 0
         return first < changed and self._stale(changed, self.choice) > 0
 
-    def _accept(self, planned: Planned, choice: Choice) -> Planned:
+    def _accept(self, planned: PlanResult, choice: SendChoice) -> PlanResult:
         self.choice = choice
         return planned
 
-    def _change(self, planned: Planned) -> int | None:
+    def _change(self, planned: PlanResult) -> int | None:
         return self.conversation.first_change(self.known, planned.sent, self.tools)
 
-    def _stale(self, start: int, choice: Choice) -> int:
+    def _stale(self, start: int, choice: SendChoice) -> int:
         return self.conversation.stale(start, self._all_but_round(choice.removed, start))
 
     def _all_but_round(self, removed: tuple[Span, ...], start: int) -> tuple[Span, ...]:
@@ -233,34 +237,34 @@ class BoundCall:
             return removed
         return (*removed, (max(start, self.conversation.open_turn), self.conversation.size))
 
-    def _reason(self, planned: Planned, choice: Choice, modes: Modes) -> ThinkingReason:
+    def _reason(self, planned: PlanResult, choice: SendChoice, modes: ResponseModes) -> ThinkingReason:
         if self.tools != (self.known.tools if self.known is not None else ""):
             return "tools"
         is_trimmed = planned.plan.epoch is not None
         is_first = choice == self.first_choice(modes, all_results=False)
         return "trim" if is_trimmed or is_first else "mode"
 
-    def _from(self, choice: Choice, start: int, modes: Modes) -> Choice:
+    def _from(self, choice: SendChoice, start: int, modes: ResponseModes) -> SendChoice:
         """Return the choice without thinking from `start` on; results from there on may change as well."""
         stop = self.conversation.open_turn if self.provider_drops else self.conversation.size
         removed = merged((*choice.removed, (start, stop)))
-        return Choice(removed, self._modes_from(choice.modes, start, modes))
+        return SendChoice(removed, self._modes_from(choice.modes, start, modes))
 
-    def _without_oldest(self, choice: Choice) -> Choice | None:
+    def _without_oldest(self, choice: SendChoice) -> SendChoice | None:
         """Return the choice without the oldest thinking, which leaves later blocks valid; None if there are few."""
         conversation = self.conversation
         places = [place for place in sorted(conversation.thinking) if conversation.is_kept(place, choice.removed)]
         count = int(len(places) * _OLDEST_SHARE)
         return choice._replace(removed=merged((*choice.removed, (0, places[count])))) if count else None
 
-    def _is_enough(self, planned: Planned, choice: Choice) -> bool:
+    def _is_enough(self, planned: PlanResult, choice: SendChoice) -> bool:
         change = self._change(planned)
         if planned.plan.overflow is not None or (change is not None and self._stale(change, choice)):
             return False
         return self._has_room(planned)
 
     @staticmethod
-    def _has_room(planned: Planned) -> bool:
+    def _has_room(planned: PlanResult) -> bool:
         """Return whether some turns fit until the next trim."""
         budget = planned.plan.context.budget
         return (

@@ -14,7 +14,7 @@ _MOST: Final = 1024
 _FOR_S: Final = 3600.0
 
 
-class Lately:
+class RecentModels:
     """Models of which one certain thing was seen lately. Each worker has its own, and finds out by itself."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -10,16 +10,16 @@ from functools import partial
 from math import ceil
 from typing import Final
 
-from gateway.call.state import CLIENT_CLOSED, Progress
+from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.core.fitting.report import Fates
 from gateway.core.ledger.arithmetic import NOTHING, Amount
-from gateway.core.ledger.charging import Need, accounts_of, spent_by
+from gateway.core.ledger.charging import CallNeed, accounts_of, spent_by
 from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.record import CUTS, LOST, PENDING, CallError, CallRecord, ContextRecord, Outcome, answer_name
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.usage import Charge, Usage, UsageSource
-from gateway.dialects.base import Answer, Call
+from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.limits import service_tier
 from gateway.dialects.refusals import as_billed
 from gateway.dialects.server_state import kept_answer, left_behind
@@ -34,7 +34,7 @@ _LEFT: Final = frozenset[Outcome]({"client_left", *CUTS})
 _VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)")
 
 
-class Records:
+class RecordBuilder:
     """Makes records.
 
     `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether a side of which
@@ -62,7 +62,7 @@ class Records:
         self._named_at = named_at
         self._billed_refusals = billed_refusals
 
-    def of(self, progress: Progress) -> CallRecord:
+    def of(self, progress: CallState) -> CallRecord:
         """The record of a call that ends now."""
         answer = self._as_billed(progress, answer_of(progress))
         charge = self._charge(progress, answer)
@@ -71,7 +71,7 @@ class Records:
             return record
         return self._pending(progress, record, answer)
 
-    def _as_billed(self, progress: Progress, answer: Answer) -> Answer:
+    def _as_billed(self, progress: CallState, answer: ParsedResponse) -> ParsedResponse:
         """Return the answer with the usage that its provider bills; the record's note `unbilled` says what is not."""
         categories = self._billed_refusals.get(progress.route.provider)
         if categories is None:
@@ -82,7 +82,7 @@ class Records:
         return billed
 
     @staticmethod
-    def _pending(progress: Progress, record: CallRecord, answer: Answer) -> CallRecord:
+    def _pending(progress: CallState, record: CallRecord, answer: ParsedResponse) -> CallRecord:
         """The record of a call whose answer is still being made, whoever waits for it: all that was held may be spent.
 
         Of an answer without an id nobody will hear how it ends.
@@ -94,7 +94,9 @@ class Records:
             return record
         return replace(record, outcome=PENDING, notes={**record.notes, "answer": as_name(answer.id)})
 
-    def fetched(self, begun: CallRecord, answer: Answer, route: Route, asked: str | None, now: float) -> CallRecord:
+    def fetched(
+        self, begun: CallRecord, answer: ParsedResponse, route: Route, asked: str | None, now: float
+    ) -> CallRecord:
         """The record of a call that was pending, by the answer that it came to.
 
         `route`: the way that it took; `asked`: the service tier that it asked for; `now`: seconds since the epoch.
@@ -128,7 +130,7 @@ class Records:
             notes=notes,
         )
 
-    def _used(self, begun: CallRecord, answer: Answer) -> tuple[Usage | None, UsageSource]:
+    def _used(self, begun: CallRecord, answer: ParsedResponse) -> tuple[Usage | None, UsageSource]:
         """What an answer took that was pending, and who says so; None: nothing."""
         reported = answer.usage
         estimated = begun.charge.usage.input_tokens if begun.charge is not None else 0
@@ -141,7 +143,7 @@ class Records:
             return None, "estimated"
         return Usage.of(estimated, output), "estimated"
 
-    def unread(self, progress: Progress) -> CallRecord:
+    def unread(self, progress: CallState) -> CallRecord:
         """The record where `of` fails: charged for its input as weighed, and the output that its lease has noted."""
         progress.notes["usage"] = "not known: the gateway failed to read it"
         taken, charge, spent = progress.taken, None, NOTHING
@@ -152,10 +154,16 @@ class Records:
             if taken is not None and taken.hold is not None:
                 delivered = ceil(taken.lease.noted / taken.lease.answers)
                 spent = taken.hold.amount(taken.units if progress.is_fetched_later else delivered)
-        return self._record(progress, Answer(), charge, spent)
+        return self._record(progress, ParsedResponse(), charge, spent)
 
     def _record(
-        self, progress: Progress, answer: Answer, charge: Charge | None, spent: Amount, *, is_lost: bool = False
+        self,
+        progress: CallState,
+        answer: ParsedResponse,
+        charge: Charge | None,
+        spent: Amount,
+        *,
+        is_lost: bool = False,
     ) -> CallRecord:
         incoming, call, now = progress.incoming, progress.call, self._clock()
         context = _context(progress, answer, charge)
@@ -197,7 +205,7 @@ class Records:
             unread_thinking=progress.unread_thinking,
         )
 
-    def needs_texts(self, progress: Progress) -> bool:
+    def needs_texts(self, progress: CallState) -> bool:
         """Return whether the record of a call is an estimate for which the texts of its request must be read."""
         if not self._estimate_missing or progress.plan is not None or progress.texts is not None:
             return False
@@ -205,7 +213,7 @@ class Records:
         is_known = reported is not None and reported.input_tokens is not None
         return (progress.billed or progress.is_at_work) and not is_known
 
-    def lost(self, progress: Progress, need: Need) -> CallRecord:
+    def lost(self, progress: CallState, need: CallNeed) -> CallRecord:
         """Return the record of a call in case its worker ends before it settles the call.
 
         It is charged the expected input. The margin of the hold is for a budget that must not be exceeded; nobody
@@ -215,9 +223,9 @@ class Records:
         cost_usd = need.rate.input * tokens if need.rate is not None else None
         charge = Charge(Usage.of(tokens, 0), "estimated", cost_usd)
         # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
-        return self._record(progress, Answer(), charge, spent_by(charge, self._cached_weight), is_lost=True)
+        return self._record(progress, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_lost=True)
 
-    def _charge(self, progress: Progress, answer: Answer) -> Charge | None:
+    def _charge(self, progress: CallState, answer: ParsedResponse) -> Charge | None:
         """What the provider bills for a call; None where it bills nothing."""
         endpoint = progress.incoming.endpoint
         left_waiting = progress.outcome in _LEFT and progress.is_at_work and progress.head_at is None
@@ -239,7 +247,7 @@ class Records:
         usage = Usage.of(*self._estimates(progress, answer))
         return Charge(usage, "estimated", self._cost(progress, usage, answer))
 
-    def _estimates(self, progress: Progress, answer: Answer) -> tuple[int, int]:
+    def _estimates(self, progress: CallState, answer: ParsedResponse) -> tuple[int, int]:
         """Estimated tokens of input and output; only those of a side that was not reported are ever used."""
         if not self._estimate_missing:
             return 0, 0
@@ -247,7 +255,7 @@ class Records:
         is_known = reported is not None and reported.input_tokens is not None
         return 0 if is_known else input_estimate(progress), answer.output_estimate
 
-    def _spent(self, progress: Progress, charge: Charge | None, answer: Answer) -> Amount:
+    def _spent(self, progress: CallState, charge: Charge | None, answer: ParsedResponse) -> Amount:
         """What is taken from budgets: where the cost is not known, no less than what is known of it."""
         if charge is None or charge.cost_usd is not None:
             return spent_by(charge, self._cached_weight)
@@ -262,26 +270,26 @@ class Records:
         # Of a form only its size is known, and what was held goes by that.
         return spent._replace(nano_usd=max(spent.nano_usd, hold.fixed.nano_usd))
 
-    def _is_input_seen(self, progress: Progress, answer: Answer) -> bool:
+    def _is_input_seen(self, progress: CallState, answer: ParsedResponse) -> bool:
         """Whether the input is known, or can be estimated: a form or a file is not looked into."""
         reported, call = answer.usage, progress.call
         if (reported is not None and reported.input_tokens is not None) or not self._estimate_missing:
             return True
         return call is None or bool(call.fields) or not call.body
 
-    def _is_output_seen(self, progress: Progress, answer: Answer) -> bool:
+    def _is_output_seen(self, progress: CallState, answer: ParsedResponse) -> bool:
         """The same of the output: sound and pictures are not weighed."""
         reported = answer.usage
         if (reported is not None and reported.output_tokens is not None) or not self._estimate_missing:
             return True
         return answer.is_seen or not progress.response_bytes
 
-    def _told(self, route: Route, answer: Answer) -> Decimal | None:
+    def _told(self, route: Route, answer: ParsedResponse) -> Decimal | None:
         """What the call costs on the word of its provider."""
         reported = answer.usage if route.provider in self._cost_reporters else None
         return reported.cost_usd if reported is not None else None
 
-    def _cost(self, progress: Progress, usage: Usage, answer: Answer) -> Decimal | None:
+    def _cost(self, progress: CallState, usage: Usage, answer: ParsedResponse) -> Decimal | None:
         told = self._told(progress.route, answer)
         if told is not None:
             return told
@@ -297,7 +305,7 @@ class Records:
     def _listed(
         self,
         usage: Usage,
-        answer: Answer,
+        answer: ParsedResponse,
         *,
         prices: Sequence[Price],
         named: Callable[[str], Route],
@@ -330,12 +338,12 @@ class Records:
             return None
         return max(known) + others + answer.usage.searches * max(fees)
 
-    def _named(self, progress: Progress, name: str) -> Route:
+    def _named(self, progress: CallState, name: str) -> Route:
         """The model of this name at the provider that answered."""
         route = progress.route
         return _who_answered([route, *progress.instead(route)], name) or self._named_at(route.provider, name)
 
-    def _prices(self, progress: Progress, answer: Answer) -> list[Price]:
+    def _prices(self, progress: CallState, answer: ParsedResponse) -> list[Price]:
         """The price of the model that answered; those of all that may have, where that cannot be told."""
         route = progress.route
         instead = progress.instead(route, besides=False)
@@ -352,12 +360,12 @@ class Records:
         return [price for route in routes if (price := self._facts(route).price) is not None]
 
 
-def answer_of(progress: Progress) -> Answer:
+def answer_of(progress: CallState) -> ParsedResponse:
     """What a call was answered with, as far as it came."""
-    return progress.answer or (progress.reader() if progress.reader else Answer())
+    return progress.answer or (progress.reader() if progress.reader else ParsedResponse())
 
 
-def _context(progress: Progress, answer: Answer, charge: Charge | None) -> ContextRecord | None:
+def _context(progress: CallState, answer: ParsedResponse, charge: Charge | None) -> ContextRecord | None:
     """What the call weighed, and how much of its input tells nothing of that."""
     if progress.plan is None:
         return None
@@ -368,7 +376,7 @@ def _context(progress: Progress, answer: Answer, charge: Charge | None) -> Conte
     return replace(context, beyond=beyond) if beyond > 0 else context
 
 
-def has_ended(answer: Answer) -> bool:
+def has_ended(answer: ParsedResponse) -> bool:
     """Whether an answer is made, or will not be; of one that is being made nothing says why it ended.
 
     An error does not either: it may be of the stream, or of the request that asked for the answer.
@@ -376,7 +384,7 @@ def has_ended(answer: Answer) -> bool:
     return answer.finish_reason is not None
 
 
-def _goes_on(progress: Progress, answer: Answer) -> bool:
+def _goes_on(progress: CallState, answer: ParsedResponse) -> bool:
     """Whether the provider is still at work on an answer that is fetched later.
 
     It is not where all of it came at once with its usage, from a provider that says of no answer why it ended.
@@ -394,14 +402,14 @@ def _least(charge: Charge | None, prices: Sequence[Price]) -> Charge | None:
     return replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
 
 
-def _tiered(answer: Answer, asked: str | None, usage: Usage, price: Price) -> Decimal | None:
+def _tiered(answer: ParsedResponse, asked: str | None, usage: Usage, price: Price) -> Decimal | None:
     """The cost in the service tier that the answer names; where it names none, in the one asked for, if dearer."""
     if asked is None:
         return cost(usage, price, answer.service_tier)
     return max(standard_cost(usage, price), cost(usage, price, asked) or Decimal(0))
 
 
-def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:
+def _kept(progress: CallState, answer: ParsedResponse, charge: Charge | None) -> str:
     """What the session notes of an answer that later calls may go on from: its id, and the tokens it adds to them.
 
     All tokens of the call but those that each request sends again, such as its tools. Empty where no usage was reported
@@ -414,7 +422,7 @@ def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:
     return kept_of(progress.route.provider, charge, ids, plan.beside if plan is not None else 0)
 
 
-def _found_by(progress: Progress, answer: Answer) -> str | None:
+def _found_by(progress: CallState, answer: ParsedResponse) -> str | None:
     """What the call is found by when a later one goes on from its answer; see `CallRecord.answer`."""
     fields = progress.call.fields if progress.call is not None else {}
     kept = kept_answer(fields, progress.incoming.endpoint.wire, answer.id)
@@ -441,13 +449,13 @@ def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:
     return None
 
 
-def input_estimate(progress: Progress) -> int:
+def input_estimate(progress: CallState) -> int:
     """Input tokens of a call by our own reckoning: what was sent where it was weighed, else what its texts come to."""
     plan = progress.plan
     return plan.context.tokens if plan is not None else text_estimate(progress) + progress.kept_by(progress.route)
 
 
-def text_estimate(progress: Progress) -> int:
+def text_estimate(progress: CallState) -> int:
     """What the texts of a call come to, which is not weighed."""
     call = progress.call
     if call is not None and progress.texts is None:
@@ -455,7 +463,7 @@ def text_estimate(progress: Progress) -> int:
     return progress.texts or 0
 
 
-def _operation(progress: Progress, call: Call | None) -> str:
+def _operation(progress: CallState, call: Call | None) -> str:
     purpose = progress.incoming.purpose
     if purpose is not None:
         return purpose.operation

@@ -15,7 +15,7 @@ from gateway.call.types import Caller, Incoming, SessionPolicy
 from gateway.core import identity
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.http.gateway_headers import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
-from gateway.core.http.headers import Provider, by_name, header
+from gateway.core.http.headers import ProviderAddress, by_name, header
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.routing import Route, Routes
@@ -180,7 +180,7 @@ def _at_each(named: list[str], found: Sequence[Route], routes: Routes) -> tuple[
     return tuple(routes.named_at(provider, name) for provider in providers for name in named)
 
 
-def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str, Provider]) -> tuple[Route, ...]:
+def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str, ProviderAddress]) -> tuple[Route, ...]:
     """Those of the routes whose provider takes the call's format; all of them where `spoken`, its name, is None.
 
     Raises:
@@ -203,7 +203,7 @@ def first_at(provider: str, found: Sequence[Route]) -> tuple[Route, ...]:
     return tuple(sorted(found, key=lambda route: route.provider != provider))
 
 
-def _takes(provider: Provider, spoken: str | None) -> bool:
+def _takes(provider: ProviderAddress, spoken: str | None) -> bool:
     return spoken is None or provider.dialects is None or spoken in provider.dialects
 
 

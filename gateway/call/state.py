@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.call.bound_thinking import BoundCall
-from gateway.call.types import Asked, Book, Incoming, Showing, Stepped, Taken, Weighing
+from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import Use
 from gateway.core.http.headers import header
-from gateway.core.http.request import AtWork, told_nobody
-from gateway.core.ledger.charging import Charged
+from gateway.core.http.request import WorkObserver, told_nobody
+from gateway.core.ledger.charging import ChargedAccounts
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode
-from gateway.core.modes.unread import Modes, ModeTry, UnreadForm
+from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm
 from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import CallRecord, Outcome
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.steps import Step
-from gateway.core.thinking_origin import Unread
+from gateway.core.thinking_origin import UnreadableThinking
 from gateway.core.usage import Totals
-from gateway.dialects.base import Answer, Call, Dialect
+from gateway.dialects.base import Call, Dialect, ParsedResponse
 from gateway.dialects.contents import Contents
 from gateway.dialects.fields import AnyFields
 from gateway.dialects.limit_error import AS_USUAL, OutputRule
 from gateway.dialects.limits import least_output, output_limit
 from gateway.dialects.server_state import gone_on_from, is_fetched_later, is_in_background, kept_elsewhere
-from gateway.dialects.tool_restriction import NOT_NARROWED, Narrowing
+from gateway.dialects.tool_restriction import NOT_NARROWED, ToolRestriction
 
 #: the status of a call whose client did not wait for an answer
 CLIENT_CLOSED: Final = 499
@@ -42,13 +42,13 @@ _TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 
 _NOTHING_REMEMBERED: Final = Remembered()
 _NO_ROUTE: Final = Route("", "")
-_NOBODY: Final = Charged("")
-_NO_BOOK: Final = Book()
-_AS_RECEIVED: Final = ModeTry(Modes("raw", "raw"))
+_NOBODY: Final = ChargedAccounts("")
+_NO_BOOK: Final = CallAccounts()
+_AS_RECEIVED: Final = ModeTry(ResponseModes("raw", "raw"))
 
 
 @dataclass(slots=True)
-class Progress:
+class CallState:
     """One call: what came in, and what became of it so far. Each part of the pipeline fills in what it finds.
 
     Attributes:
@@ -130,31 +130,31 @@ class Progress:
     is_too_long: bool = False
     output_rule: OutputRule = AS_USUAL
     is_at_work: bool = False
-    at_work: AtWork = told_nobody
-    charged: Charged = _NOBODY
-    book: Book = _NO_BOOK
+    at_work: WorkObserver = told_nobody
+    charged: ChargedAccounts = _NOBODY
+    book: CallAccounts = _NO_BOOK
     remembered: Remembered = _NOTHING_REMEMBERED
-    stepped: Stepped | None = None
+    stepped: ActiveStep | None = None
     found_elsewhere: tuple[str, ...] | None = None
     contents: Contents | None = None
-    weighing: Weighing | None = None
+    weighing: RequestCounts | None = None
     step: Step | None = None
-    narrowed: Narrowing = NOT_NARROWED
+    narrowed: ToolRestriction = NOT_NARROWED
     refused_changes: Route | None = None
     mode: ResponseMode | None = None
     tried: ModeTry = _AS_RECEIVED
     extracts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     extracts_room: int | None = None
     unread: Mapping[str, UnreadForm] = field(default_factory=dict)
-    showing: Showing | None = None
+    showing: ShownResults | None = None
     thinking: BoundCall | None = None
-    asked: Asked | None = None
+    asked: PlanRequest | None = None
     use: Use = "ask"
     plan: Plan | None = None
     affordable: int | None = None
     before: Totals | None = None
     is_holding: bool = False
-    taken: Taken | None = None
+    taken: TakenHold | None = None
     texts: int | None = None
     caches_long: bool = False
     sending: AbstractAsyncContextManager[UpstreamReply] | None = None
@@ -163,8 +163,8 @@ class Progress:
     status: int = CLIENT_CLOSED
     outcome: Outcome = "client_left"
     fault: GatewayError | None = None
-    answer: Answer | None = None
-    reader: Callable[[], Answer] | None = None
+    answer: ParsedResponse | None = None
+    reader: Callable[[], ParsedResponse] | None = None
     billed: bool = False
     is_unheard: bool = False
     is_event_stream: bool = False
@@ -173,12 +173,12 @@ class Progress:
     is_findable: bool = False
     record: CallRecord | None = None
     fetched: CallRecord | None = None
-    unread_thinking: tuple[Unread, ...] = ()
+    unread_thinking: tuple[UnreadableThinking, ...] = ()
     totals: Totals | None = None
     is_settled: bool = False
 
     @classmethod
-    def of(cls, incoming: Incoming, started_at: float) -> Progress:
+    def of(cls, incoming: Incoming, started_at: float) -> CallState:
         """Of a call that has just come in."""
         purpose, parent = incoming.purpose, header(incoming.headers, b"traceparent")
         if purpose is None:
@@ -230,7 +230,7 @@ class Progress:
         return self.route is not self.routes[-1]
 
     def work(self, *, is_so: bool) -> None:
-        """Note whether the provider that is being tried may be at work on it. See `AtWork`."""
+        """Note whether the provider that is being tried may be at work on it. See `WorkObserver`."""
         self.is_at_work = is_so
         self.at_work(is_so=is_so)
 

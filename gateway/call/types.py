@@ -6,26 +6,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.context_budget import NO_WISHES, Wishes, beta_of
-from gateway.core.counting.overhead import Beside
-from gateway.core.counting.weighed import Learned, Weighed, weigh
+from gateway.core.context_budget import NO_WISHES, ContextOptions, beta_of
+from gateway.core.counting.overhead import Overhead
+from gateway.core.counting.weighed import CountedRequest, Learned, weigh
 from gateway.core.errors import GatewayError
 from gateway.core.http.gateway_headers import SESSION
 from gateway.core.http.headers import Headers
 from gateway.core.ledger.arithmetic import NO_LIMITS, Claim, Hold, Limits, Standing
-from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyBudget, budgets_in
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, budgets_in
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode, original
-from gateway.core.modes.summary import MOST, Summing
+from gateway.core.modes.summary import MOST, SummaryLimits
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.steps import Agent, Facts, Step, StepState
+from gateway.core.steps import Agent, ConditionFacts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.dialects import Endpoint
 from gateway.dialects.contents import Contents
-from gateway.dialects.tools import Offer
+from gateway.dialects.tools import ToolOffer
 from gateway.stores.leases import Lease
 
 
@@ -49,7 +49,7 @@ class Caller:
     namespace: str
     models: tuple[str, ...] = ()
     key_headers: frozenset[bytes] = frozenset()
-    budget: KeyBudget = NO_KEY_BUDGET
+    budget: KeyLimits = NO_KEY_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Directives:
     a shorter one; `parent`: the session that this one works for; `agent`: whose steps it takes.
     """
 
-    context: Wishes = NO_WISHES
+    context: ContextOptions = NO_WISHES
     budget: Limits = NO_LIMITS
     mode: ResponseMode = "raw"
     parent: str | None = None
@@ -111,7 +111,7 @@ class Incoming:
 
 
 @dataclass(slots=True)
-class Stepped:
+class ActiveStep:
     """Where a call's agent is in its steps.
 
     Attributes:
@@ -128,9 +128,9 @@ class Stepped:
     """
 
     agent: Agent
-    facts: Facts
+    facts: ConditionFacts
     state: StepState
-    offer: Offer | None = None
+    offer: ToolOffer | None = None
     keep: tuple[str, ...] = ()
     must: bool = False
     is_free: bool = False
@@ -145,7 +145,7 @@ class Stepped:
 
 
 @dataclass(slots=True)
-class Reply:
+class ClientResponse:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
 
     `unseen`: what in the request stands for content that only the provider has; `is_unfitted`: it was sent unweighed;
@@ -167,7 +167,7 @@ class Reply:
     context: ContextRecord | None = None
     allowance: Allowance | None = None
     mode: ResponseMode | None = None
-    stepped: Stepped | None = None
+    stepped: ActiveStep | None = None
     unseen: tuple[str, ...] = ()
     is_unfitted: bool = False
     is_unmetered: bool = False
@@ -177,19 +177,19 @@ class Reply:
     failure_events: Callable[[GatewayError], bytes] | None = None
 
 
-class Weighing(NamedTuple):
+class RequestCounts(NamedTuple):
     """The token counts of the unchanged request, what earlier calls taught, and the keys of its messages (`keys_of`).
 
     `keys` and `beside`, what stands beside the messages: None where these are no array.
     """
 
-    came: Weighed
+    came: CountedRequest
     learned: Learned
     keys: tuple[bytes, ...] | None
-    beside: Beside | None
+    beside: Overhead | None
 
     @property
-    def alone(self) -> Weighing:
+    def alone(self) -> RequestCounts:
         """The same without what other sessions taught."""
         learned = self.learned.alone
         came = weigh(self.came.request, self.came.estimate, learned, self.came.key)
@@ -197,7 +197,7 @@ class Weighing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanRequest:
     """One call to be planned.
 
     `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
@@ -209,10 +209,10 @@ class Asked:
     contents: Contents
     route: Route
     facts: ModelFacts
-    wishes: Wishes
+    wishes: ContextOptions
     size: int
     salt: str = ""
-    weighing: Weighing | None = None
+    weighing: RequestCounts | None = None
     form: str = ""
     received: Contents | None = None
     keeps_decisions: bool = False
@@ -229,7 +229,7 @@ class Asked:
         return self.route.model if beta is None else f"{self.route.model}\n{beta}"
 
 
-class Open(NamedTuple):
+class PendingExtract(NamedTuple):
     """A result that is shown as an extract until it is decided what its summary is.
 
     `place`: the index of its message; `raw`: the unchanged message.
@@ -238,10 +238,10 @@ class Open(NamedTuple):
     place: int
     raw: bytes
     handle: str
-    summing: Summing
+    summing: SummaryLimits
 
 
-class Kept(NamedTuple):
+class KeptContent(NamedTuple):
     """The content of a handle: what this form leaves out of a message; `raw`: the unchanged message."""
 
     raw: bytes
@@ -253,17 +253,17 @@ class Kept(NamedTuple):
         return original(self.raw, self.form)
 
 
-class Showing(NamedTuple):
+class ShownResults(NamedTuple):
     """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
 
-    `forms`: of each message, `raw` for one that is sent unchanged; `texts`: see `Kept`; `open`: results that may be
-    summed up first, in order.
+    `forms`: of each message, `raw` for one that is sent unchanged; `texts`: see `KeptContent`; `open`: results that may
+    be summarized first, in order.
     """
 
     messages: tuple[bytes, ...]
     forms: tuple[ResponseMode, ...]
-    texts: Mapping[str, Kept]
-    open: tuple[Open, ...] = ()
+    texts: Mapping[str, KeptContent]
+    open: tuple[PendingExtract, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -277,7 +277,7 @@ class Showing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class CallAccounts:
     """The accounts of a call, and how they stood when they were read: see `of`.
 
     Attributes:
@@ -293,13 +293,13 @@ class Book:
     is_blind: bool = False
 
     @classmethod
-    def of(cls, claims: tuple[Claim, ...], standings: tuple[Standing, ...], *, is_blind: bool = False) -> Book:
+    def of(cls, claims: tuple[Claim, ...], standings: tuple[Standing, ...], *, is_blind: bool = False) -> CallAccounts:
         """Accounts that stand so."""
         return cls(claims, standings, budgets_in(standings), is_blind)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenHold:
     """What was held for a call.
 
     Attributes:
@@ -314,7 +314,7 @@ class Taken:
     units: int
     lease: Lease
     limit: int | None
-    book: Book
+    book: CallAccounts
 
     @property
     def whole(self) -> int | None:

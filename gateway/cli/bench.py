@@ -14,7 +14,7 @@ import typer
 from gateway.cli.common import AsJson, Exit, print_json, print_table, stop
 
 if TYPE_CHECKING:
-    from gateway.bench.measure import Report, Row
+    from gateway.bench.measure import Report, ResultRow
 
 _NUMBERS = ("calls", "CPU µs/call", "µs/chunk", "p50 ms", "direct", "p99 ms", "direct p99", "wrong")
 #: columns that a narrow terminal has no room for, in this order
@@ -122,7 +122,7 @@ def _print(report: Report) -> None:
     print_table(("", ""), list(_facts(report)))
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ResultRow) -> list[str]:
     return [
         row.name,
         f"{row.calls:,}",

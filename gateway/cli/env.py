@@ -21,7 +21,7 @@ _SHELL: Final = "a shell"
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientSettings:
     """What to set. `$v1` and `$root` stand for the base URL with and without `/v1`, both with the session's path.
 
     `where`: None for variables of a shell, else where the text belongs, or is entered. `names_sessions`: the client
@@ -35,17 +35,17 @@ class Client:
 
 
 _PYTHON_HEADER: Final = "default_headers={'x-session-id': ...} names a session for each conversation"
-CLIENTS: Final[dict[str, Client]] = {
-    "openai": Client("export OPENAI_BASE_URL=$v1", note=_PYTHON_HEADER),
-    "anthropic": Client("export ANTHROPIC_BASE_URL=$root", note=_PYTHON_HEADER),
-    "claude-code": Client("export ANTHROPIC_BASE_URL=$root", names_sessions=True),
-    "codex": Client(
+CLIENTS: Final[dict[str, ClientSettings]] = {
+    "openai": ClientSettings("export OPENAI_BASE_URL=$v1", note=_PYTHON_HEADER),
+    "anthropic": ClientSettings("export ANTHROPIC_BASE_URL=$root", note=_PYTHON_HEADER),
+    "claude-code": ClientSettings("export ANTHROPIC_BASE_URL=$root", names_sessions=True),
+    "codex": ClientSettings(
         'model_provider = "gateway"\n\n[model_providers.gateway]\nname = "gateway"\nbase_url = "$v1"\n'
         'wire_api = "responses"\nenv_key = "OPENAI_API_KEY"',
         where="~/.codex/config.toml",
         names_sessions=True,
     ),
-    "opencode": Client(
+    "opencode": ClientSettings(
         '{\n  "provider": {\n    "gateway": {\n      "npm": "@ai-sdk/openai-compatible",\n'
         '      "options": { "baseURL": "$v1", "apiKey": "{env:OPENAI_API_KEY}" },\n'
         '      "models": { "gpt-5.1": {} }\n    }\n  }\n}',
@@ -53,48 +53,50 @@ CLIENTS: Final[dict[str, Client]] = {
         note="name your models under models",
         names_sessions=True,
     ),
-    "aider": Client(
+    "aider": ClientSettings(
         "export OPENAI_API_BASE=$v1",
         note="aider --model openai/gpt-5.1; it names no session, so the path does: --session",
     ),
-    "langchain": Client(
+    "langchain": ClientSettings(
         'ChatOpenAI(base_url="$v1", default_headers={"x-session-id": "..."}, include_response_headers=True)',
         where="your program",
     ),
-    "litellm": Client(
+    "litellm": ClientSettings(
         'litellm.completion(api_base="$v1", extra_headers={"x-session-id": "..."}, ...)', where="your program"
     ),
-    "vercel-ai": Client(
+    "vercel-ai": ClientSettings(
         'createOpenAICompatible({ name: "gateway", baseURL: "$v1", headers: { "x-session-id": "..." } })',
         where="your program",
     ),
-    "jupyter": Client(
+    "jupyter": ClientSettings(
         "from uuid import uuid4\n\nfrom openai import OpenAI\n\n"
         'client = OpenAI(base_url="$v1", default_headers={"x-session-id": f"nb-{uuid4().hex}"})',
         where="the notebook's first cell",
         note="a session for each start of its kernel",
     ),
-    "cursor": Client(
+    "cursor": ClientSettings(
         "Override OpenAI Base URL: $v1\nOpenAI API Key: a client key of the gateway",
         where="Cursor Settings, Models",
         note="Cursor's servers make the calls, so --url must name an address on the internet, with auth.keys set; it "
         "sends no header, so the path names a session: --session",
     ),
-    "open-webui": Client(
+    "open-webui": ClientSettings(
         "URL: $v1\nKey: a client key of the gateway, or the provider's key",
         where="Admin Panel, Settings, Connections, OpenAI API",
         note="with ENABLE_FORWARD_USER_INFO_HEADERS=true in its environment each chat is a session; from a container, "
         "--url http://HOST:PORT as it sees the gateway",
     ),
-    "librechat": Client(
+    "librechat": ClientSettings(
         'endpoints:\n  custom:\n    - name: "gateway"\n      apiKey: "user_provided"\n      baseURL: "$v1"\n'
         '      headers:\n        x-session-id: "{{LIBRECHAT_BODY_CONVERSATIONID}}"\n'
         '      models:\n        default: ["gpt-5.1"]',
         where="librechat.yaml",
         note="name your models under models; each conversation is a session",
     ),
-    "continue": Client("apiBase: $v1\nrequestOptions:\n  headers:\n    x-session-id: ...", where="config.yaml"),
-    "curl": Client("curl $v1/chat/completions -H 'content-type: application/json' -d @request.json", where=_SHELL),
+    "continue": ClientSettings("apiBase: $v1\nrequestOptions:\n  headers:\n    x-session-id: ...", where="config.yaml"),
+    "curl": ClientSettings(
+        "curl $v1/chat/completions -H 'content-type: application/json' -d @request.json", where=_SHELL
+    ),
 }
 
 
@@ -133,7 +135,7 @@ def env(
         typer.echo(f"# {told}", err=True)
 
 
-def _path(client: str, known: Client, session: str | None) -> str:
+def _path(client: str, known: ClientSettings, session: str | None) -> str:
     """What names the session, where one is named."""
     from gateway.core.identity import ID_FORM, is_valid
 

@@ -87,13 +87,13 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     as_json: AsJson = False,
 ) -> None:
     """Print the trimmed request body. Response modes are not applied."""
-    from gateway.core.context_budget import Wishes
+    from gateway.core.context_budget import ContextOptions
     from gateway.core.session import Remembered
 
     content = _read(body)
 
     async def work(inspector: Inspector) -> tuple[bytes, dict[str, Any]]:
-        call, asked = inspector.read(content, model=model, wishes=Wishes(trim="auto", budget=budget))
+        call, asked = inspector.read(content, model=model, wishes=ContextOptions(trim="auto", budget=budget))
         trimmed, plan = await inspector.trim(call, asked, Remembered())
         return trimmed, await inspector.told(asked, plan, explain=True)
 

@@ -9,7 +9,7 @@ from gateway.app.resources import open_store, upstream_of
 from gateway.config import Settings, named_providers
 from gateway.config.policies import provider_of
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
-from gateway.core.http.headers import Provider, request_headers
+from gateway.core.http.headers import ProviderAddress, request_headers
 from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream
 from gateway.stores.journal import Journal
@@ -60,7 +60,7 @@ def _journal(settings: Settings) -> Iterator[tuple[str, bool]]:
         yield f"store.journal: {obstacle}", True
 
 
-async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:
+async def _ask(provider: ProviderAddress, settings: Settings) -> tuple[str, bool]:
     path = f"providers.{provider.name}"
     if settings.providers[provider.name].adapter == "litellm":
         return f"{path}: not asked; models cannot be listed through litellm", False
@@ -82,7 +82,7 @@ async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:
     return f"{path}: {url} answered {status}", status >= 500  # noqa: PLR2004
 
 
-async def _status(upstream: Upstream, provider: Provider) -> int:
+async def _status(upstream: Upstream, provider: ProviderAddress) -> int:
     headers = request_headers([], provider, client_key_headers=frozenset(), unpacked=False)
     async with upstream.send(Outgoing("GET", provider.url("models", ""), headers, b"")) as answer:
         return answer.status

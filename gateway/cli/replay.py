@@ -16,7 +16,7 @@ from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, check_plot, 
 from gateway.cli.sessions import StoreUrl
 
 if TYPE_CHECKING:
-    from gateway.replay.requests import Recorded, Sums, Turn
+    from gateway.replay.requests import RecordedRequest, ReplayedTurn, RequestSums
 
 _NUMBERS: Final = ("requests", "refused", "cuts", "tokens", "sent", "cached", "cached as sent", "cost", "as sent")
 #: columns that a narrow terminal has no room for, in this order
@@ -27,8 +27,8 @@ _FIRST_TO_GO: Final = ("cuts", "cached", "cached as sent", "refused", "cost", "a
 class _Found:
     """What a replay found: by session, in all, and each turn."""
 
-    sessions: dict[str, Sums] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
+    sessions: dict[str, RequestSums] = field(default_factory=dict)
+    turns: list[ReplayedTurn] = field(default_factory=list)
 
 
 def replay(  # noqa: PLR0917  # typer makes an option of each
@@ -108,12 +108,12 @@ class _Asked:
 
 
 def _report(asked: _Asked, top: int, plot: Path | None, *, as_json: bool) -> None:
-    from gateway.replay.requests import Sums
+    from gateway.replay.requests import RequestSums
 
     found = _replayed(asked)
     if not found.turns:
         stop("There is no request in there that could be replayed.", Exit.FAILED)
-    total = Sums()
+    total = RequestSums()
     for turn in found.turns:
         total.add(turn)
     if plot is not None:
@@ -125,7 +125,7 @@ def _report(asked: _Asked, top: int, plot: Path | None, *, as_json: bool) -> Non
     _print(found.sessions, total, top)
 
 
-def _lines_of(turns: Sequence[Turn]) -> Drawn:
+def _lines_of(turns: Sequence[ReplayedTurn]) -> Drawn:
     return Drawn(
         came=[turn.came.tokens for turn in turns],
         sent=[turn.sent.tokens if turn.sent else None for turn in turns],
@@ -134,7 +134,7 @@ def _lines_of(turns: Sequence[Turn]) -> Drawn:
     )
 
 
-def _requests(asked: _Asked, complain: Complaints) -> Iterator[tuple[str, Recorded]]:
+def _requests(asked: _Asked, complain: Complaints) -> Iterator[tuple[str, RecordedRequest]]:
     """The requests of all files, each with its file."""
     from gateway.replay.requests import read_lines
 
@@ -149,7 +149,7 @@ def _replayed(asked: _Asked) -> _Found:
 
     from gateway.app.resources import inspector_of
     from gateway.core.errors import GatewayError
-    from gateway.replay.requests import Replay, Sums
+    from gateway.replay.requests import Replay, RequestSums
 
     settings, complain, found = load(asked.config).settings, Complaints(), _Found()
 
@@ -169,7 +169,7 @@ def _replayed(asked: _Asked) -> _Found:
                     complain.of(name)(recorded.line, fault.message)
                     continue
                 found.turns.append(turn)
-                found.sessions.setdefault(turn.session, Sums()).add(turn)
+                found.sessions.setdefault(turn.session, RequestSums()).add(turn)
                 progress.advance(task)
 
     with config_problems():
@@ -177,7 +177,7 @@ def _replayed(asked: _Asked) -> _Found:
     return found
 
 
-def _print(sessions: dict[str, Sums], total: Sums, top: int) -> None:
+def _print(sessions: dict[str, RequestSums], total: RequestSums, top: int) -> None:
     columns = ("session", *_NUMBERS)
     shown = sorted(sessions.items(), key=lambda pair: -pair[1].came)[:top]
     rows = [_row(name[:LONGEST_NAME], sums) for name, sums in shown]
@@ -189,7 +189,7 @@ def _print(sessions: dict[str, Sums], total: Sums, top: int) -> None:
         typer.echo(f"{total.refused:,} would have been refused; they are in no sum", err=True)
 
 
-def _row(name: str, sums: Sums) -> list[str]:
+def _row(name: str, sums: RequestSums) -> list[str]:
     return [
         name,
         f"{sums.turns:,}",

@@ -16,10 +16,10 @@ from gateway.cli.sessions import like_session, with_store
 
 if TYPE_CHECKING:
     from gateway.config import Settings
-    from gateway.core.ledger.charging import KeyBudget
+    from gateway.core.ledger.charging import KeyLimits
     from gateway.core.ports import Store
-    from gateway.replay.budgets import Outcome, Rules, Sums
-    from gateway.replay.records import Noted
+    from gateway.replay.budgets import BudgetSums, ReplayOutcome, ReplayRules
+    from gateway.replay.records import ReplayedCall
 
 _USED: Final = ("calls", "input", "output", "cached", "cost", "over budget", "most over")
 #: what is shown where a session, or a client key, has a budget: the first call in each mode, and without room
@@ -49,7 +49,7 @@ class Wanted:
 
 def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> None:
     """Read, reckon, print."""
-    from gateway.replay.budgets import NO_SESSION, Sums, outcomes
+    from gateway.replay.budgets import NO_SESSION, BudgetSums, outcomes
 
     flags = {"budget.tokens": wanted.session_budget} if wanted.session_budget is not None else None
     settings = load(wanted.config, flags).settings
@@ -61,11 +61,11 @@ def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> Non
     if not found:
         stop("There is no record of a call in there.", Exit.FAILED)
     _name_strangers(calls, rules)
-    total, sessions = Sums(), dict[str, Sums]()
+    total, sessions = BudgetSums(), dict[str, BudgetSums]()
     for outcome in found:
         key = outcome.call.session
         total.add(outcome)
-        sessions.setdefault(key.shown() if key is not None else NO_SESSION, Sums()).add(outcome)
+        sessions.setdefault(key.shown() if key is not None else NO_SESSION, BudgetSums()).add(outcome)
     if plot is not None:
         draw(plot, _drawn(found))
     if as_json:
@@ -76,7 +76,7 @@ def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> Non
     _print(sessions, total, top, has_budget=not all(limit.is_none for limit in limits))
 
 
-def _name_strangers(calls: Sequence[Noted], rules: Rules) -> None:
+def _name_strangers(calls: Sequence[ReplayedCall], rules: ReplayRules) -> None:
     """Say of which client keys nobody knows the budget."""
     from gateway.core.ledger.session_key import OPEN_NAMESPACE
 
@@ -87,18 +87,18 @@ def _name_strangers(calls: Sequence[Noted], rules: Rules) -> None:
         typer.echo(f"{said}. Those that are kept in a store are known where its records are read", err=True)
 
 
-def _rules(settings: Settings, budget: int | None) -> Rules:
+def _rules(settings: Settings, budget: int | None) -> ReplayRules:
     from gateway.app.resources import open_catalog, open_families
     from gateway.config.policies import budget_policy, context_policy, limits_of, routes_of
     from gateway.core.errors import UnknownModel
-    from gateway.core.ledger.charging import KeyBudget
+    from gateway.core.ledger.charging import KeyLimits
     from gateway.core.routing import ModelFacts, Route
     from gateway.counters.registry import Counters
-    from gateway.replay.budgets import Rules
+    from gateway.replay.budgets import ReplayRules
 
     catalog, routes = open_catalog(settings, open_families(Counters(), settings)), routes_of(settings)
 
-    def facts(call: Noted) -> ModelFacts:
+    def facts(call: ReplayedCall) -> ModelFacts:
         try:
             route = routes.resolve(call.model)
         except UnknownModel:
@@ -106,16 +106,16 @@ def _rules(settings: Settings, budget: int | None) -> Rules:
         is_same = (route.provider, route.model) == (call.provider, call.model)
         return catalog.facts(route if is_same else Route(call.provider, call.model))
 
-    return Rules(
+    return ReplayRules(
         context_policy(settings, catalog.facts),
         budget_policy(settings),
-        {key.name: KeyBudget(limits_of(key.budget)) for key in settings.auth.keys},
+        {key.name: KeyLimits(limits_of(key.budget)) for key in settings.auth.keys},
         facts,
         budget,
     )
 
 
-def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
+def _calls(wanted: Wanted) -> tuple[list[ReplayedCall], dict[str, KeyLimits]]:
     """The records of all files and of the sessions in the store, and the budgets of the client keys kept in that."""
     from gateway.replay.records import read_records
 
@@ -125,7 +125,7 @@ def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
     if missing is not None:
         stop(f"There is no file {quoted(missing)}.", Exit.FAILED)
     complain = Complaints()
-    found: list[Noted] = []
+    found: list[ReplayedCall] = []
     for name in files:
         found += read_records(lines_of(name), complain.of(name))
     if not sessions and wanted.names:
@@ -134,8 +134,8 @@ def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
     return [*found, *calls], keys
 
 
-def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[str, KeyBudget]]:
-    from gateway.core.ledger.charging import KeyBudget
+def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[ReplayedCall], dict[str, KeyLimits]]:
+    from gateway.core.ledger.charging import KeyLimits
     from gateway.core.ledger.session_key import SessionKey
     from gateway.replay.records import read_store
 
@@ -145,18 +145,18 @@ def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[
         stop(f"There is no file {quoted(unknown[0])}, and no session can have that name.", Exit.FAILED)
     named = [key for key in keys if key is not None] if sessions else None
 
-    async def read(store: Store) -> tuple[list[Noted], dict[str, KeyBudget]]:
+    async def read(store: Store) -> tuple[list[ReplayedCall], dict[str, KeyLimits]]:
         for name, key in zip(sessions, named or (), strict=True):
             if await store.session(key) is None:
                 alike = await like_session(store, name)
                 stop(f"There is neither a file nor a session {quoted(name)}{alike}.", Exit.FAILED)
-        budgets = {key.name: KeyBudget(key.limits) for key in await store.keys()}
+        budgets = {key.name: KeyLimits(key.limits) for key in await store.keys()}
         return [call async for call in read_store(store, named)], budgets
 
     return with_store(wanted.config, wanted.store, read)
 
 
-def _drawn(found: Sequence[Outcome]) -> Drawn:
+def _drawn(found: Sequence[ReplayOutcome]) -> Drawn:
     charges = [one.call.charge if one.call.has_details else None for one in found]
     return Drawn(
         came=[one.came for one in found],
@@ -166,7 +166,7 @@ def _drawn(found: Sequence[Outcome]) -> Drawn:
     )
 
 
-def _print(sessions: dict[str, Sums], total: Sums, top: int, *, has_budget: bool) -> None:
+def _print(sessions: dict[str, BudgetSums], total: BudgetSums, top: int, *, has_budget: bool) -> None:
     largest = sorted(sessions.items(), key=lambda pair: -pair[1].total)[:top]
     cells = [[name[:LONGEST_NAME], *_used(sums), *(_budgeted(sums) if has_budget else ())] for name, sums in largest]
     last = [f"all {len(sessions):,}", *_used(total)]
@@ -178,7 +178,7 @@ def _print(sessions: dict[str, Sums], total: Sums, top: int, *, has_budget: bool
         typer.echo(line, err=True)
 
 
-def _used(sums: Sums) -> list[str]:
+def _used(sums: BudgetSums) -> list[str]:
     return [
         f"{sums.calls:,}",
         f"{sums.input:,}",
@@ -190,7 +190,7 @@ def _used(sums: Sums) -> list[str]:
     ]
 
 
-def _budgeted(sums: Sums) -> list[str]:
+def _budgeted(sums: BudgetSums) -> list[str]:
     from gateway.core.ledger.refusals import usd
 
     first = [sums.modes.get(mode) for mode in _MODES] + [sums.first_refused]
@@ -202,7 +202,7 @@ def _budgeted(sums: Sums) -> list[str]:
     ]
 
 
-def _remarks(total: Sums, *, has_budget: bool) -> Iterator[str]:
+def _remarks(total: BudgetSums, *, has_budget: bool) -> Iterator[str]:
     """What the figures do not say by themselves."""
     if total.uncharged:
         yield f"{total.uncharged:,} of {total.calls:,} calls cost nothing (refused, or failed)"

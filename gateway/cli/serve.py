@@ -74,9 +74,9 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     }
     with contextlib.ExitStack() as stack:
         if mock:
-            from gateway.mock import CLAUDE_RULES, MODEL_WINDOWS, STRICT_MODELS, MockServer, Provider
+            from gateway.mock import CLAUDE_RULES, MODEL_WINDOWS, STRICT_MODELS, MockProvider, MockServer
 
-            provider = Provider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES, strict=STRICT_MODELS)
+            provider = MockProvider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES, strict=STRICT_MODELS)
             server = stack.enter_context(MockServer(provider))
             flags |= only_provider("mock", server.url, _MOCK_FACTS, auth="none")
             if store is None:

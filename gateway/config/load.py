@@ -35,7 +35,7 @@ from gateway.config.providers import UNSENDABLE, Provider, is_sendable
 from gateway.config.schema import Settings
 from gateway.config.section import at_home, in_sight
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables, with_variables
-from gateway.core.counting.families import Families, families_from
+from gateway.core.counting.families import TokenizerFamilies, families_from
 from gateway.core.errors import ConfigError
 from gateway.core.values import dataclass
 
@@ -223,7 +223,7 @@ def _is_as_it_comes(row: Provider, shipped: Mapping[str, Any]) -> bool:
     return has_address and row == Provider.model_validate({**shipped, "key": ""})
 
 
-def families(own: str = "") -> Families:
+def families(own: str = "") -> TokenizerFamilies:
     """The numbers of the model families in config/families.yaml, and before them those in a file of the user's own.
 
     Args:

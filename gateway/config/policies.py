@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from gateway import config
 from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.strategies import strategies_of
-from gateway.core.http.headers import Provider
+from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.modes.summary import LONGEST_ANSWER
@@ -68,7 +68,7 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
         keep_last_turns=row.keep_last_turns,
         overflow=row.on_overflow,
         safety=row.safety if isinstance(row.safety, float) else None,
-        fit=FitPolicy(
+        fit=TrimPolicy(
             strategies=strategies_of(
                 row.strategies, shorten_tokens=row.result_max_tokens, summary_tokens=row.summary.max_tokens
             ),
@@ -147,9 +147,9 @@ def uplifts(settings: config.Settings) -> dict[str, str]:
     return found
 
 
-def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:
+def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> ProviderAddress:
     """A provider as core addresses it."""
-    return Provider(
+    return ProviderAddress(
         name,
         row.base_url,
         row.auth,

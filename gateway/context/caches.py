@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Final
 
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.overhead import Besides
-from gateway.core.counting.prefix_cache import Beginnings
+from gateway.core.counting.overhead import RecentOverheads
+from gateway.core.counting.prefix_cache import PrefixCache
 from gateway.core.fitting.reader import Reader
 
 #: What a worker has unless it is told otherwise. A conversation of 100,000 tokens takes 0.5 MB, one that was cut 1.5 to
@@ -19,7 +19,7 @@ from gateway.core.fitting.reader import Reader
 DEFAULT_BYTES: Final = 256 * 2**20
 
 
-class Memory:
+class ContextCaches:
     """The tables. Threads may share them.
 
     Args:
@@ -35,8 +35,8 @@ class Memory:
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.counts = CountCache(limit_bytes // 8, Lock())
-        self.beside = Besides(limit_bytes // 32, Lock())
-        self.known = Beginnings(limit_bytes // 4, Lock())
+        self.beside = RecentOverheads(limit_bytes // 32, Lock())
+        self.known = PrefixCache(limit_bytes // 4, Lock())
         self.views = CountCache(limit_bytes * 3 // 16, Lock())
         self.book = Reader(_no_weights, limit_bytes=limit_bytes * 13 // 32, lock=Lock())
 

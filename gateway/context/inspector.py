@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
 
-from gateway.call.types import Asked
+from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
-from gateway.core.context_budget import Wishes, budget_of, within
+from gateway.core.context_budget import ContextOptions, budget_of, within
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, wire_of
@@ -47,8 +47,8 @@ class Inspector:
         self._facts = facts
 
     def read(
-        self, body: bytes, *, model: str | None = None, wire: str | None = None, wishes: Wishes | None = None
-    ) -> tuple[Call, Asked]:
+        self, body: bytes, *, model: str | None = None, wire: str | None = None, wishes: ContextOptions | None = None
+    ) -> tuple[Call, PlanRequest]:
         """The request in a body. `model`: asked for instead of the one it names; `wire`: its format, else guessed.
 
         Raises:
@@ -68,17 +68,17 @@ class Inspector:
                 'The body holds no "messages", "input" or "prompt" that could be weighed.', param="messages"
             )
         route = self._routes.resolve(name)
-        wanted = replace(wishes or Wishes(), output=output_limit(contents.fields, contents.wire))
-        return call, Asked(contents, route, self._facts(route), wanted, len(body), form=form)
+        wanted = replace(wishes or ContextOptions(), output=output_limit(contents.fields, contents.wire))
+        return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), form=form)
 
     async def read_apart(
-        self, body: bytes, *, wire: str | None = None, wishes: Wishes | None = None
-    ) -> tuple[Call, Asked]:
+        self, body: bytes, *, wire: str | None = None, wishes: ContextOptions | None = None
+    ) -> tuple[Call, PlanRequest]:
         """The same as `read`, where others wait for the loop: a large body is read in a thread."""
         work = partial(self.read, body, wire=wire, wishes=wishes)
         return await asyncio.to_thread(work) if len(body) > _INLINE_BYTES else work()
 
-    async def count(self, asked: Asked, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
+    async def count(self, asked: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
         """What a request weighs, as `gateway count` and /api/count show it.
 
         `show`: `items` for each message's tokens, `tools` for those of each tool's results.
@@ -110,7 +110,7 @@ class Inspector:
             found["tools"] = tools_json(parts.tools)
         return found
 
-    async def _items(self, asked: Asked) -> list[dict[str, Any]]:
+    async def _items(self, asked: PlanRequest) -> list[dict[str, Any]]:
         tokens = await self._planner.message_tokens(asked)
         messages = asked.contents.messages or ()
         is_long = sum(map(len, messages)) > _INLINE_BYTES
@@ -121,7 +121,7 @@ class Inspector:
             for index, (role, number) in enumerate(zip(roles, tokens, strict=True))
         ]
 
-    async def context(self, asked: Asked, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
+    async def context(self, asked: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
         """The numbers an agent hands on to its tools. `show`: see `count`."""
         found = await self.count(asked, remembered, show)
         budget = found["budget"]
@@ -133,7 +133,7 @@ class Inspector:
             **{name: found[name] for name in SHOWN if name in show},
         }
 
-    async def trim(self, call: Call, asked: Asked, remembered: Remembered) -> tuple[bytes, Plan]:
+    async def trim(self, call: Call, asked: PlanRequest, remembered: Remembered) -> tuple[bytes, Plan]:
         """The body as it would be forwarded with its tool results as they came, and why.
 
         No result is shown in a response mode: what that leaves out would have to be kept. Nor is a model ever called
@@ -162,7 +162,7 @@ class Inspector:
             return call.body, plan
         return write_fields(call.fields, {ITEMS[asked.contents.wire]: join(messages)}), plan
 
-    async def told(self, asked: Asked, plan: Plan, *, explain: bool) -> dict[str, Any]:
+    async def told(self, asked: PlanRequest, plan: Plan, *, explain: bool) -> dict[str, Any]:
         """What would be decided about a call, as `gateway trim` and /api/trim show it.
 
         `explain`: what would become of each message, too. `note`: it would be decided otherwise, with a summary.

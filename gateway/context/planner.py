@@ -15,27 +15,27 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
-from gateway.call.types import Asked, Weighing
-from gateway.context.caches import Memory
+from gateway.call.types import PlanRequest, RequestCounts
+from gateway.context.caches import ContextCaches
 from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, budget_of, within
 from gateway.core.conversation.message import Hashed, digest
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.estimate import Estimate, Estimator
-from gateway.core.counting.families import Family
-from gateway.core.counting.largest_part import Part, heaviest_beside
+from gateway.core.counting.families import TokenizerFamily
+from gateway.core.counting.largest_part import RequestPart, heaviest_beside
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.overhead import Beside
-from gateway.core.counting.prefix_cache import Beginning, is_worth_keeping
-from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, Request, key_of_fields, read_request
-from gateway.core.counting.sums import Sums
-from gateway.core.counting.weighed import Learned, Weighed, key_of, weigh
-from gateway.core.fitting.deadline import Expired
+from gateway.core.counting.overhead import Overhead
+from gateway.core.counting.prefix_cache import CachedPrefix, is_worth_keeping
+from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, RequestParts, key_of_fields, read_request
+from gateway.core.counting.sums import MessageSums
+from gateway.core.counting.weighed import CountedRequest, Learned, key_of, weigh
+from gateway.core.fitting.deadline import DeadlinePassed
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.preread import due, read_ahead
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
-from gateway.core.modes.unread import ResultsIn, chosen_blocks, results_in, tokens_complete
-from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
+from gateway.core.modes.unread import ConversationResults, chosen_blocks, results_in, tokens_complete
+from gateway.core.plan import InvalidPlan, Plan, Room, Scales, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.core.thinking import BoundConversation
@@ -72,13 +72,13 @@ _MOST_WAITED: Final = 5
 
 
 class _Estimated(NamedTuple):
-    request: Request
+    request: RequestParts
     estimate: Estimate
     keys: tuple[bytes, ...] | None
-    beside: Beside | None
+    beside: Overhead | None
 
 
-class Threads:
+class PlannerThreads:
     """Where planning takes long. Several planners may share them, one after the other."""
 
     def __init__(self) -> None:
@@ -114,8 +114,8 @@ class Planner:
         *,
         deadline_s: float,
         clock: Callable[[], float],
-        memory: Memory | None = None,
-        threads: Threads | None = None,
+        memory: ContextCaches | None = None,
+        threads: PlannerThreads | None = None,
         translated: frozenset[str] = frozenset(),
     ) -> None:
         self.policy = policy
@@ -125,18 +125,18 @@ class Planner:
         self._learner = learner
         self._deadline_s = deadline_s
         self._clock = clock
-        memory = memory or Memory()
+        memory = memory or ContextCaches()
         #: to look beginnings up in, see `contents_of`
         self.known = memory.known
         self._beside, self._views, self._book = memory.beside, memory.views, memory.book
-        self._threads = threads or Threads()
+        self._threads = threads or PlannerThreads()
         self._translated = translated
         #: Held while a huge body is planned: its parts take a few times its size meanwhile.
         self.huge_turn = asyncio.Lock()
         self._reading_ahead = Lock()
 
     async def plan(
-        self, asked: Asked, remembered: Remembered, said: LengthLimit | None = None, *, use: Use = "off"
+        self, asked: PlanRequest, remembered: Remembered, said: LengthLimit | None = None, *, use: Use = "off"
     ) -> Plan:
         """What to send. `said`: by a provider, just now; `use`: whether a summary may be asked for first.
 
@@ -149,12 +149,12 @@ class Planner:
         alone = await self._planned(asked, weighing.alone, remembered, use)
         return alone if alone.is_safe else plan
 
-    async def budget(self, asked: Asked, remembered: Remembered) -> int | None:
+    async def budget(self, asked: PlanRequest, remembered: Remembered) -> int | None:
         """Return the input tokens that a call may take; None where nothing limits it."""
         weighing = await self._weigh(asked, remembered, None)
         return budget_of(self.policy, within(asked.facts, asked.wishes, weighing.learned.limit), asked.wishes)
 
-    async def _planned(self, asked: Asked, weighing: Weighing, remembered: Remembered, use: Use) -> Plan:
+    async def _planned(self, asked: PlanRequest, weighing: RequestCounts, remembered: Remembered, use: Use) -> Plan:
         came, learned, keys, beside = weighing
         facts = within(asked.facts, asked.wishes, learned.limit)
         budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
@@ -183,7 +183,7 @@ class Planner:
 
         try:
             plan = await _run_in(self._threads.fitting, choose)
-        except Unsound:
+        except InvalidPlan:
             logger.exception("a request is forwarded as it came, though it is over its budget")
             return unchanged
         except (ContextOverflow, BudgetTooSmall) as overflow:
@@ -194,7 +194,9 @@ class Planner:
         self._read_ahead(came, asked.contents, keys, budget)
         return plan
 
-    async def _of_one_text(self, unchanged: Plan, asked: Asked, came: Weighed, budget: int, trim: Trim) -> Plan:
+    async def _of_one_text(
+        self, unchanged: Plan, asked: PlanRequest, came: CountedRequest, budget: int, trim: Trim
+    ) -> Plan:
         """The plan for a request without messages to choose among: sent as it came, or refused."""
         tokens = came.expected.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
@@ -205,7 +207,7 @@ class Planner:
         overflow = TextTooLong(needed=tokens, budget=budget, param=ITEMS[asked.contents.wire], part=part)
         return replace(unchanged, overflow=overflow)
 
-    async def _heaviest_beside(self, asked: Asked) -> Part | None:
+    async def _heaviest_beside(self, asked: PlanRequest) -> RequestPart | None:
         """What takes most of a request beside its messages."""
         contents, route = asked.contents, asked.route
 
@@ -219,7 +221,9 @@ class Planner:
         threads = self._threads.counting(asked.size)
         return await _run_in(threads, lambda: heaviest_beside(contents.wire, contents.fields, weigh))
 
-    def _roomy(self, came: Weighed, asked: Asked, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
+    def _roomy(
+        self, came: CountedRequest, asked: PlanRequest, keys: Sequence[bytes], room: Room, scales: Scales
+    ) -> Plan:
         view = self.view(asked.contents, keys)
         # The other formats join neighbours of one role, or take any order.
         is_sent_as_chat = asked.contents.wire == "chat" or asked.route.provider in self._translated
@@ -234,7 +238,7 @@ class Planner:
         came = Hashed(contents.messages or (), keys, unmarked=_unmarked(contents))
         return view_of(contents.wire, came, self._views)
 
-    def _read_ahead(self, came: Weighed, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
+    def _read_ahead(self, came: CountedRequest, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
         """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough."""
         some = due(len(keys), came.expected.tokens / budget)
         if not some or not self._reading_ahead.acquire(blocking=False):
@@ -299,11 +303,11 @@ class Planner:
             return contents_of(call, wire, self.known)
         return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.known))
 
-    async def weigh(self, asked: Asked, remembered: Remembered) -> Weighing:
+    async def weigh(self, asked: PlanRequest, remembered: Remembered) -> RequestCounts:
         """What a request weighs."""
         return await self._weigh(asked, remembered, None)
 
-    async def _weigh(self, asked: Asked, remembered: Remembered, said: LengthLimit | None) -> Weighing:
+    async def _weigh(self, asked: PlanRequest, remembered: Remembered, said: LengthLimit | None) -> RequestCounts:
         if asked.weighing is not None and said is None:
             return asked.weighing
         request, estimate, keys, beside = await self._estimated(asked)
@@ -312,9 +316,9 @@ class Planner:
         kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
         key = key_of(request, estimate, kept)
         learned = Learned(*await self._learner.taught(key), remembered.last_turn, said, kept)
-        return Weighing(weigh(request, estimate, learned, key), learned, keys, beside)
+        return RequestCounts(weigh(request, estimate, learned, key), learned, keys, beside)
 
-    async def _said_before(self, asked: Asked) -> LengthLimit | None:
+    async def _said_before(self, asked: PlanRequest) -> LengthLimit | None:
         """What a provider said of late, unless the configuration names that limit, which is not overruled by it."""
         rule = asked.route.rule
         configured = rule.facts if rule is not None else ModelFacts()
@@ -325,7 +329,7 @@ class Planner:
             return None
         return said
 
-    async def _estimated(self, asked: Asked) -> _Estimated:
+    async def _estimated(self, asked: PlanRequest) -> _Estimated:
         """The request, what it weighs, and the keys of its messages. In the loop where little is new."""
         estimator, key = self._estimator, _key_of(asked)
         known = self._beside.find(key) if asked.contents.array is not None else None
@@ -339,14 +343,14 @@ class Planner:
         threads = self._threads.counting(asked.size)
         return await _run_in(threads, lambda: self._estimate(asked.contents, request, known, key))
 
-    def _new_bytes(self, asked: Asked, request: Request, known: Beside | None) -> int:
+    def _new_bytes(self, asked: PlanRequest, request: RequestParts, known: Overhead | None) -> int:
         start, array = asked.contents.start, asked.contents.array or b""
         new = asked.size if known is None else len(array)
         if start is None or start.kind != (self._estimator.kind(request) if known is None else known.kind):
             return new
         return new - len(start.text)
 
-    def _estimate(self, contents: Contents, request: Request, known: Beside | None, key: Hashable) -> _Estimated:
+    def _estimate(self, contents: Contents, request: RequestParts, known: Overhead | None, key: Hashable) -> _Estimated:
         estimator = self._estimator
         if contents.array is None:
             return _Estimated(request, estimator.estimate(request), None, None)
@@ -357,7 +361,7 @@ class Planner:
         sums, keys = self._sums(beside, contents)
         return _Estimated(request, estimator.of(beside, sums), keys, beside)
 
-    def _sums(self, beside: Beside, contents: Contents) -> tuple[Sums, tuple[bytes, ...]]:
+    def _sums(self, beside: Overhead, contents: Contents) -> tuple[MessageSums, tuple[bytes, ...]]:
         """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""
         estimator, kind = self._estimator, beside.kind
         # What is fresh has no cache marks any more.
@@ -370,7 +374,7 @@ class Planner:
             before = estimator.sums(beside, fresh[:last], keys[:last], before)
             elsewhere = named_in(contents.wire, contents.rest, fresh[:last])
             elsewhere |= start.elsewhere if start is not None else frozenset()
-            begun = Beginning(contents.settled, contents.bounds, known + keys[:last], kind, before, elsewhere)
+            begun = CachedPrefix(contents.settled, contents.bounds, known + keys[:last], kind, before, elsewhere)
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(beside, fresh[last:], keys[last:], before), known + keys
 
@@ -393,19 +397,19 @@ class Planner:
             leading=view.leading,
         )
 
-    async def results_in(self, view: View) -> ResultsIn:
+    async def results_in(self, view: View) -> ConversationResults:
         """Return the tool results of a conversation. In the loop if there is little of it."""
         if sum(map(len, view.messages)) <= _INLINE_BYTES:
             return results_in(view)
         return await _run_in(self._threads.weighing, lambda: results_in(view))
 
-    async def tokens_complete(self, asked: Asked, remembered: Remembered, results: Sequence[bytes]) -> int:
+    async def tokens_complete(self, asked: PlanRequest, remembered: Remembered, results: Sequence[bytes]) -> int:
         """Return the tokens of results that are shown complete, as tables."""
         reader = self._reader((await self.weigh(asked, remembered)).came)
         return await _run_in(self._threads.weighing, lambda: tokens_complete(results, reader))
 
     async def chosen_blocks(
-        self, asked: Asked, remembered: Remembered, view: View, results: Sequence[int], room: int
+        self, asked: PlanRequest, remembered: Remembered, view: View, results: Sequence[int], room: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Return the blocks of results that answer the question best; none if that takes too long."""
         reader, since = self._reader((await self.weigh(asked, remembered)).came), self._clock()
@@ -413,16 +417,16 @@ class Planner:
         def choose() -> Mapping[int, tuple[int, ...]]:
             try:
                 return chosen_blocks(view.messages, results, room, reader, self._deadline(since))
-            except Expired:
+            except DeadlinePassed:
                 return {}
 
         return await _run_in(self._threads.fitting, choose)
 
-    def family(self, route: Route, wire: Wire) -> Family:
+    def family(self, route: Route, wire: Wire) -> TokenizerFamily:
         """Return the family of a route's model: its numbers, and the requests that it refuses."""
         return self._estimator.families.of(route.model, route.provider, wire)
 
-    async def message_tokens(self, asked: Asked) -> list[int]:
+    async def message_tokens(self, asked: PlanRequest) -> list[int]:
         """What each message weighs."""
         request, messages = request_of(asked), asked.contents.messages
         threads = self._threads.counting(asked.size)
@@ -436,11 +440,13 @@ class Planner:
         end = min(self._clock(), since + _MOST_WAITED * self._deadline_s) + self._deadline_s
         return lambda: self._clock() > end
 
-    def _reader(self, came: Weighed) -> Reader:
+    def _reader(self, came: CountedRequest) -> Reader:
         """What is known of chat messages, with the weights of the request's family, and what was learned of frames."""
         request, frame = came.request, round(came.expected.frame)
         framing = Framing(call=frame) if came.estimate.has_tools else Framing(message=frame)
-        bare = Request(wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer)
+        bare = RequestParts(
+            wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer
+        )
         family = self._estimator.family(request)
         return self._book.weighing(
             lambda messages: self._estimator.message_tokens(bare, messages, read_as="chat"),
@@ -450,7 +456,7 @@ class Planner:
         )
 
     def close(self) -> None:
-        """See `Threads.close`."""
+        """See `PlannerThreads.close`."""
         self._threads.close()
 
 
@@ -463,7 +469,7 @@ async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-def _key_of(asked: Asked) -> Hashable:
+def _key_of(asked: PlanRequest) -> Hashable:
     """All that `request_of` reads."""
     contents, route = asked.contents, asked.route
     fields = key_of_fields(contents.wire, contents.fields)
@@ -479,7 +485,7 @@ def _size_beside(contents: Contents) -> int:
     return names + sum(map(len, fields.values())) - len(fields[ITEMS[contents.wire]]) + _BUILT * form
 
 
-def request_of(asked: Asked) -> Request:
+def request_of(asked: PlanRequest) -> RequestParts:
     """The request, without the messages of an array, which are weighed apart."""
     contents = asked.contents
     return read_request(

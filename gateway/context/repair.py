@@ -9,12 +9,12 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from gateway.call.bound_thinking import BoundCall, Choice, MakePlan, Planned
-from gateway.call.state import Progress
-from gateway.call.types import Asked
+from gateway.call.bound_thinking import BoundCall, MakePlan, PlanResult, SendChoice
+from gateway.call.state import CallState
+from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
-from gateway.context.request import Composer
-from gateway.core.context_budget import LengthLimit, Wishes, least
+from gateway.context.request import RequestComposer
+from gateway.core.context_budget import ContextOptions, LengthLimit, least
 from gateway.core.counting.calibration import Residual
 from gateway.core.ledger.charging import room_in
 from gateway.core.plan import Plan
@@ -38,32 +38,34 @@ _LEAST_KNOWN: Final = 4_096
 class Recomposer:
     """Composes refused calls again. Shared by all calls."""
 
-    def __init__(self, composer: Composer, planner: Planner, learner: Learner) -> None:
+    def __init__(self, composer: RequestComposer, planner: Planner, learner: Learner) -> None:
         self._composer = composer
         self._planner = planner
         self._learner = learner
 
-    async def _planned_again(self, progress: Progress, asked: Asked, wishes: Wishes, said: LengthLimit) -> Planned:
+    async def _planned_again(
+        self, progress: CallState, asked: PlanRequest, wishes: ContextOptions, said: LengthLimit
+    ) -> PlanResult:
         """Plan a call again that the provider refused for its length."""
         bound, asked = progress.thinking, replace(asked, wishes=wishes)
         if bound is None:
-            return Planned(asked, await self._composer.plan(progress, asked, said), progress.showing, None)
+            return PlanResult(asked, await self._composer.plan(progress, asked, said), progress.showing, None)
         return await bound.choose(bound.choice, progress.tried.modes, self._replan(progress, bound, asked, said))
 
-    def _replan(self, progress: Progress, bound: BoundCall, asked: Asked, said: LengthLimit | None) -> MakePlan:
+    def _replan(self, progress: CallState, bound: BoundCall, asked: PlanRequest, said: LengthLimit | None) -> MakePlan:
         """Return a function that plans the call again with other thinking removed, and everything else unchanged."""
 
-        async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
+        async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
             contents = await self._composer.chosen(progress, bound.received, choice)
             received = None if contents is bound.original else bound.original
             again = replace(asked, contents=contents, weighing=None, received=received)
             made = await self._composer.plan_within(progress, again, most, said, may_sum_up=may_sum_up)
-            return Planned(*made, progress.showing, None)
+            return PlanResult(*made, progress.showing, None)
 
         return plan
 
     @staticmethod
-    def may_be_too_long(progress: Progress) -> bool:
+    def may_be_too_long(progress: CallState) -> bool:
         """Return whether the provider may refuse the request for its length, and it could be trimmed again.
 
         The first bytes of a response are not examined if the request is far below the window, or below 4,096 tokens
@@ -74,7 +76,7 @@ class Recomposer:
             return False
         return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
 
-    async def fit_again(self, progress: Progress, found: LengthError) -> bool:
+    async def fit_again(self, progress: CallState, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; return whether there is something shorter to send now."""
         asked, plan = await self._composer.loaded(progress), progress.plan
         if asked is None or plan is None:
@@ -101,7 +103,7 @@ class Recomposer:
         await self._composer.remember(progress, again)
         return True
 
-    async def repair_thinking(self, progress: Progress, call: Call, refusal: ThinkingRefusal) -> bool:
+    async def repair_thinking(self, progress: CallState, call: Call, refusal: ThinkingRefusal) -> bool:
         """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
 
         Claude Code and clients that set `block_binding` handle refusals of requests that the gateway did not change.
@@ -137,19 +139,19 @@ class Recomposer:
         )  # fmt: skip
         return True
 
-    def _may_ask_to_drop(self, progress: Progress, call: Call) -> bool:
+    def _may_ask_to_drop(self, progress: CallState, call: Call) -> bool:
         """Return whether the provider can be asked to drop blocks: other types of thinking refuse that field."""
         if progress.incoming.endpoint.wire != "messages":
             return False
         kind = thinking_type(call)
         return kind in DROPPING or (kind is None and self._planner.is_bound(progress.route, "messages"))
 
-    async def accepted(self, progress: Progress) -> None:
+    async def accepted(self, progress: CallState) -> None:
         """Keep a repair for the conversation, now that the provider has accepted the call with it."""
         if progress.plan is not None:
             await self._composer.remember(progress, progress.plan)
 
-    async def _count_without_thinking(self, progress: Progress, call: Call) -> bool:
+    async def _count_without_thinking(self, progress: CallState, call: Call) -> bool:
         """Ask a provider to count a request without its thinking; return False if it has none.
 
         This happens only after a trim: the thinking belongs to the trimmed messages, but the client has the original
@@ -160,13 +162,13 @@ class Recomposer:
         if contents is None or conversation is None or not conversation.thinking:
             return False
         bound = progress.thinking = BoundCall(contents, conversation, None, "")
-        bound.choice = Choice(removed=((0, conversation.size),))
+        bound.choice = SendChoice(removed=((0, conversation.size),))
         await self._planner.read(len(call.body), lambda: bound.without(bound.choice, self._planner.known))
         progress.notes["thinking"] = "refused by the provider; counted without it"
         return True
 
     @staticmethod
-    def _has_less_room(progress: Progress, asked: Asked, plan: Plan, again: Plan) -> bool:
+    def _has_less_room(progress: CallState, asked: PlanRequest, plan: Plan, again: Plan) -> bool:
         """Return whether sending the same messages again helps, as the output limit that we set is lower now.
 
         Input and output share the window: it is known to be smaller now, so less of it is left for the output.
@@ -178,7 +180,7 @@ class Recomposer:
         before = room_in(plan.window, plan.safe_tokens) or limit
         return room is not None and room < min(limit, before)
 
-    def _learn_limit(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> LengthLimit:
+    def _learn_limit(self, progress: CallState, asked: PlanRequest, plan: Plan, found: LengthError) -> LengthLimit:
         """Return the limit to trim to. The limit and the count that the provider names are learned for all calls."""
         context = plan.context
         if found.asked is not None:

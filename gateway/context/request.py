@@ -9,21 +9,21 @@ from typing import Final
 
 import msgspec
 
-from gateway.call.bound_thinking import BoundCall, Choice, Planned, mode_at
-from gateway.call.state import Progress
-from gateway.call.types import Asked, Weighing
+from gateway.call.bound_thinking import BoundCall, PlanResult, SendChoice, mode_at
+from gateway.call.state import CallState
+from gateway.call.types import PlanRequest, RequestCounts
 from gateway.context.planner import Planner
 from gateway.context.summaries import NoSummaryError, Summaries
-from gateway.context.tool_result_summaries import ResultSummaries
-from gateway.context.tool_results import Results
-from gateway.core.context_budget import LengthLimit, Wishes, least
+from gateway.context.tool_result_summaries import ToolResultSummaries
+from gateway.context.tool_results import ToolResultRenderer
+from gateway.core.context_budget import ContextOptions, LengthLimit, least
 from gateway.core.conversation.message import digest
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.summary import Use
-from gateway.core.http.headers import Provider
+from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger.charging import (
     affordable_input,
     bounds_answers,
@@ -33,7 +33,7 @@ from gateway.core.ledger.charging import (
     room_in,
 )
 from gateway.core.modes import ResponseMode, mode_for
-from gateway.core.modes.unread import Modes, ModeTry, UnreadForm, modes_for, tries_for
+from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm, modes_for, tries_for
 from gateway.core.plan import Plan
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
@@ -57,19 +57,19 @@ _UNKEPT: Final = "decision not kept: the store is away"
 _EXTRACT_TRIES: Final = 3
 
 #: shows tool results with nothing left out
-LOSSLESS: Final = ModeTry(Modes("table", "table"), all_results=True)
+LOSSLESS: Final = ModeTry(ResponseModes("table", "table"), all_results=True)
 
 
-class Composer:
+class RequestComposer:
     """Composes what is sent. Shared by all calls. `has_modes`: whether tool results shrink as the budget does."""
 
     def __init__(
         self,
         *,
         planner: Planner,
-        results: Results,
+        results: ToolResultRenderer,
         summaries: Summaries,
-        result_summaries: ResultSummaries,
+        result_summaries: ToolResultSummaries,
         store: Store,
         facts: Callable[[Route], ModelFacts],
         has_modes: bool,
@@ -82,18 +82,18 @@ class Composer:
         self._facts = facts
         self._has_modes = has_modes
 
-    def tries(self, progress: Progress) -> tuple[ModeTry, ...]:
+    def tries(self, progress: CallState) -> tuple[ModeTry, ...]:
         """Return how to show tool results: as the budget and the call ask for, then shorter if that is too much."""
         incoming, budgets, route = progress.incoming, progress.book.budgets, progress.route
         asked, wire = incoming.directives.mode, incoming.endpoint.wire
         if progress.taken is not None:
             return (self.again(progress),)
         if wire not in VIEWED or incoming.purpose is not None or progress.compaction is not None:
-            return (ModeTry(Modes("raw", "raw")),)
+            return (ModeTry(ResponseModes("raw", "raw")),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
         is_bound = self._planner.is_bound(route, wire)
         if not self._has_modes or not budgets:
-            return (ModeTry(Modes(asked, asked)),)
+            return (ModeTry(ResponseModes(asked, asked)),)
         modes = modes_for(asked, mode_for(remaining_fraction(budgets)))
         if progress.call is not None and asks_for_compaction(progress.call.fields, wire):
             # A summary is made of the results as the model has seen them so far, and of nothing shorter.
@@ -101,12 +101,12 @@ class Composer:
         return tries_for(modes, is_bound=is_bound)
 
     @staticmethod
-    def again(progress: Progress) -> ModeTry:
+    def again(progress: CallState) -> ModeTry:
         """Return how to show tool results of a call that is composed once more."""
         is_bound = progress.thinking is not None
         return progress.tried._replace(all_results=False) if is_bound else progress.tried
 
-    async def compose(self, progress: Progress, call: Call, tried: ModeTry) -> None:
+    async def compose(self, progress: CallState, call: Call, tried: ModeTry) -> None:
         """Weigh the request and decide what of it is sent. `tried`: how tool results are shown.
 
         Raises:
@@ -122,20 +122,20 @@ class Composer:
             finally:
                 self._unload(progress)
 
-    async def look_elsewhere(self, progress: Progress, call: Call, contents: Contents | None = None) -> None:
+    async def look_elsewhere(self, progress: CallState, call: Call, contents: Contents | None = None) -> None:
         """Find what a large body names that others keep, once; of a small one that is found when it is told."""
         if progress.found_elsewhere is None and self._planner.is_large(call):
             look = partial(kept_elsewhere, call.fields, progress.incoming.endpoint.wire, contents)
             progress.found_elsewhere = await self._planner.read(len(call.body), look)
 
     @staticmethod
-    def _unload(progress: Progress) -> None:
+    def _unload(progress: CallState) -> None:
         """Let go of messages that are sent as they stand in the body, until something has to be changed in them."""
         asked, progress.contents = progress.asked, None
         if asked is not None and not (asked.is_changed or asked.contents.marked) and progress.thinking is None:
             progress.asked = replace(asked, contents=asked.contents.unloaded, weighing=None)
 
-    async def loaded(self, progress: Progress) -> Asked | None:
+    async def loaded(self, progress: CallState) -> PlanRequest | None:
         """Return what was planned, its messages read again if they were let go of."""
         asked, call = progress.asked, progress.call
         if asked is None or call is None or not asked.contents.is_unloaded:
@@ -144,7 +144,7 @@ class Composer:
         progress.asked = replace(asked, contents=contents) if contents is not None else None
         return progress.asked
 
-    async def _compose(self, progress: Progress, call: Call, tried: ModeTry) -> None:
+    async def _compose(self, progress: CallState, call: Call, tried: ModeTry) -> None:
         contents = await self._contents(progress, call)
         await self.look_elsewhere(progress, call, contents)
         if contents is None:
@@ -155,15 +155,15 @@ class Composer:
         bound = progress.thinking = await self._bound_with_tools(progress, contents)
         contents = bound.received if bound is not None else contents
 
-        async def plan(choice: Choice, *, may_sum_up: bool = True, most: int | None = None) -> Planned:
+        async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
             asked, affordable = await self._ask(progress, contents, len(call.body), choice)
-            return Planned(
+            return PlanResult(
                 *await self.plan_within(progress, asked, most, may_sum_up=may_sum_up), progress.showing, affordable
             )
 
-        async def planned_so() -> Planned:
+        async def planned_so() -> PlanResult:
             if bound is None:
-                return await plan(Choice(modes=((0, tried.modes.read),)))
+                return await plan(SendChoice(modes=((0, tried.modes.read),)))
             first = bound.first_choice(tried.modes, all_results=tried.all_results)
             return await bound.choose(first, tried.modes, plan)
 
@@ -181,7 +181,7 @@ class Composer:
             raise planned.plan.overflow
         await self.remember(progress, planned.plan)
 
-    async def _bound_with_tools(self, progress: Progress, original: Contents) -> BoundCall | None:
+    async def _bound_with_tools(self, progress: CallState, original: Contents) -> BoundCall | None:
         """Return what `bound` does, of a conversation with the system messages that withdraw tools for the step."""
         withdrawal, remembered = progress.narrowed.withdrawal, progress.remembered.state.tool_changes
         conversation = None
@@ -206,11 +206,11 @@ class Composer:
         return bound
 
     @staticmethod
-    def _is_ledgers(progress: Progress, planned: Planned) -> bool:
+    def _is_ledgers(progress: CallState, planned: PlanResult) -> bool:
         """Return whether the session's budget is the one that is too small for a plan."""
         return progress.taken is None and planned.plan.context.budget == planned.affordable
 
-    def _over(self, progress: Progress, planned: Planned) -> int:
+    def _over(self, progress: CallState, planned: PlanResult) -> int:
         """Return by how many tokens the results that the model has not read are to be shorter."""
         (_, unread), _, may_extract = progress.tried
         overflow, affordable = planned.plan.overflow, planned.affordable
@@ -227,7 +227,7 @@ class Composer:
             return overflow.needed - overflow.limit + affordable - least
         return planned.plan.safe_tokens - least if overflow is None else 0
 
-    async def _extract(self, progress: Progress, asked: Asked, received: Contents, over: int) -> bool:
+    async def _extract(self, progress: CallState, asked: PlanRequest, received: Contents, over: int) -> bool:
         """Choose extracts of the results that the model has not read; return whether there are any.
 
         `over`: tokens by which these results are too long as they are shown now.
@@ -244,7 +244,7 @@ class Composer:
         progress.extracts = {results.names[index]: its for index, its in blocks.items()}
         return bool(blocks)
 
-    async def bound(self, progress: Progress, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
+    async def bound(self, progress: CallState, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
         """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
 
         `is_known`: the provider has just said that it does. The session remembers that for the conversation.
@@ -267,7 +267,9 @@ class Composer:
         bound.provider_drops = known is not None and known.provider_drops
         return bound
 
-    async def _ask(self, progress: Progress, received: Contents, size: int, choice: Choice) -> tuple[Asked, int | None]:
+    async def _ask(
+        self, progress: CallState, received: Contents, size: int, choice: SendChoice
+    ) -> tuple[PlanRequest, int | None]:
         """Return what is to be planned, and the input tokens that the budgets leave; None where none says anything."""
         contents = await self.chosen(progress, received, choice)
         route, asked, bound = progress.route, progress.incoming.directives.context, progress.thinking
@@ -278,9 +280,9 @@ class Composer:
         step = progress.step.context_budget if progress.step is not None else None
         # A provider compacts what it is sent, so nothing is left out of that.
         trim = asked.trim if progress.compaction is None else "off"
-        wishes = Wishes(trim, least(asked.budget, affordable, step), output, asked.betas)
+        wishes = ContextOptions(trim, least(asked.budget, affordable, step), output, asked.betas)
         original = bound.original if bound is not None else received
-        made = Asked(
+        made = PlanRequest(
             contents, route, facts, wishes, size, _salt(progress), self._weighing(progress, contents),
             received=None if contents is original else original,
             keeps_decisions=bound is not None and bound.known is not None,
@@ -288,8 +290,14 @@ class Composer:
         return made, affordable
 
     async def plan_within(
-        self, progress: Progress, asked: Asked, most: int | None, said: LengthLimit | None = None, *, may_sum_up: bool
-    ) -> tuple[Asked, Plan]:
+        self,
+        progress: CallState,
+        asked: PlanRequest,
+        most: int | None,
+        said: LengthLimit | None = None,
+        *,
+        may_sum_up: bool,
+    ) -> tuple[PlanRequest, Plan]:
         """Plan for fewer input tokens than the budget where `most` says so; the record names the budget."""
         if most is None:
             return asked, await self.plan(progress, asked, said, may_sum_up=may_sum_up)
@@ -298,13 +306,13 @@ class Composer:
         unlimited = await self._planner.budget(asked, progress.remembered)
         return asked, replace(plan, context=replace(plan.context, budget=unlimited))
 
-    async def chosen(self, progress: Progress, received: Contents, choice: Choice) -> Contents:
+    async def chosen(self, progress: CallState, received: Contents, choice: SendChoice) -> Contents:
         """Return what was received with some of its thinking removed, and its tool results in some modes."""
         bound = progress.thinking
         contents = received if bound is None else bound.without(choice, self._planner.known)
         return await self._shown(progress, contents, choice)
 
-    async def take(self, progress: Progress, planned: Planned) -> None:
+    async def take(self, progress: CallState, planned: PlanResult) -> None:
         """Send what was planned. The record says what response modes and removed thinking left out of it."""
         asked, plan, showing, _ = planned
         progress.asked, progress.plan, progress.showing = asked, plan, showing
@@ -334,12 +342,12 @@ class Composer:
         )
         progress.plan = replace(plan, context=context)
 
-    async def _tokens(self, progress: Progress, asked: Asked, contents: Contents) -> int:
+    async def _tokens(self, progress: CallState, asked: PlanRequest, contents: Contents) -> int:
         """Return the input tokens that the provider would be expected to report for other contents of a call."""
         weighing = await self._planner.weigh(replace(asked, contents=contents, weighing=None), progress.remembered)
         return weighing.came.tokens
 
-    def _left_for_input(self, progress: Progress, output: int | None, routes: Sequence[Route]) -> int | None:
+    def _left_for_input(self, progress: CallState, output: int | None, routes: Sequence[Route]) -> int | None:
         """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
         budgets = progress.book.budgets
         if not bounds_answers(budgets):
@@ -348,7 +356,7 @@ class Composer:
         return affordable_input(budgets, output, rate)
 
     @staticmethod
-    def _weighing(progress: Progress, contents: Contents) -> Weighing | None:
+    def _weighing(progress: CallState, contents: Contents) -> RequestCounts | None:
         """What the contents weigh, where the steps have weighed them for the same model; None else.
 
         Used once: on a second try the provider may have taught something, and they are weighed again.
@@ -359,10 +367,10 @@ class Composer:
         request, route = weighing.came.request, progress.route
         return weighing if (request.provider, request.model) == (route.provider, route.model) else None
 
-    def _affordable(self, progress: Progress) -> int | None:
+    def _affordable(self, progress: CallState) -> int | None:
         """Input tokens that the budgets leave for this try; None where no budget says anything.
 
-        Before the hold: `Progress.affordable`, less the tokens by which summaries of results, which are made after
+        Before the hold: `CallState.affordable`, less the tokens by which summaries of results, which are made after
         the hold, may be longer than what is shown until then (`Showing.more`). After it, on the first route: all of
         that. After it, on a fallback: what is held, as nothing is held again.
         """
@@ -373,7 +381,7 @@ class Composer:
             return progress.affordable
         return max(1, progress.affordable - progress.showing.more)
 
-    async def _contents(self, progress: Progress, call: Call) -> Contents | None:
+    async def _contents(self, progress: CallState, call: Call) -> Contents | None:
         """What can be weighed; None where nothing can. A call of our own is sent as it was written."""
         incoming = progress.incoming
         wire = incoming.endpoint.wire
@@ -389,7 +397,7 @@ class Composer:
             )
         return contents
 
-    async def _shown(self, progress: Progress, contents: Contents, choice: Choice) -> Contents:
+    async def _shown(self, progress: CallState, contents: Contents, choice: SendChoice) -> Contents:
         """Return the contents with tool results in the modes of this choice."""
         progress.showing, progress.unread = None, {}
         if contents.messages is None or all(mode == "raw" for _, mode in choice.modes):
@@ -411,7 +419,7 @@ class Composer:
         return with_messages(contents, view.shown(showing.messages), self._planner.known)
 
     async def _modes(
-        self, progress: Progress, view: View, choice: Choice
+        self, progress: CallState, view: View, choice: SendChoice
     ) -> tuple[Sequence[ResponseMode], Mapping[int, tuple[int, ...]]]:
         """Return the mode of each message, and the blocks of results that are shown as an extract, by index."""
         bound, (now, all_results, _) = progress.thinking, progress.tried
@@ -437,7 +445,7 @@ class Composer:
         progress.unread = new
         return modes, blocks
 
-    async def remember_unread(self, progress: Progress) -> None:
+    async def remember_unread(self, progress: CallState) -> None:
         """Keep how results were shown that the model has not read yet: they keep this form on later turns."""
         known, session = progress.remembered.state.unread, progress.session
         new = {name: one for name, one in progress.unread.items() if known.get(name) != one}
@@ -448,7 +456,7 @@ class Composer:
         except StoreUnavailable:
             progress.notes["context"] = _UNKEPT
 
-    async def sum_up(self, progress: Progress, call: Call) -> bool:
+    async def sum_up(self, progress: CallState, call: Call) -> bool:
         """Have results summed up, now that the call is to be sent; return whether it must be composed again."""
         if progress.showing is None or not progress.showing.open:
             return False
@@ -459,7 +467,7 @@ class Composer:
             contents = bound.bare
         return await self._result_summaries.make(self._planner.view(contents).messages, progress)
 
-    async def keep(self, progress: Progress) -> bool:
+    async def keep(self, progress: CallState) -> bool:
         """Have in the store what handles stand for, now that the call is to be sent.
 
         False where it cannot be: then the call must be composed again, which leaves out nothing that is not kept.
@@ -468,7 +476,7 @@ class Composer:
         return showing is None or session is None or await self._results.keep(showing, session)
 
     async def plan(
-        self, progress: Progress, asked: Asked, said: LengthLimit | None = None, *, may_sum_up: bool = True
+        self, progress: CallState, asked: PlanRequest, said: LengthLimit | None = None, *, may_sum_up: bool = True
     ) -> Plan:
         """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
         use: Use = progress.use if may_sum_up else "off"
@@ -482,7 +490,7 @@ class Composer:
             progress.notes["summary"] = f"none: {error}"
         return await self._planner.plan(asked, progress.remembered, said, use=progress.use)
 
-    async def remember(self, progress: Progress, plan: Plan) -> None:
+    async def remember(self, progress: CallState, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
         epoch, session, bound = plan.epoch, progress.session, progress.thinking
         is_sent = bound is not None and plan.overflow is None
@@ -511,7 +519,7 @@ class Composer:
             # The next turn decides again: it costs the provider's cache, and is no reason to refuse this one.
             progress.notes["context"] = _UNKEPT
 
-    def body(self, progress: Progress, call: Call, provider: Provider, *, ask_usage: bool) -> bytes:
+    def body(self, progress: CallState, call: Call, provider: ProviderAddress, *, ask_usage: bool) -> bytes:
         """What is sent: the client's own bytes where nothing has to change."""
         plan, asked, model = progress.plan, progress.asked, progress.route.model
         messages = plan.messages if plan is not None else None
@@ -533,7 +541,7 @@ class Composer:
             changes |= without_session_id(call.fields, in_metadata=progress.incoming.endpoint.anthropic)
         return call.written(model, changes)
 
-    def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:
+    def _limited(self, progress: CallState, call: Call, wire: Wire, provider: ProviderAddress) -> dict[str, object]:
         """The fields that bound the answer: as the budget allows, else as the step has it, else as is held for it."""
         limit = self._limit_to_set(progress, call, wire, provider)
         if limit is None:
@@ -543,13 +551,15 @@ class Composer:
         field = progress.output_rule.field or provider.limit_field
         return with_limit(call.fields, wire, tokens, field, is_held=self._is_held(progress))
 
-    def output_limit_sent(self, progress: Progress, call: Call, provider: Provider) -> int | None:
+    def output_limit_sent(self, progress: CallState, call: Call, provider: ProviderAddress) -> int | None:
         """Return the output limit that the gateway sets in a call; None if it leaves the call's own as it is."""
         wire = progress.incoming.endpoint.wire
         limit = self._limit_to_set(progress, call, wire, provider) if wire is not None else None
         return limit[0] if limit is not None else None
 
-    def _limit_to_set(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> tuple[int, str] | None:
+    def _limit_to_set(
+        self, progress: CallState, call: Call, wire: Wire, provider: ProviderAddress
+    ) -> tuple[int, str] | None:
         """Return the output limit that a call is to have and the reason for it; None if it stays as it is."""
         taken, plan, rule = progress.taken, progress.plan, progress.output_rule
         field = rule.field or provider.limit_field
@@ -567,19 +577,19 @@ class Composer:
         return limit, why
 
     @staticmethod
-    def _is_held(progress: Progress) -> bool:
+    def _is_held(progress: CallState) -> bool:
         """Return whether tokens or USD of a budget are held for the answer."""
         taken = progress.taken
         return taken is not None and taken.hold is not None and bounds_answers(progress.book.budgets)
 
     @staticmethod
-    def held_input(progress: Progress) -> int | None:
+    def held_input(progress: CallState) -> int | None:
         """Return the tokens that are held for the input, or None if no budget in tokens or USD is in force."""
         hold = progress.taken.hold if progress.taken is not None else None
         return hold.fixed.tokens if hold is not None and bounds_answers(progress.book.budgets) else None
 
 
-def _salt(progress: Progress) -> str:
+def _salt(progress: CallState) -> str:
     """Return a name for the route of a fallback: decisions for it are kept apart from those for the first model."""
     route = progress.route
     return "" if route is progress.home else f"{route.provider}/{route.model}"

@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from gateway.call.routing import seed_of
-from gateway.call.state import Progress
+from gateway.call.state import CallState
 from gateway.call.timeout import patience
-from gateway.call.types import Caller, Directives, Incoming, Purpose, Reply
+from gateway.call.types import Caller, ClientResponse, Directives, Incoming, Purpose
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
-from gateway.core.fitting.summary import NeedsSummary
-from gateway.core.http.headers import CREDENTIALS, Headers, Provider
+from gateway.core.fitting.summary import SummaryRequest
+from gateway.core.http.headers import CREDENTIALS, Headers, ProviderAddress
 from gateway.core.http.retry_policy import TELLING
-from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.routing import Route, Routes
@@ -45,7 +45,7 @@ class NoSummaryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SummaryQuestion:
     """What a model is asked. `operation`: how it is recorded; `model`: as configured; `max_tokens`: of its answer."""
 
     operation: str
@@ -63,9 +63,9 @@ class Summaries:
     def __init__(
         self,
         routes: Routes,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, ProviderAddress],
         store: Store,
-        handle: Callable[[Incoming], AbstractAsyncContextManager[Reply]],
+        handle: Callable[[Incoming], AbstractAsyncContextManager[ClientResponse]],
         *,
         new_id: Callable[[], str],
         clock: Callable[[], float],
@@ -79,7 +79,7 @@ class Summaries:
         self._clock = clock
         self._patience_s = patience_s
 
-    async def make(self, needs: NeedsSummary, progress: Progress) -> None:
+    async def make(self, needs: SummaryRequest, progress: CallState) -> None:
         """Have a summary made for a call, and kept before it is used.
 
         Raises:
@@ -88,7 +88,7 @@ class Summaries:
         session = progress.session
         if session is None:
             raise NoSummaryError("there is no session to keep it in")
-        question = Question("summary", needs.model, needs.messages, needs.max_tokens)
+        question = SummaryQuestion("summary", needs.model, needs.messages, needs.max_tokens)
         call_id, text = await self._at_work(self._answer(question, session, progress), progress)
         state = await self._store.update(session, lambda state: state.with_summary(needs.id, text))
         progress.remembered = replace(progress.remembered, state=state)
@@ -96,14 +96,14 @@ class Summaries:
         progress.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
 
     async def answers(
-        self, questions: Sequence[Question], session: SessionKey, progress: Progress
+        self, questions: Sequence[SummaryQuestion], session: SessionKey, progress: CallState
     ) -> list[tuple[str | None, str]]:
         """What models say to several questions, asked at once: a text and by which call, or None and why there is none.
 
         A call that is cut while it waits cuts these calls too, with the same outcome.
         """
 
-        async def one(question: Question) -> tuple[str | None, str]:
+        async def one(question: SummaryQuestion) -> tuple[str | None, str]:
             try:
                 call_id, text = await self._answer(question, session, progress)
             except (GatewayError, NoSummaryError) as error:
@@ -112,7 +112,7 @@ class Summaries:
 
         return list(await self._at_work(asyncio.gather(*map(one, questions)), progress))
 
-    async def _at_work(self, answer: Awaitable[T], progress: Progress) -> T:
+    async def _at_work(self, answer: Awaitable[T], progress: CallState) -> T:
         """Wait for a summary. It counts as work of a provider: if the client leaves, it is made to its end."""
         # It is charged to the session, whose totals are out of date by then.
         progress.before = None
@@ -122,7 +122,7 @@ class Summaries:
         finally:
             progress.at_work(is_so=False)
 
-    async def _answer(self, question: Question, session: SessionKey, progress: Progress) -> tuple[str, str]:
+    async def _answer(self, question: SummaryQuestion, session: SessionKey, progress: CallState) -> tuple[str, str]:
         """The id of the call that was made for it, and the text of its answer."""
         headers = self._headers(self._route(question.model, session), progress)
         async with patience(self._patience_s):
@@ -146,7 +146,7 @@ class Summaries:
         """Where a call of ours for this session will go."""
         return self._routes.chain(model, seed_of(session, ""))[0]
 
-    def _headers(self, route: Route, progress: Progress) -> Headers:
+    def _headers(self, route: Route, progress: CallState) -> Headers:
         """The headers of a call for a summary: with the gateway's own credential, or the caller's where it belongs."""
         provider, incoming = self._providers[route.provider], progress.incoming
         headers: Headers = [(b"content-type", b"application/json")]
@@ -160,7 +160,7 @@ class Summaries:
         return headers + own
 
     def _of_our_own(
-        self, question: Question, limit_field: str, session: SessionKey, headers: Headers, progress: Progress
+        self, question: SummaryQuestion, limit_field: str, session: SessionKey, headers: Headers, progress: CallState
     ) -> Incoming:
         asking, call_id = progress.incoming, self._new_id()
         return Incoming(
@@ -174,7 +174,7 @@ class Summaries:
             unpacked=False,
             endpoint=endpoint("POST", "chat/completions"),
             # What a client key may call says nothing of what the gateway may.
-            caller=Caller(session.namespace, budget=KeyBudget(asking.caller.budget.limits)),
+            caller=Caller(session.namespace, budget=KeyLimits(asking.caller.budget.limits)),
             path_session=session.id,
             started=self._clock(),
             directives=Directives(budget=asking.directives.budget),

@@ -22,7 +22,7 @@ _CACHE_BYTES: Final = 8 * 2**20
 _CHARACTER_BYTES: Final = 4
 
 
-class Decisions:
+class SummaryChoices:
     """The decisions of all sessions, by the handles of their results."""
 
     def __init__(self, store: Store) -> None:

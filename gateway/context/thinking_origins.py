@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.call.state import Progress
+from gateway.call.state import CallState
 from gateway.core.conversation.message import digest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import ReadBody, Store
-from gateway.core.thinking_origin import Origin, ThinkingRules, followed, thinking_blocks, unread
+from gateway.core.thinking_origin import ThinkingOrigin, ThinkingRules, followed, thinking_blocks, unread
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 
@@ -25,7 +25,7 @@ class _Conversation:
 
     key: str
     blocks: int
-    origins: tuple[Origin, ...]
+    origins: tuple[ThinkingOrigin, ...]
 
 
 class ThinkingOrigins:
@@ -37,11 +37,11 @@ class ThinkingOrigins:
         self._rules = rules
 
     @staticmethod
-    def may_prefer(progress: Progress) -> bool:
+    def may_prefer(progress: CallState) -> bool:
         """Return whether `prefer` may change something: the session has thinking, and the call has several routes."""
         return bool(progress.remembered.state.thinking) and len(progress.routes) > 1
 
-    def prefer(self, progress: Progress, call: Call) -> None:
+    def prefer(self, progress: CallState, call: Call) -> None:
         """Move the provider that made the newest thinking blocks to the front, if no other account can read them."""
         found = self._conversation(progress, call)
         if found is None or not found.blocks or not found.origins:
@@ -54,7 +54,7 @@ class ThinkingOrigins:
         progress.routes = (*makers, *(route for route in progress.routes if route not in makers))
         progress.route = progress.routes[0]
 
-    async def answered(self, progress: Progress, call: Call) -> None:
+    async def answered(self, progress: CallState, call: Call) -> None:
         """Note what the target could not read of the conversation, and that it makes the blocks from now on."""
         session = progress.session
         if progress.incoming.endpoint.wire != "messages":
@@ -65,7 +65,7 @@ class ThinkingOrigins:
         route, home, origins = progress.route, progress.home, found.origins
         if found.blocks and not origins:
             # No origin is stored. Assume that the configured first route made these blocks.
-            origins = (Origin(home.provider, home.model, 0),)
+            origins = (ThinkingOrigin(home.provider, home.model, 0),)
         progress.unread_thinking = unread(origins, found.blocks, route.provider, route.model, self._rules)
         after = followed(origins, found.blocks, route.provider, route.model)
         may_have_thinking = found.blocks or "thinking" in call.fields or route is not home
@@ -76,7 +76,7 @@ class ThinkingOrigins:
         except StoreUnavailable:
             progress.notes["thinking"] = _UNKEPT
 
-    def _conversation(self, progress: Progress, call: Call) -> _Conversation | None:
+    def _conversation(self, progress: CallState, call: Call) -> _Conversation | None:
         """Return the conversation of a call, or None if no rule for thinking blocks applies to it."""
         endpoint = progress.incoming.endpoint
         if endpoint.wire != "messages" or not endpoint.metered or "messages" not in call.fields:

@@ -14,11 +14,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.call.state import Progress
-from gateway.call.types import Open
-from gateway.context.summaries import Question, Summaries
+from gateway.call.state import CallState
+from gateway.call.types import PendingExtract
+from gateway.context.summaries import Summaries, SummaryQuestion
 from gateway.context.summary_choices import EXTRACT
-from gateway.context.tool_results import Results
+from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.context_budget import SummaryModel
 from gateway.core.conversation.message import decode, sketch
 from gateway.core.ledger.arithmetic import Standing
@@ -32,10 +32,10 @@ OPERATION: Final = "result_summary"
 _SHARE: Final = 4
 
 
-class ResultSummaries:
+class ToolResultSummaries:
     """Has results summed up. Shared by all calls. `model`: by whom; None: by nobody."""
 
-    def __init__(self, results: Results, summaries: Summaries, model: SummaryModel | None) -> None:
+    def __init__(self, results: ToolResultRenderer, summaries: Summaries, model: SummaryModel | None) -> None:
         self._results = results
         self._summaries = summaries
         self._model = model
@@ -47,7 +47,7 @@ class ResultSummaries:
         """Whether anybody makes summaries."""
         return self._model is not None
 
-    async def make(self, messages: Sequence[bytes], progress: Progress) -> bool:
+    async def make(self, messages: Sequence[bytes], progress: CallState) -> bool:
         """Decide on all results that are open; whether that was done, so that the call must be composed anew.
 
         `messages`: the request's, as they came.
@@ -72,10 +72,10 @@ class ResultSummaries:
     async def _decide(
         self,
         messages: Sequence[bytes],
-        results: Sequence[Open],
+        results: Sequence[PendingExtract],
         session: SessionKey,
         model: SummaryModel,
-        progress: Progress,
+        progress: CallState,
     ) -> bool:
         """Decide on results for all calls that show them; whether that was kept."""
         deciding: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -96,10 +96,10 @@ class ResultSummaries:
     async def _asked(
         self,
         messages: Sequence[bytes],
-        results: Sequence[Open],
+        results: Sequence[PendingExtract],
         session: SessionKey,
         model: SummaryModel,
-        progress: Progress,
+        progress: CallState,
     ) -> Mapping[str, str]:
         """The summaries of the results that can be afforded, by handle."""
         questions = await asyncio.to_thread(lambda: [_question(messages, one, model) for one in results])
@@ -117,7 +117,7 @@ class ResultSummaries:
         return said
 
 
-def _note(progress: Progress, said: Sequence[str]) -> None:
+def _note(progress: CallState, said: Sequence[str]) -> None:
     before = progress.notes.get("result_summaries")
     if said:
         progress.notes["result_summaries"] = "; ".join([*([before] if before else []), *said])
@@ -131,14 +131,14 @@ def _allowed(model: SummaryModel, standings: Sequence[Standing]) -> tuple[int | 
     return tokens // _SHARE if tokens is not None else None, min(most, MOST)
 
 
-def _question(messages: Sequence[bytes], result: Open, model: SummaryModel) -> Question | None:
+def _question(messages: Sequence[bytes], result: PendingExtract, model: SummaryModel) -> SummaryQuestion | None:
     """What the model is asked; None where it has no room for it."""
     limit = min(result.summing.limit, model.facts.output or result.summing.limit)
     asked = asking(_tool(messages, result), readable(result.raw), limit, model.room)
-    return Question(OPERATION, model.name, asked, limit) if asked is not None else None
+    return SummaryQuestion(OPERATION, model.name, asked, limit) if asked is not None else None
 
 
-def _tool(messages: Sequence[bytes], result: Open) -> str:
+def _tool(messages: Sequence[bytes], result: PendingExtract) -> str:
     """The name of the tool that gave a result: the call before it says it, or the result itself."""
     message, call_id = decode(result.raw), sketch(result.raw).answers
     for raw in reversed(messages[: result.place]):

@@ -18,15 +18,15 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Final, NamedTuple
 
-from gateway.call.types import Kept, Open, Showing
-from gateway.context.summary_choices import Decisions
+from gateway.call.types import KeptContent, PendingExtract, ShownResults
+from gateway.context.summary_choices import SummaryChoices
 from gateway.core.conversation.message import digest, encode, read
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.modes import ResponseMode, Shown, milder, show, show_blocks, with_summary
+from gateway.core.modes import ResponseMode, ShownResult, milder, show, show_blocks, with_summary
 from gateway.core.modes.extract import LONGEST
-from gateway.core.modes.summary import MOST, Summing
+from gateway.core.modes.summary import MOST, SummaryLimits
 from gateway.core.ports import Store
 
 #: the field of a message that calls tools, and a handle among their arguments, which asks for a full text
@@ -53,19 +53,19 @@ class _Shown(NamedTuple):
     form: ResponseMode = "raw"
     handle: str | None = None
     size: int = 0
-    summing: Summing | None = None
+    summing: SummaryLimits | None = None
 
 
 _AS_RECEIVED: Final = _Shown()
 
 
-class Results:
+class ToolResultRenderer:
     """Shows tool results. Shared by all calls. `most`: bytes of texts that a session keeps; 0: none are kept."""
 
     def __init__(self, store: Store, most: int) -> None:
         self.most = most
         self._store = store
-        self._decisions = Decisions(store)
+        self._decisions = SummaryChoices(store)
         self._cache = CountCache(_CACHE_BYTES, Lock())
 
     async def show(
@@ -77,7 +77,7 @@ class Results:
         blocks: Mapping[int, Sequence[int]] = _NO_BLOCKS,
         is_summed: bool = False,
         is_answered: bool = True,
-    ) -> Showing | None:
+    ) -> ShownResults | None:
         """Return the messages, each in its mode; None if none of them changes.
 
         `blocks`: extracts to show instead, by the index of the message (`show_blocks`); `is_summed`: a model makes
@@ -100,14 +100,14 @@ class Results:
         return _showing(messages, await self._shown(messages, lossless, None, _NO_BLOCKS), {})
 
     async def decide(self, said: Mapping[str, str], session: SessionKey) -> bool:
-        """What stands for results from now on, see `Decisions.decide`; False where that cannot be kept."""
+        """What stands for results from now on, see `SummaryChoices.decide`; False where that cannot be kept."""
         try:
             await self._decisions.decide(session, said, self.most)
         except StoreUnavailable:
             return False
         return True
 
-    async def keep(self, showing: Showing, session: SessionKey) -> bool:
+    async def keep(self, showing: ShownResults, session: SessionKey) -> bool:
         """Have the texts in the store; False where that cannot be, so that the messages must be shown anew.
 
         Not before the call is sure to be sent: what refused calls leave in the store nobody would ever pay for.
@@ -176,13 +176,13 @@ class Results:
 
     async def _missing(
         self, messages: Sequence[bytes], shown: Sequence[_Shown], session: SessionKey
-    ) -> tuple[Mapping[str, Kept], Collection[str | None]]:
+    ) -> tuple[Mapping[str, KeptContent], Collection[str | None]]:
         """The texts that the store does not have, and the handles of those that it has no room for.
 
         Even if a text was there once, it may be gone.
         """
         pairs = zip(messages, shown, strict=True)
-        originals = {one.handle: (Kept(raw, one.form), one.size) for raw, one in pairs if one.handle}
+        originals = {one.handle: (KeptContent(raw, one.form), one.size) for raw, one in pairs if one.handle}
         missing = await self._store.missing_results(session, list(originals)) if originals else ()
         if not missing:
             return {}, ()
@@ -233,14 +233,14 @@ class Results:
         return [instead.get(place, one) for place, one in enumerate(shown)]
 
     async def _summed(
-        self, messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, Kept], session: SessionKey
-    ) -> Showing | None:
+        self, messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, KeptContent], session: SessionKey
+    ) -> ShownResults | None:
         """What is shown, with summaries where it is decided what they are, and with what is to be decided."""
         summable = {one.handle for one in shown if one.handle and one.summing}
         # Where a full text is gone, the store has forgotten the session, and its decisions too.
         said = await self._decisions.known(session, summable, unsure=texts) if summable else {}
         undecided = {
-            one.handle: Open(place, messages[place], one.handle, one.summing)
+            one.handle: PendingExtract(place, messages[place], one.handle, one.summing)
             for place, one in enumerate(shown)
             if one.handle and one.summing and one.handle not in said
         }
@@ -292,7 +292,7 @@ def _handles(owner: str) -> Callable[[str], str]:
     return handle_of
 
 
-def _of(shown: Shown | None) -> _Shown:
+def _of(shown: ShownResult | None) -> _Shown:
     if shown is None:
         return _AS_RECEIVED
     return _Shown(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
@@ -329,12 +329,14 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _texts(showing: Showing) -> Mapping[str, str]:
+def _texts(showing: ShownResults) -> Mapping[str, str]:
     return {handle: one.text for handle, one in showing.texts.items()}
 
 
-def _showing(messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, Kept]) -> Showing | None:
+def _showing(
+    messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, KeptContent]
+) -> ShownResults | None:
     if all(one.raw is None for one in shown):
         return None
     sent = tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True))
-    return Showing(sent, tuple("raw" if one.raw is None else one.form for one in shown), texts)
+    return ShownResults(sent, tuple("raw" if one.raw is None else one.form for one in shown), texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.values import dataclass
 
@@ -68,12 +68,12 @@ class ContextPolicy:
     keep_last_turns: int = 1
     overflow: Overflow = "error"
     safety: float | None = None
-    fit: FitPolicy = field(default_factory=FitPolicy)
+    fit: TrimPolicy = field(default_factory=TrimPolicy)
     summary: SummaryModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ContextOptions:
     """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take.
 
     `betas`: what it names in its header `anthropic-beta`.
@@ -85,16 +85,16 @@ class Wishes:
     betas: frozenset[str] = frozenset()
 
 
-NO_WISHES: Final = Wishes()
+NO_WISHES: Final = ContextOptions()
 
 
-def beta_of(facts: ModelFacts, wishes: Wishes) -> str | None:
+def beta_of(facts: ModelFacts, wishes: ContextOptions) -> str | None:
     """What a call names to have a larger window of the model; of several, that of the largest."""
     windows = {name: window for name, window in (facts.betas or {}).items() if name in wishes.betas}
     return max(windows, key=windows.__getitem__, default=None)
 
 
-def within(facts: ModelFacts, wishes: Wishes, said: LengthLimit | None) -> ModelFacts:
+def within(facts: ModelFacts, wishes: ContextOptions, said: LengthLimit | None) -> ModelFacts:
     """A model with its limits for a call: as they are configured or listed, or lower where its provider has said so."""
     beta = beta_of(facts, wishes)
     if beta is not None and facts.betas is not None:
@@ -106,7 +106,7 @@ def within(facts: ModelFacts, wishes: Wishes, said: LengthLimit | None) -> Model
     return replace(facts, window=min(said.tokens, facts.window or said.tokens))
 
 
-def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes) -> int | None:
+def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: ContextOptions) -> int | None:
     """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
 
     A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
@@ -123,7 +123,7 @@ def least(*limits: int | None) -> int | None:
     return min(known) if known else None
 
 
-def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: int) -> int:
+def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: ContextOptions, window: int) -> int:
     if policy.reserve_tokens is not None:
         return policy.reserve_tokens
     if wishes.output is None:

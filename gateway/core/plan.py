@@ -17,15 +17,15 @@ from gateway.core.conversation.message import Hashed, Message, encode
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.calibration import ceiling, may_become
 from gateway.core.counting.estimate import Estimator
-from gateway.core.counting.overhead import Beside
-from gateway.core.counting.request import Request
-from gateway.core.counting.weighed import Learned, Weighed, weigh
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.counting.overhead import Overhead
+from gateway.core.counting.request import RequestParts
+from gateway.core.counting.weighed import CountedRequest, Learned, weigh
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.report import Fates, Fitted
-from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
+from gateway.core.fitting.report import Fates, TrimmedConversation
+from gateway.core.fitting.summary import Passage, SummaryNeeded, SummaryRequest, Use, asking
 from gateway.core.record import ContextRecord
 from gateway.core.session import SessionState
 from gateway.core.values import dataclass
@@ -41,7 +41,7 @@ _NO_FATES: Final = Fates()
 _NOTHING_SAVED: Final[Mapping[str, int]] = {}
 
 
-class Unsound(Exception):
+class InvalidPlan(Exception):
     """What was chosen must not be sent, as its format does not allow it: our own mistake, and not the request's."""
 
 
@@ -67,7 +67,7 @@ class Plan:
     epoch: Mapping[str, Any] | None = None
     resumed: str | None = None
     overflow: ContextOverflow | BudgetTooSmall | TextTooLong | None = None
-    needs: NeedsSummary | None = None
+    needs: SummaryRequest | None = None
     window: int | None = None
     beside: int = 0
 
@@ -78,15 +78,17 @@ class Plan:
         return self.overflow is None and (budget is None or self.safe_tokens <= budget)
 
 
-def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None, *, window: int | None = None) -> Plan:
+def as_it_came(
+    weighed: CountedRequest, budget: int | None, safety: float | None = None, *, window: int | None = None
+) -> Plan:
     """The plan that changes nothing."""
     record, beside = _record(weighed, weighed, budget, safety), weighed.estimate.beside
     return Plan(record, weighed.expected.safe_tokens, window=window, beside=beside)
 
 
 def _record(
-    came: Weighed,
-    sent: Weighed,
+    came: CountedRequest,
+    sent: CountedRequest,
     budget: int | None,
     safety: float | None,
     *,
@@ -125,7 +127,7 @@ class Scales:
 
     estimator: Estimator
     reader: Reader
-    beside: Beside | None = None
+    beside: Overhead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Room:
     window: int | None = None
 
 
-def make_room(came: Weighed, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+def make_room(came: CountedRequest, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
     """Choose what to keep of a request that is over its budget.
 
     Args:
@@ -187,7 +189,7 @@ def make_room(came: Weighed, view: View, conversation: Conversation, room: Room,
 class _Case:
     """A request that is over its budget, see `make_room`."""
 
-    came: Weighed
+    came: CountedRequest
     view: View
     conversation: Conversation
     scales: Scales
@@ -204,7 +206,7 @@ def _decided(case: _Case, room: Room) -> Plan:
     return replace(came, needs=needs)
 
 
-def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> NeedsSummary | None:
+def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> SummaryRequest | None:
     """What the model is to be asked; None where there is no model, or what it can take is too little."""
     if model is None:
         return None
@@ -212,14 +214,14 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
 
     def count(messages: Sequence[Message]) -> int:
         raws = [encode(message) for message in messages]
-        request = Request(
+        request = RequestParts(
             wire="chat", model=route.model, provider=route.provider, tokenizer=facts.tokenizer or "", messages=raws
         )
         return estimator.estimate(request).tokens
 
     most = min(model.max_tokens, facts.output or model.max_tokens)
     messages = asking(passage, most, model.room, count)
-    return NeedsSummary(passage.id, model.name, messages, most, passage.count) if messages is not None else None
+    return SummaryRequest(passage.id, model.name, messages, most, passage.count) if messages is not None else None
 
 
 def _roomy(case: _Case, room: Room) -> Plan:
@@ -244,7 +246,7 @@ def _roomy(case: _Case, room: Room) -> Plan:
         return _least(case, room, epoch, overflow)
 
 
-def _as_sent_last(came: Weighed, learned: Learned) -> Weighed:
+def _as_sent_last(came: CountedRequest, learned: Learned) -> CountedRequest:
     """What came, weighed as if it were of the kind that this session sent last, where it may become that by a cut.
 
     A request that came with images, say, is of another kind once they are cut. What this session was reported last is
@@ -258,8 +260,8 @@ def _as_sent_last(came: Weighed, learned: Learned) -> Weighed:
     return weigh(came.request, came.estimate.with_frames(frames), learned, last.key)
 
 
-def _safely(came: Weighed, room: Room) -> int:
-    """The limit for `Weighed.framed`, in tokens, so that what is sent is within the budget with its margin."""
+def _safely(came: CountedRequest, room: Room) -> int:
+    """The limit for `CountedRequest.framed`, in tokens, so that what is sent is within the budget with its margin."""
     if room.policy.safety is not None:
         return int(room.budget / room.policy.safety) - came.beyond
     known = room.learned
@@ -269,7 +271,7 @@ def _safely(came: Weighed, room: Room) -> int:
     )  # fmt: skip
 
 
-def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | None:
+def _again(case: _Case, room: Room, epoch: TrimDecision | None, most: int) -> Plan | None:
     """What was sent when this very request came before (a client's retry), if it is within `most` tokens.
 
     The same bytes are in the provider's cache; others would be paid in full. So no margin is asked for, and no old
@@ -290,7 +292,7 @@ def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | No
     return _plan(case, chosen, room, epoch) if chosen.sent.framed <= most else None
 
 
-def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -> Plan:
+def _fitted(case: _Case, room: Room, epoch: TrimDecision | None, most: int, key: str) -> Plan:
     """The plan of a choice that weighs no more than `most` tokens in the request's own format.
 
     `key`: the kind of request that `most` was worked out for. A choice that comes out as another kind must also be
@@ -313,7 +315,7 @@ def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -
     return _plan(case, _chosen(case, room, _fit(case, room, epoch, _NOTHING)), room, epoch)
 
 
-def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverflow) -> Plan:
+def _least(case: _Case, room: Room, epoch: TrimDecision | None, overflow: ContextOverflow) -> Plan:
     """The plan of what must stay: where its estimate, with nothing learned, is within the budget, or may be over it.
 
     Raises:
@@ -342,14 +344,14 @@ def _salt(case: _Case, room: Room) -> str:
     return f"{salt}\0turns" if case.conversation.takes_turns else salt
 
 
-def _epoch(case: _Case, room: Room) -> Epoch | None:
+def _epoch(case: _Case, room: Room) -> TrimDecision | None:
     """The decision to go on from."""
-    read = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
+    read = [epoch for value in room.state.epochs.values() if (epoch := TrimDecision.from_json(value)) is not None]
     known = [epoch for epoch in read if epoch.summary is None or epoch.summary in room.state.summaries]
     return find(known, case.conversation, _salt(case, room))
 
 
-def _fit(case: _Case, room: Room, epoch: Epoch | None, limit: int) -> Fitted:
+def _fit(case: _Case, room: Room, epoch: TrimDecision | None, limit: int) -> TrimmedConversation:
     return fit(
         case.conversation, limit, case.scales.reader,
         epoch=epoch, policy=room.policy.fit, salt=_salt(case, room), expired=room.expired,
@@ -360,12 +362,12 @@ def _fit(case: _Case, room: Room, epoch: Epoch | None, limit: int) -> Fitted:
 class _Chosen(NamedTuple):
     """A choice, the elements that would be sent, and what the request weighs with them, by the rules of its format."""
 
-    fitted: Fitted
+    fitted: TrimmedConversation
     elements: Hashed
-    sent: Weighed
+    sent: CountedRequest
 
 
-def _chosen(case: _Case, room: Room, fitted: Fitted) -> _Chosen:
+def _chosen(case: _Case, room: Room, fitted: TrimmedConversation) -> _Chosen:
     elements = case.view.restored(fitted.changes, fitted.new)
     if case.came.request.wire == "chat":
         elements = Hashed(elements.raws, fitted.keys)
@@ -375,11 +377,11 @@ def _chosen(case: _Case, room: Room, fitted: Fitted) -> _Chosen:
     return _Chosen(fitted, elements, weigh(request, estimate, room.learned))
 
 
-def _plan(case: _Case, chosen: _Chosen, room: Room, epoch: Epoch | None) -> Plan:
+def _plan(case: _Case, chosen: _Chosen, room: Room, epoch: TrimDecision | None) -> Plan:
     came, (fitted, elements, sent) = case.came, chosen
     is_changed = fitted.changed
     if is_changed and (faults := new_faults(came.request.wire, case.view.came, elements, case.view.book)):
-        raise Unsound("; ".join(faults))
+        raise InvalidPlan("; ".join(faults))
     weighed = came if room.shadow else sent
     fates = case.view.fates(fitted.fates) if is_changed else _NO_FATES
     record = _record(

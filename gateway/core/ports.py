@@ -19,12 +19,12 @@ from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
 from gateway.core.stored import (
-    Closing,
+    CallClosing,
+    CallOpening,
     Ending,
-    Latest,
+    LatestCalls,
     Lesson,
     OpenHold,
-    Opening,
     Page,
     SessionView,
     Sort,
@@ -66,7 +66,7 @@ class Store(Protocol):
         """
         ...
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """What `settle` does and gives, and then `standings` of these, in one round.
 
         Raises what `settle` raises: a call is settled also where the accounts cannot be read after it.
@@ -118,7 +118,7 @@ class Store(Protocol):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap.
 
         `above`: sessions of which their parents are read in that round, too.
@@ -241,7 +241,7 @@ class Store(Protocol):
         """The newest call of a session in this namespace whose record has this `answer`; None where it is not kept."""
         ...
 
-    async def latest(self, after: int | None, limit: int) -> Latest:
+    async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """Calls of all namespaces that were settled after a place, whichever worker did it. None: from now on.
 
         Only the last `MOST_LATEST` are known, each as its record is now: those that were deleted are left out. A call

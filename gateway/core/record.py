@@ -18,7 +18,7 @@ from gateway.core.errors import BudgetFault, GatewayError
 from gateway.core.fitting.report import Fates
 from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Limits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.thinking_origin import Unread
+from gateway.core.thinking_origin import UnreadableThinking
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass
 
@@ -275,7 +275,7 @@ class CallRecord:
     step: str | None = None
     kept: str = ""
     answer: str | None = None
-    unread_thinking: tuple[Unread, ...] = ()
+    unread_thinking: tuple[UnreadableThinking, ...] = ()
     lesson: tuple[str, str] | None = None
     error: CallError | None = None
     declared: Limits | None = None

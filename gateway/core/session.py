@@ -16,7 +16,7 @@ from typing import Any, Final
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.modes.unread import UnreadForm
 from gateway.core.steps.machine import StepState
-from gateway.core.thinking_origin import Origin
+from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tool_changes import ToolChange, remember_change
 from gateway.core.values import dataclass
 
@@ -60,7 +60,7 @@ class SessionState:
     parent: str | None = None
     steps: Places = field(default_factory=dict)
     sent_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    thinking: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
+    thinking: Mapping[str, tuple[ThinkingOrigin, ...]] = field(default_factory=dict)
     tool_changes: tuple[ToolChange, ...] = ()
     unread: Mapping[str, UnreadForm] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class SessionState:
         """This state with an agent somewhere else in its steps."""
         return self.with_steps(moved(self.steps, agent, step))
 
-    def with_thinking(self, conversation: str, origins: tuple[Origin, ...]) -> SessionState:
+    def with_thinking(self, conversation: str, origins: tuple[ThinkingOrigin, ...]) -> SessionState:
         """Return this state with other origins of a conversation's thinking; the oldest conversations give way."""
         kept = {key: known for key, known in self.thinking.items() if key != conversation}
         kept[conversation] = origins

@@ -101,7 +101,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class CallOpening:
     """What a call begins with: what its session remembers, how its accounts stand, and the totals where asked for.
 
     `parents`: of further sessions that were asked for.
@@ -114,7 +114,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class CallClosing:
     """What a call ends with: its session's totals, and how accounts stand; None where that cannot be read."""
 
     totals: Totals
@@ -130,7 +130,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class LatestCalls:
     """Calls in the order in which they were settled.
 
     `cursor`: the place of the last of them, to go on from; `missed`: how many before the first are no longer known.

@@ -30,7 +30,7 @@ from gateway.core.modes.unread import after_last_reply
 from gateway.core.values import dataclass
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import changed_tool
-from gateway.core.views.view import Book, entries
+from gateway.core.views.view import ElementCache, entries
 
 #: Positions `start` to `stop - 1`.
 Span = tuple[int, int]
@@ -52,7 +52,7 @@ _CHAT_BLOCKS: Final = ("thinking_blocks", "reasoning_details")
 _SAYS_NOTHING: Final = ("role", "provider_specific_fields")
 
 
-class Bare(NamedTuple):
+class StrippedMessage(NamedTuple):
     """A message without its thinking: its bytes, None if nothing is left, and the number of blocks removed.
 
     `identity`: a hash of the rest. It ignores cache marks, and whether the text is a string or a list of parts.
@@ -63,20 +63,20 @@ class Bare(NamedTuple):
     blocks: int
 
 
-def bare_message(wire: Wire, raw: bytes) -> Bare:
+def bare_message(wire: Wire, raw: bytes) -> StrippedMessage:
     """Return a message of this format without its thinking. All other bytes of it stay as they are."""
     if not any(mark in raw for mark in _MARKS):
-        return Bare(raw, sketch(raw).identity, 0)
+        return StrippedMessage(raw, sketch(raw).identity, 0)
     message, is_odd = read(raw)
     if not isinstance(message, dict) or is_odd:
-        return Bare(raw, digest(raw), 0)
+        return StrippedMessage(raw, digest(raw), 0)
     if wire == "responses":
         is_reasoning = message.get("type") == "reasoning"
-        return Bare(None, b"", 1) if is_reasoning else Bare(raw, sketch(raw).identity, 0)
+        return StrippedMessage(None, b"", 1) if is_reasoning else StrippedMessage(raw, sketch(raw).identity, 0)
     if message.get("role") != "assistant":
-        return Bare(raw, sketch(raw).identity, 0)
+        return StrippedMessage(raw, sketch(raw).identity, 0)
     bare, blocks = _of_chat(raw, message) if wire == "chat" else _of_messages(raw, message)
-    return Bare(bare, sketch(bare).identity if bare is not None else b"", blocks)
+    return StrippedMessage(bare, sketch(bare).identity if bare is not None else b"", blocks)
 
 
 def _of_messages(raw: bytes, message: Mapping[str, Any]) -> tuple[bytes | None, int]:
@@ -165,13 +165,13 @@ class BoundConversation:
     `book`: keeps what was read of each message.
     """
 
-    def __init__(self, wire: Wire, received: Hashed, *, book: Book | None = None) -> None:
+    def __init__(self, wire: Wire, received: Hashed, *, book: ElementCache | None = None) -> None:
         self._wire = wire
         self._received = received
         self._book = book
         self._bare = self._read(received)
 
-    def _read(self, messages: Hashed) -> Sequence[Bare]:
+    def _read(self, messages: Hashed) -> Sequence[StrippedMessage]:
         return entries(
             f"without thinking {self._wire}", messages, self._book, lambda raw: bare_message(self._wire, raw), _size_of
         )
@@ -397,7 +397,7 @@ def _is_words(message: object) -> bool:
     return not any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
 
 
-def _size_of(bare: Bare) -> int:
+def _size_of(bare: StrippedMessage) -> int:
     return _BARE_BYTES + len(bare.raw or b"")
 
 

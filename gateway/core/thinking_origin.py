@@ -47,7 +47,7 @@ class ThinkingRules:
         return next((rule for rule in self.rules if _matches(model, rule.models)), None)
 
 
-class Origin(NamedTuple):
+class ThinkingOrigin(NamedTuple):
     """Who made the thinking blocks of a conversation from the one with the number `start` on."""
 
     provider: str
@@ -56,7 +56,7 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadableThinking:
     """Thinking blocks of a request that its target cannot read.
 
     Attributes:
@@ -79,8 +79,8 @@ def thinking_blocks(messages: bytes) -> int:
 
 
 def unread(
-    origins: Sequence[Origin], blocks: int, provider: str, model: str, rules: ThinkingRules
-) -> tuple[Unread, ...]:
+    origins: Sequence[ThinkingOrigin], blocks: int, provider: str, model: str, rules: ThinkingRules
+) -> tuple[UnreadableThinking, ...]:
     """Return which of the thinking blocks of a request its target drops, as far as the rules say."""
     ends = [*(origin.start for origin in origins[1:]), blocks]
     found = []
@@ -88,18 +88,18 @@ def unread(
         # Clients may have left out blocks meanwhile: then there are fewer than were counted.
         count, reason = min(end, blocks) - origin.start, _why(origin, provider, model, rules)
         if count > 0 and reason is not None:
-            found.append(Unread(count, reason, origin.provider, origin.model))
+            found.append(UnreadableThinking(count, reason, origin.provider, origin.model))
     return tuple(found)
 
 
-def followed(origins: Sequence[Origin], blocks: int, provider: str, model: str) -> tuple[Origin, ...]:
+def followed(origins: Sequence[ThinkingOrigin], blocks: int, provider: str, model: str) -> tuple[ThinkingOrigin, ...]:
     """Return the origins after a response of this model, to a request with so many thinking blocks."""
     if origins and origins[-1][:2] == (provider, model):
         return tuple(origins)
-    return (*origins, Origin(provider, model, blocks if origins else 0))[-MAX_ORIGINS:]
+    return (*origins, ThinkingOrigin(provider, model, blocks if origins else 0))[-MAX_ORIGINS:]
 
 
-def _why(origin: Origin, provider: str, model: str, rules: ThinkingRules) -> Reason | None:
+def _why(origin: ThinkingOrigin, provider: str, model: str, rules: ThinkingRules) -> Reason | None:
     if (origin.provider, origin.model) == (provider, model):
         return None
     target, maker = rules.of(model), rules.of(origin.model)

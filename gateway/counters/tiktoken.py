@@ -23,7 +23,7 @@ from gateway.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class EncodingTable:
     """What makes an encoding.
 
     Attributes:
@@ -41,15 +41,15 @@ class Table:
 
 
 #: by encoding
-TABLES: Final[Mapping[str, Table]] = {
-    "o200k_base": Table(
+TABLES: Final[Mapping[str, EncodingTable]] = {
+    "o200k_base": EncodingTable(
         "fb374d419588a4632f3f557e76b4b70aebbca790",
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
         r"(?:[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+)|\s+(?!\S)|\s+",
     ),
-    "cl100k_base": Table(
+    "cl100k_base": EncodingTable(
         "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
         r"(?:'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+$|\s*[\r\n])"
@@ -157,7 +157,7 @@ def _made(folder: Path, encoding: str) -> TiktokenCounter | None:
     return TiktokenCounter(encoding, made.encode_ordinary)
 
 
-def _is_whole(file: BufferedReader, table: Table) -> bool:
+def _is_whole(file: BufferedReader, table: EncodingTable) -> bool:
     is_so = hashlib.file_digest(file, "sha256").hexdigest() == table.sha256
     file.seek(0)
     return is_so
@@ -168,7 +168,7 @@ def missing(folders: Sequence[Path]) -> dict[str, str]:
     return {name: table.file for name, table in TABLES.items() if not any(_has(folder, table) for folder in folders)}
 
 
-def _has(folder: Path, table: Table) -> bool:
+def _has(folder: Path, table: EncodingTable) -> bool:
     try:
         with (folder / table.file).open("rb") as file:
             return _is_whole(file, table)

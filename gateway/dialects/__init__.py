@@ -18,7 +18,7 @@ from gateway.dialects.fields import read_fields
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
-from gateway.dialects.stored_response import Earlier
+from gateway.dialects.stored_response import StoredResponses
 
 CHAT: Final = OpenAIChat()
 _RESPONSES: Final = OpenAIResponses()
@@ -140,7 +140,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     is_empty = not has_body
     for where, made in _FETCHED.get(method, ()) if not metered else ():
         if (found := where.match(asked)) is not None:
-            dialect, answer_id = Earlier(operation, made, is_empty=is_empty), unquote(found[1])
+            dialect, answer_id = StoredResponses(operation, made, is_empty=is_empty), unquote(found[1])
             return Endpoint(dialect, operation, metered=False, estimated=False, about=answer_id, fetches=answer_id)
     about = _ABOUT.match(asked) if not metered else None
     counts = _COUNTING_MODELS.get(path) if has_body and not metered else None

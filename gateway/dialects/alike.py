@@ -19,7 +19,7 @@ _TEXTS: Final = msgspec.json.Decoder(list[str])
 _PADDING: Final = re.compile(rb'"obfuscation": ?"([^"\\]*)"')
 
 
-class Frame(NamedTuple):
+class TextFrame(NamedTuple):
     """What stands in a JSON object before and behind one text in it, the quotes of the text included.
 
     `between`: what stands between the text and padding behind it, the quotes included; empty where there is none.

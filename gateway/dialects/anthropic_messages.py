@@ -11,12 +11,12 @@ import msgspec
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
-from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
+from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
-from gateway.dialects.response_state import Gathered
-from gateway.dialects.stream_batch import AtOnceReader, runs
+from gateway.dialects.response_state import ResponseState
+from gateway.dialects.stream_batch import BatchReader, runs
 from gateway.dialects.texts import texts_of_fields
 
 _TEXT_FIELDS: Final = ("system", "messages", "tools")
@@ -80,7 +80,7 @@ class AnthropicMessages:
         """See `Dialect.input_text`."""
         return texts_of_fields(call.fields, _TEXT_FIELDS)
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """See `Dialect.answer`."""
         reader = MessagesReader()
         reader.whole(decode_answer(body))
@@ -101,14 +101,14 @@ class AnthropicMessages:
         return anthropic_errors.event(fault, request_id)
 
 
-class MessagesReader(AtOnceReader[_Event]):
+class MessagesReader(BatchReader[_Event]):
     """Reads the events of one stream, or one whole message. `model`: what was asked for."""
 
     decoder = msgspec.json.Decoder(list[_Event])
 
     def __init__(self, model: str | None = None) -> None:
         self._asked_model = model
-        self._gathered = Gathered()
+        self._gathered = ResponseState()
         self._has_begun = self._has_stopped = False
         #: blocks that have begun and not ended
         self._open: dict[int, None] = {}
@@ -146,7 +146,7 @@ class MessagesReader(AtOnceReader[_Event]):
         return Verdict.PASS
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
-        """See `AtOnceReader.read_decoded`. Nearly all are deltas."""
+        """See `BatchReader.read_decoded`. Nearly all are deltas."""
         for (kind, signature), some, run in runs(events, decoded, _TYPE_AND_SIGNATURE):
             if kind == _DELTA and signature is None:
                 self._said([event.delta for event in run])
@@ -260,7 +260,7 @@ class MessagesReader(AtOnceReader[_Event]):
         self._thinking += self._gathered.weigh(part.get("thinking"))
         self._gathered.weigh_opaque(part.get("signature"), already=self._thinking)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """See `EventReader.answer`."""
         return self._gathered.answer()
 

@@ -24,7 +24,7 @@ _MADE_OF: Final = ("modalities", "output_modalities")
 _FEW_BYTES: Final = 1024
 
 
-class Sound:
+class AudioCounter:
     """Weighs the sound of one answer, which may come in pieces: how it is written the first of them tells."""
 
     __slots__ = ("_per_character",)

@@ -1,4 +1,4 @@
-"""Define the interface of a wire format: `Dialect`, `Call`, `Answer` and `StreamMeter`.
+"""Define the interface of a wire format: `Dialect`, `Call`, `ParsedResponse` and `StreamMeter`.
 
 The body as received stays the truth. It is decoded one level deep; what is written back are its own bytes, with single
 top-level fields replaced. Fields nobody here knows survive.
@@ -16,7 +16,7 @@ from gateway.core.http.headers import OUR_NAMES
 from gateway.core.http.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
 from gateway.dialects.fields import Fields, decode_answer, write_fields
-from gateway.dialects.reported import Reported
+from gateway.dialects.reported import ReportedUsage
 
 #: bytes behind the end mark that are kept until `close`; more is no part of an answer
 _HELD_BYTES: Final = 64 * 1024
@@ -55,7 +55,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ParsedResponse:
     """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text.
 
     `id`: under which its provider may keep it, where that is so in the format.
@@ -65,7 +65,7 @@ class Answer:
     `declined`: the same of each model that refused before another one went on, in order.
     """
 
-    usage: Reported | None = None
+    usage: ReportedUsage | None = None
     model: str | None = None
     finish_reason: str | None = None
     service_tier: str | None = None
@@ -103,7 +103,7 @@ class EventReader(Protocol):
         for data in events:
             self.read(data)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """All that was read so far."""
         ...
 
@@ -143,7 +143,7 @@ class StreamMeter:
         #: what no blank line closed, as it came and as it is passed on
         self._rest = (b"", b"")
         #: the answer, once the end mark was read and usage was reported before it: what follows changes nothing
-        self._answer: Answer | None = None
+        self._answer: ParsedResponse | None = None
         self._unread: list[bytes] = []
         self._unread_bytes = 0
 
@@ -234,7 +234,7 @@ class StreamMeter:
         held, self._held = self._held, b""
         return b"".join([block.rstrip(b"\r\n") + b"\n\n" for block in (held, passed if is_whole else b"") if block])
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """All that was read so far."""
         if self._answer is not None:
             return self._answer
@@ -257,7 +257,7 @@ class StreamMeter:
         return self._reader.cut_short()
 
 
-def _if_complete(answer: Answer) -> Answer | None:
+def _if_complete(answer: ParsedResponse) -> ParsedResponse | None:
     """An answer whose usage was reported, else None."""
     return answer if answer.usage is not None and answer.usage.output_tokens is not None else None
 
@@ -302,7 +302,7 @@ class Dialect(Protocol):
         """Texts of the request, for an estimate where the provider reports nothing."""
         ...
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole answer; never raises."""
         ...
 

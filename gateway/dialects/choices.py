@@ -12,11 +12,11 @@ from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
-from gateway.dialects.alike import Frame
-from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
+from gateway.dialects.alike import TextFrame
+from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict
 from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_answer
-from gateway.dialects.response_state import Gathered
-from gateway.dialects.stream_batch import AtOnceReader
+from gateway.dialects.response_state import ResponseState
+from gateway.dialects.stream_batch import BatchReader
 from gateway.dialects.texts import texts_of_fields
 
 #: what every chunk with a choice holds, written compact or as Python's json does
@@ -68,15 +68,15 @@ _PAYLOAD_DECODER: Final = msgspec.json.Decoder(_Payload)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ChoicesFormat:
     """What differs between the formats. `piece`: a choice of a chunk in which nothing new is said."""
 
     chunk: str
     piece: Mapping[str, object]
 
 
-CHAT_FORM: Final = Form("chat.completion.chunk", {"delta": {}})
-COMPLETIONS_FORM: Final = Form("text_completion", {"text": "", "logprobs": None})
+CHAT_FORM: Final = ChoicesFormat("chat.completion.chunk", {"delta": {}})
+COMPLETIONS_FORM: Final = ChoicesFormat("text_completion", {"text": "", "logprobs": None})
 
 
 def asks_for_usage(fields: Fields) -> bool:
@@ -89,7 +89,7 @@ def asks_for_usage(fields: Fields) -> bool:
 class ChoicesDialect:
     """What a `Dialect` of chat and one of completions do alike."""
 
-    _form: Form
+    _form: ChoicesFormat
     #: the fields of a request that hold texts
     _text_fields: Sequence[str]
 
@@ -104,7 +104,7 @@ class ChoicesDialect:
         """See `Dialect.input_text`."""
         return texts_of_fields(call.fields, self._text_fields)
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """See `Dialect.answer`. A whole answer is read as if it were a chunk."""
         reader = ChoicesReader(self._form, drop_usage=False)
         reader.read(body)
@@ -126,7 +126,7 @@ class ChoicesDialect:
         return openai_errors.event(fault)
 
 
-class ChoicesReader(AtOnceReader[_Payload]):
+class ChoicesReader(BatchReader[_Payload]):
     """Reads the chunks of one stream.
 
     Of several choices (`n`) the first is the one that a conversation goes on with: the tools and the end of an answer
@@ -135,10 +135,10 @@ class ChoicesReader(AtOnceReader[_Payload]):
 
     decoder = msgspec.json.Decoder(list[_Payload])
 
-    def __init__(self, form: Form, *, drop_usage: bool) -> None:
+    def __init__(self, form: ChoicesFormat, *, drop_usage: bool) -> None:
         self._form = form
         self._drop_usage = drop_usage
-        self._gathered = Gathered()
+        self._gathered = ResponseState()
         self._id: Any = None
         self._created: Any = None
         #: indices, as they were sent, of the choices that have begun and not ended
@@ -146,7 +146,7 @@ class ChoicesReader(AtOnceReader[_Payload]):
         #: the lowest index so far
         self._first: int | None = None
         #: a chunk in which nothing is said but a text, and what stands around that text
-        self._plain: tuple[_Payload, Frame] | None = None
+        self._plain: tuple[_Payload, TextFrame] | None = None
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
@@ -186,7 +186,7 @@ class ChoicesReader(AtOnceReader[_Payload]):
         return end
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Payload]) -> None:
-        """See `AtOnceReader.read_decoded`. Texts are weighed in one go as well."""
+        """See `BatchReader.read_decoded`. Texts are weighed in one go as well."""
         said, plain = [], None
         for number, payload in enumerate(decoded):
             text = self._text_alone(payload)
@@ -208,7 +208,7 @@ class ChoicesReader(AtOnceReader[_Payload]):
         payload = _decode_payload(b"%bx%b" % (event[:end], event[end:]))
         # Else it was another text that was found.
         if payload is not None and self._text_alone(payload) == text + "x":
-            self._plain = payload, Frame.around(event, start, end)
+            self._plain = payload, TextFrame.around(event, start, end)
 
     def _text_alone(self, payload: _Payload) -> str | None:
         """The text of a chunk in which a choice goes on and nothing else is said; None for any other."""
@@ -297,7 +297,7 @@ class ChoicesReader(AtOnceReader[_Payload]):
         arguments = function.get("arguments", function.get("input"))
         self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice, arguments=arguments)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """See `EventReader.answer`."""
         return self._gathered.answer(self._first or 0)
 

@@ -81,7 +81,7 @@ _ITEM: Final = msgspec.json.Decoder(_Item)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeCompaction:
     """A compaction by the gateway. `usage`: what a provider reported that was asked first and made none."""
 
     handle: str
@@ -92,7 +92,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCompaction:
     """What a provider's response holds. `items`: its compaction items; `usage`: as it reports it."""
 
     items: int
@@ -173,12 +173,12 @@ def expanded(call: Call, texts: Mapping[str, str]) -> Call:
     return replace(call, fields=fields, body=write_fields(fields, {}))
 
 
-def whole_response(made: Made) -> bytes:
+def whole_response(made: MadeCompaction) -> bytes:
     """Return the response to a request of version 2 that is not streamed."""
     return msgspec.json.encode(_response(made, "completed", [_item(made)]))
 
 
-def compacted_response(made: Made) -> bytes:
+def compacted_response(made: MadeCompaction) -> bytes:
     """Return the response to a request of version 1: the output that replaces the conversation."""
     return msgspec.json.encode(
         {
@@ -191,7 +191,7 @@ def compacted_response(made: Made) -> bytes:
     )
 
 
-def streamed_response(made: Made) -> bytes:
+def streamed_response(made: MadeCompaction) -> bytes:
     """Return the events of the response to a request of version 2."""
     item, begun = _item(made), _response(made, "in_progress", [])
     events: list[dict[str, object]] = [
@@ -204,7 +204,7 @@ def streamed_response(made: Made) -> bytes:
     return b"".join(named_event({**event, "sequence_number": number}) for number, event in enumerate(events))
 
 
-def compaction_in(body: bytes) -> Found:
+def compaction_in(body: bytes) -> FoundCompaction:
     """Return what a provider's response holds, streamed or not, of which all was read."""
     if body.lstrip().startswith(b"{"):
         response = _output(body)
@@ -231,9 +231,9 @@ def is_unsupported(status: int, body: bytes, *, is_path: bool) -> bool:
     return status in _NO_SUCH_ITEM and _ABOUT_COMPACTION in body
 
 
-def _found(items: Sequence[_Item], response: _Output, *, is_error: bool) -> Found:
+def _found(items: Sequence[_Item], response: _Output, *, is_error: bool) -> FoundCompaction:
     count = sum(item.type in COMPACTIONS for item in items)
-    return Found(count, is_error, response.usage)
+    return FoundCompaction(count, is_error, response.usage)
 
 
 def _output(body: bytes) -> _Output:
@@ -243,13 +243,13 @@ def _output(body: bytes) -> _Output:
         return _Output()
 
 
-def _response(made: Made, status: str, output: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def _response(made: MadeCompaction, status: str, output: Sequence[Mapping[str, object]]) -> dict[str, object]:
     usage = (made.usage or _NO_USAGE) if status == "completed" else None
     known = {"id": made.response_id, "created_at": made.created_at, "model": made.model, "store": False}
     return {**SKELETON, "incomplete_details": None, **known, "status": status, "output": output, "usage": usage}
 
 
-def _item(made: Made) -> dict[str, object]:
+def _item(made: MadeCompaction) -> dict[str, object]:
     name = made.handle.removeprefix(_PREFIX)[:_ID_DIGITS]
     return {"id": f"cmp_{name}", "type": "compaction", "encrypted_content": made.handle}
 

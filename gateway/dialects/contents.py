@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.core.conversation.message import plain
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.prefix_cache import Beginning, Beginnings
+from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
 from gateway.core.values import dataclass
@@ -45,7 +45,7 @@ _USUAL: Final = 1.0
 _MARK: Final = b'"x_gateway"'
 #: bytes of what it may say
 _MARK_BYTES: Final = 1024
-_NOTHING_KNOWN: Final = Beginnings(0)
+_NOTHING_KNOWN: Final = PrefixCache(0)
 _SPACE: Final = b" \t\r\n"
 _BETWEEN: Final = b"," + _SPACE
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -72,7 +72,7 @@ class Contents:
     wire: Wire
     fields: Mapping[str, bytes]
     array: bytes | None = None
-    start: Beginning | None = None
+    start: CachedPrefix | None = None
     rest: bytes = b""
     fresh: tuple[bytes, ...] = ()
     pinned: frozenset[int] = frozenset()
@@ -133,7 +133,7 @@ class Contents:
         return self.priorities is not None
 
 
-def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Contents | None:
+def contents_of(call: Call, wire: Wire, known: PrefixCache | None = None) -> Contents | None:
     """The contents of a call; None where there is nothing to weigh, or far too much.
 
     Args:
@@ -166,7 +166,7 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
         return None
 
 
-def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Beginnings) -> Contents | None:
+def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: PrefixCache) -> Contents | None:
     start, rest = _behind_known(wire, array, known)
     fresh = None if is_far_too_much(rest) else _split(rest)
     is_marked = _MARK in rest
@@ -232,7 +232,7 @@ def without_marks(call: Call, wire: Wire) -> Call:
     return replace(call, body=write_fields(fields, {}), fields=fields)
 
 
-def with_messages(contents: Contents, messages: Sequence[bytes], known: Beginnings | None = None) -> Contents:
+def with_messages(contents: Contents, messages: Sequence[bytes], known: PrefixCache | None = None) -> Contents:
     """Return contents with these messages instead of their own."""
     array = bytes(join(messages))
     start, rest = _behind_known(contents.wire, array, known or _NOTHING_KNOWN)
@@ -240,7 +240,7 @@ def with_messages(contents: Contents, messages: Sequence[bytes], known: Beginnin
 
 
 def with_inserted(
-    contents: Contents, before: Mapping[int, Sequence[bytes]], known: Beginnings | None = None
+    contents: Contents, before: Mapping[int, Sequence[bytes]], known: PrefixCache | None = None
 ) -> Contents:
     """Return contents with more messages. `before`: these, by the index of the message that they precede."""
     messages, moved, sent = contents.messages or (), dict[int, int](), list[bytes]()
@@ -257,7 +257,7 @@ def with_inserted(
     )
 
 
-def _behind_known(wire: Wire, array: bytes, known: Beginnings) -> tuple[Beginning | None, bytes]:
+def _behind_known(wire: Wire, array: bytes, known: PrefixCache) -> tuple[CachedPrefix | None, bytes]:
     """What is known of an array's beginning, and what comes behind that, without cache marks."""
     start = known.of(wire, array)
     rest = plain(array[len(start.text) :] if start is not None else array)

@@ -23,7 +23,7 @@ _FLAGS: Final = re.IGNORECASE | re.ASCII
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 
 
-class Said(NamedTuple):
+class ErrorText(NamedTuple):
     """A message of an error: its words, the labels before them, and the fields of the object that holds it.
 
     After the messages of an object comes one without words.
@@ -62,12 +62,12 @@ _PRINTED: Final = re.compile(
 )
 
 
-def said_in(body: bytes) -> Iterator[Said]:
+def said_in(body: bytes) -> Iterator[ErrorText]:
     """Yield what an error body says, the innermost error first."""
     yield from _said(body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), 0, _NO_FIELDS)
 
 
-def _said(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[Said]:
+def _said(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[ErrorText]:
     value = parsed(text) if depth < _MAX_DEPTH else None
     if value is None:
         yield _sentence(text, fields)
@@ -78,7 +78,7 @@ def _said(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[Said]
         for words in (error.get("message"), error.get("Message"), error.get("error"), error.get("detail"), raw):
             if isinstance(words, str):
                 yield from _said(words, depth + 1, error)
-        yield Said("", "", error)
+        yield ErrorText("", "", error)
 
 
 def parsed(text: str) -> object:
@@ -103,7 +103,7 @@ def _errors(value: object) -> Iterator[Mapping[str, object]]:
     yield value
 
 
-def _sentence(text: str, fields: Mapping[str, object]) -> Said:
+def _sentence(text: str, fields: Mapping[str, object]) -> ErrorText:
     """Return a message in prose, and the labels before it."""
     # Twice printed, quotes have backslashes; some proxies make apostrophes round.
     text = text[:_MAX_TEXT].replace("\\", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
@@ -114,4 +114,4 @@ def _sentence(text: str, fields: Mapping[str, object]) -> Said:
         if label is None:
             break
         start = label.end()
-    return Said(text[start:], text[:start], fields)
+    return ErrorText(text[start:], text[:start], fields)

@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
-from gateway.dialects.error_text import Said, said_in
+from gateway.dialects.error_text import ErrorText, said_in
 from gateway.dialects.length_words import lengths_in
 from gateway.dialects.reported import count
 
@@ -178,7 +178,7 @@ def length_error(status: int, body: bytes) -> LengthError | None:
     return next(filter(None, map(_read, said_in(body))), None)
 
 
-def _read(said: Said) -> LengthError | None:
+def _read(said: ErrorText) -> LengthError | None:
     """Read one message: the numbers beside it, its words, its code."""
     fields = said.fields
     if fields.get("type") == "exceed_context_size_error":

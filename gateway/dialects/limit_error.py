@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
-from gateway.dialects.error_text import Said, said_in
+from gateway.dialects.error_text import ErrorText, said_in
 
 #: the two names of the output limit in a chat request
 NAMES: Final = ("max_tokens", "max_completion_tokens")
@@ -136,17 +136,17 @@ def limit_refusal(status: int, body: bytes) -> LimitRefusal | None:
     return next(filter(None, map(_read, _sentences(body))), None)
 
 
-def _sentences(body: bytes) -> Iterator[Said]:
+def _sentences(body: bytes) -> Iterator[ErrorText]:
     """Yield the messages of an error; some proxies put them into `param`."""
     for said in said_in(body):
         param = said.fields.get("param")
         if said.text:
             yield said
         elif isinstance(param, str) and " " in param:
-            yield Said(param)
+            yield ErrorText(param)
 
 
-def _read(said: Said) -> LimitRefusal | None:
+def _read(said: ErrorText) -> LimitRefusal | None:
     text, param = said.text[:_MOST], said.fields.get("param")
     if isinstance(param, str) and param and _FIELD.search(param) is None and _is_name(param):
         return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.conversation.message import encode, text_parts
-from gateway.dialects.base import Answer, Call
+from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
 from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
@@ -43,7 +43,7 @@ class OpenAIChat(ChoicesDialect):
         """See `Dialect.opening`."""
         return opening_items(call.fields["messages"])
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """See `Dialect.answer`. One that is made later says under which id it is to be fetched (xAI)."""
         answer = super().answer(body)
         if answer.finish_reason is not None or _LATER not in body:

@@ -11,13 +11,13 @@ import msgspec
 from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
 from gateway.dialects import openai_errors
-from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
+from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
 from gateway.dialects.opening import opening_items, opening_text
-from gateway.dialects.reported import Reported
-from gateway.dialects.response_state import Gathered
-from gateway.dialects.responses_output import MAX_ITEMS, MAX_KEPT, Delivered
-from gateway.dialects.stream_batch import AtOnceReader, runs
+from gateway.dialects.reported import ReportedUsage
+from gateway.dialects.response_state import ResponseState
+from gateway.dialects.responses_output import MAX_ITEMS, MAX_KEPT, DeliveredOutput
+from gateway.dialects.stream_batch import BatchReader, runs
 from gateway.dialects.texts import estimate, texts_of_fields
 
 _TEXT_FIELDS: Final = ("instructions", "input", "prompt", "tools", "text")
@@ -86,7 +86,7 @@ class OpenAIResponses:
         """See `Dialect.input_text`."""
         return texts_of_fields(call.fields, _TEXT_FIELDS)
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """See `Dialect.answer`."""
         reader = ResponsesReader(None, lambda: 0)
         reader.whole(decode_answer(body))
@@ -135,7 +135,7 @@ class _Event(msgspec.Struct, gc=False):
 _TYPE_AND_PLACE: Final = attrgetter("type", *_PLACE)
 
 
-class ResponsesReader(AtOnceReader[_Event]):
+class ResponsesReader(BatchReader[_Event]):
     """Reads the events of one stream, or one whole response.
 
     `model`: what was asked for; `weigh_input`: what the request weighs, which no event tells before the last.
@@ -146,8 +146,8 @@ class ResponsesReader(AtOnceReader[_Event]):
     def __init__(self, model: str | None, weigh_input: Callable[[], int]) -> None:
         self._asked_model = model
         self._weigh_input = weigh_input
-        self._gathered = Gathered()
-        self._delivered = Delivered()
+        self._gathered = ResponseState()
+        self._delivered = DeliveredOutput()
         #: the event that told of the response first; of one that is too large only what it is known by
         self._begun: bytes | None = None
         self._number = -1
@@ -179,7 +179,7 @@ class ResponsesReader(AtOnceReader[_Event]):
         return Verdict.LAST if kind in LAST_EVENTS else Verdict.PASS
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
-        """See `AtOnceReader.read_decoded`. Nearly all are deltas of one text, which is taken once."""
+        """See `BatchReader.read_decoded`. Nearly all are deltas of one text, which is taken once."""
         for (kind, *place), some, run in runs(events, decoded, _TYPE_AND_PLACE):
             said = [event.delta for event in run]
             if kind is None or kind in _SOUND or None in said:
@@ -284,7 +284,7 @@ class ResponsesReader(AtOnceReader[_Event]):
         elif isinstance(kind, str) and kind.endswith("_call"):
             self._gathered.tool(name or kind, key, one_of=one_of)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """See `EventReader.answer`."""
         return self._gathered.answer()
 
@@ -327,7 +327,7 @@ class ResponsesReader(AtOnceReader[_Event]):
 
     def _usage(self) -> dict[str, object]:
         reported, output = self._gathered.usage.reported(), self._gathered.output_estimate
-        nothing = Reported(None, None, None)
+        nothing = ReportedUsage(None, None, None)
         usage, _ = (reported or nothing).complete(self._weigh_input(), output)
         return {
             "input_tokens": usage.input_tokens,

@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.core.conversation.json_text import string_end
 from gateway.core.counting.heuristic import estimate_tokens
-from gateway.dialects.base import Answer, Dialect
+from gateway.dialects.base import Dialect, ParsedResponse
 from gateway.dialects.fields import decode_answer
 
 #: bytes in which texts are looked for
@@ -33,11 +33,11 @@ _PICTURE: Final = b'"b64_json"'
 _TRAILING: Final = 64
 #: how many fields `usage` are tried, the last one first
 _TRIES: Final = 8
-_NOTHING: Final = Answer()
+_NOTHING: Final = ParsedResponse()
 _decoder: Final = json.JSONDecoder()
 
 
-class Glimpse:
+class PartialBody:
     """Keeps the beginning and the end of an answer that is passed on. `has_texts`: its texts are what a model made."""
 
     def __init__(self, dialect: Dialect, *, has_texts: bool) -> None:
@@ -54,32 +54,32 @@ class Glimpse:
         if len(self._tail) > 2 * _TAIL:
             del self._tail[:-_TAIL]
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """What it says."""
         return _seen(self._dialect, bytes(self._head), bytes(self._tail), has_texts=self._has_texts)
 
 
-def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
-    """What a whole answer says; see `Glimpse`. Its JSON may have a flaw: it is billed all the same."""
+def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
+    """What a whole answer says; see `PartialBody`. Its JSON may have a flaw: it is billed all the same."""
     answer = dialect.answer(body)
     if answer != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_answer(body) is not None:
         return answer
     return _seen(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 
 
-def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
-    """What an answer says that broke off; see `Glimpse`. `body`: what had come of it."""
+def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
+    """What an answer says that broke off; see `PartialBody`. `body`: what had come of it."""
     # To read megabytes of which a part is missing takes seconds, and says nothing.
-    whole = dialect.answer(body) if body[-_TRAILING:].rstrip().endswith(b"}") else Answer()
+    whole = dialect.answer(body) if body[-_TRAILING:].rstrip().endswith(b"}") else ParsedResponse()
     if whole.usage is not None or whole.output_estimate:
         # Only its end was missing, not a part of what it says.
         return whole
     return _seen(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 
 
-def _seen(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) -> Answer:
+def _seen(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) -> ParsedResponse:
     usage = _last_usage(end) or _last_usage(head)
-    answer = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else Answer()
+    answer = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else ParsedResponse()
     output = int(_weight(head)) if has_texts else 0
     return replace(answer, output_estimate=output, is_seen=_PICTURE not in head)
 

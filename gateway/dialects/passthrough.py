@@ -12,10 +12,10 @@ from typing import Any, Final
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
+from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, plain_before
 from gateway.dialects.contents import without_marks
 from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
-from gateway.dialects.response_state import Gathered
+from gateway.dialects.response_state import ResponseState
 from gateway.dialects.texts import beyond, texts_of_fields
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "query", "documents")
@@ -100,7 +100,7 @@ class PassThrough:
         others = call.fields.keys() - _STEERING.union(_TEXT_FIELDS)
         yield from beyond(_FEW_CHARACTERS, texts_of_fields(call.fields, others, unknown=True))
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """See `Dialect.answer`."""
         reader = PassThroughReader()
         reader.read(body)
@@ -127,7 +127,7 @@ class PassThroughReader(EventReader):
     """Reads events, or one whole answer as if it were an event."""
 
     def __init__(self) -> None:
-        self._gathered = Gathered()
+        self._gathered = ResponseState()
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`."""
@@ -179,7 +179,7 @@ class PassThroughReader(EventReader):
             if isinstance(audio, dict):
                 self._gathered.weigh_sound(audio.get("data"), audio.get("transcript"))
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         """See `EventReader.answer`."""
         return self._gathered.answer()
 

@@ -18,12 +18,12 @@ from typing import Final
 
 from gateway.core.usage import Usage
 from gateway.core.values import dataclass
-from gateway.dialects.base import Answer
-from gateway.dialects.reported import Reported
+from gateway.dialects.base import ParsedResponse
+from gateway.dialects.reported import ReportedUsage
 
 _REFUSED: Final = "refusal"
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
-_NOTHING: Final = Reported(0, 0, None)
+_NOTHING: Final = ReportedUsage(0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Refused:
         return f"{who}refused before any output ({category}): {self.usage.input_tokens:,} input tokens"
 
 
-def as_billed(answer: Answer, categories: Collection[str]) -> tuple[Answer, str | None]:
+def as_billed(answer: ParsedResponse, categories: Collection[str]) -> tuple[ParsedResponse, str | None]:
     """Return the answer with the usage that its provider bills, and a note on what is not billed, or None.
 
     `categories`: of a refusal before any output, those that are billed.
@@ -56,7 +56,7 @@ def as_billed(answer: Answer, categories: Collection[str]) -> tuple[Answer, str 
     return replace(answer, usage=billed), "; ".join(map(str, free))
 
 
-def _refused(answer: Answer) -> Iterator[_Refused]:
+def _refused(answer: ParsedResponse) -> Iterator[_Refused]:
     """Find the attempts that refused before any output."""
     reported = answer.usage or _NOTHING
     is_refused = answer.finish_reason == _REFUSED
@@ -73,7 +73,7 @@ def _refused(answer: Answer) -> Iterator[_Refused]:
         yield _Refused(last[0], answer.refusal, last[1])
 
 
-def _without(reported: Reported, free: Sequence[_Refused]) -> Reported:
+def _without(reported: ReportedUsage, free: Sequence[_Refused]) -> ReportedUsage:
     """Return the usage without some of its attempts. It teaches nothing of the size of the request any more."""
     left, named = reported, dict(reported.named)
     for one in free:

@@ -81,7 +81,7 @@ _TICKS_OF_USD: Final = 10**10
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedUsage:
     """A provider's figures. A side is None where nothing was said of it, and so is `cost_usd`, what the call costs."""
 
     input_tokens: int | None
@@ -223,7 +223,7 @@ class UsageReader:
         if said is not None and (said or not unless_zero):
             self._cost_usd = _cost(usage)
 
-    def reported(self) -> Reported | None:
+    def reported(self) -> ReportedUsage | None:
         """All that was said, or None where nothing was."""
         found = _reported(self._fields, self._cost_usd)
         request_tokens = 0 if self._is_edited else self._request_tokens
@@ -234,7 +234,7 @@ class UsageReader:
         return replace(found, named=named, request_tokens=request_tokens, attempts=attempts)
 
 
-def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Reported | None:
+def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> ReportedUsage | None:
     output_tokens = _first(fields, _OUTPUT)
     total = fields.get("total_tokens")
     read = _first(fields, _CACHE_READ) or 0
@@ -247,7 +247,7 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         output_tokens = max(0, total - input_tokens)
     if input_tokens is None and output_tokens is None and cost_usd is None:
         return None
-    return Reported(
+    return ReportedUsage(
         input_tokens,
         output_tokens,
         total,

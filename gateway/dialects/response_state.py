@@ -9,8 +9,8 @@ import msgspec
 from gateway.core.conversation.message import encode, is_deep
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
 from gateway.core.tools import NAME_CHARACTERS
-from gateway.dialects.audio import Sound
-from gateway.dialects.base import MAX_TOOLS, Answer
+from gateway.dialects.audio import AudioCounter
+from gateway.dialects.base import MAX_TOOLS, ParsedResponse
 from gateway.dialects.fields import UNREADABLE
 from gateway.dialects.reported import UsageReader
 from gateway.dialects.texts import texts
@@ -22,7 +22,7 @@ _OPAQUE_TOKENS: Final = 1 / 8
 _MOST_ARGUMENTS: Final = 65_536
 
 
-class Pieces:
+class ArgumentPieces:
     """The arguments of a call as they come, as far as they are looked at."""
 
     __slots__ = ("_parts", "_size")
@@ -57,7 +57,7 @@ class Pieces:
             return False
 
 
-class Gathered:
+class ResponseState:
     """What was read of an answer so far: the first model that it names, and the last of every other name."""
 
     __slots__ = (
@@ -81,9 +81,9 @@ class Gathered:
         self._latest: dict[object, object] = {}
         #: the key of the call whose arguments came last, and these arguments
         self._written: object = None
-        self._arguments = Pieces()
+        self._arguments = ArgumentPieces()
         self._output = 0.0
-        self._sound = Sound()
+        self._sound = AudioCounter()
         self.refusal: str | None = None
         self._declined: list[str | None] = []
 
@@ -163,7 +163,7 @@ class Gathered:
         if isinstance(name, str) and is_named:
             self._named(name, key, call_id, choice, one_of)
         if self._written != key:
-            self._written, self._arguments = key, Pieces()
+            self._written, self._arguments = key, ArgumentPieces()
         self._arguments.add(arguments)
 
     def _key_of(self, name: object, key: object, call_id: object, arguments: object) -> object:
@@ -189,7 +189,7 @@ class Gathered:
             return False
         if not isinstance(name, str) or name[:NAME_CHARACTERS] != self._tools[key][1]:
             return True
-        begun = Pieces()
+        begun = ArgumentPieces()
         begun.add(arguments)
         return begun.text.startswith("{") and self._arguments.text not in (begun.text, "{}")
 
@@ -229,10 +229,10 @@ class Gathered:
         """Estimated tokens of what was delivered, rounded up."""
         return rounded_up(self._output)
 
-    def answer(self, choice: int = 0) -> Answer:
+    def answer(self, choice: int = 0) -> ParsedResponse:
         """All that was read so far; of the tools, what this choice calls."""
         called = [(name, among) for by, name, among in self._tools.values() if by == choice]
-        return Answer(
+        return ParsedResponse(
             usage=self.usage.reported(),
             model=self._model,
             finish_reason=self.finish_reason,

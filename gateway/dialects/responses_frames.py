@@ -4,8 +4,8 @@ Each `response.create` is the body of one POST /v1/responses, and each event of 
 (OpenAI's guide "WebSocket mode", and `ResponsesClientEvent` in its OpenAPI document). What differs from HTTP stands
 here: the envelope around a body, the lanes of one connection, and answers that only the connection remembers.
 
-An answer that is not stored (`store: false`) can be gone on from by `previous_response_id` all the same: it is `Told`,
-and the next request takes its items in place of the id.
+A response that is not stored (`store: false`) can still be continued by `previous_response_id`: the connection keeps it
+as an `EarlierTurn`, and the next request is sent with its items instead of the id.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _RESPONSE: Final = msgspec.json.Decoder(_Response)
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateFrame:
     """A `response.create`.
 
     Attributes:
@@ -119,7 +119,7 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EarlierTurn:
     """What was said up to an answer that only the connection remembers.
 
     Attributes:
@@ -131,7 +131,7 @@ class Told:
     items: bytes
 
 
-def read_create(message: str | bytes) -> Create | None:
+def read_create(message: str | bytes) -> CreateFrame | None:
     """What a message of the client's asks for; None where it only tells something.
 
     Raises:
@@ -154,10 +154,10 @@ def read_create(message: str | bytes) -> Create | None:
     if fields.get("background") == _TRUE:
         raise InvalidRequest("background is not supported over a WebSocket. Send it by POST.", param="background")
     body = {key: value for key, value in fields.items() if key not in _ENVELOPE}
-    return Create(name, body, generates=fields.get("generate") != _FALSE)
+    return CreateFrame(name, body, generates=fields.get("generate") != _FALSE)
 
 
-def request_of(create: Create, told: Told | None) -> bytes:
+def request_of(create: CreateFrame, told: EarlierTurn | None) -> bytes:
     """The body for POST /v1/responses. `told` stands in the place of the answer that the request goes on from.
 
     Raises:
@@ -170,7 +170,7 @@ def request_of(create: Create, told: Told | None) -> bytes:
     return msgspec.json.encode(body)
 
 
-def said(create: Create, told: Told | None) -> bytes:
+def said(create: CreateFrame, told: EarlierTurn | None) -> bytes:
     """The items of what the request goes on from and of its own `input`; a text is one message of the user's.
 
     Raises:
@@ -179,7 +179,7 @@ def said(create: Create, told: Told | None) -> bytes:
     return _joined(told.items if told is not None else b"", _input_items(create))
 
 
-def _input_items(create: Create) -> bytes:
+def _input_items(create: CreateFrame) -> bytes:
     value = create.body.get("input")
     if value is None or value == _NULL:
         return b""
@@ -196,20 +196,20 @@ def _joined(*parts: bytes | Raw) -> bytes:
     return b",".join(part for part in map(bytes, parts) if part)
 
 
-class AnswerFrames:
+class ResponseFrames:
     """Makes the messages of one answer out of the events of its stream.
 
     `create`: what was asked; `told`: what that goes on from, where the connection remembers it.
     """
 
-    def __init__(self, create: Create, told: Told | None) -> None:
+    def __init__(self, create: CreateFrame, told: EarlierTurn | None) -> None:
         self._create = create
         self._before = told
         self._done: list[Raw] = []
         #: the answer's end, or an error in its place, has been seen
         self.has_ended = False
         #: what can be gone on from
-        self.told: Told | None = None
+        self.told: EarlierTurn | None = None
 
     def message(self, data: bytes, headers: Mapping[str, str]) -> str | None:
         """The message for an event's data; `headers` go into the last.
@@ -249,9 +249,9 @@ class AnswerFrames:
         output = [item.copy() for item in response.output] if response.output else self._done
         if any(_type_of(item) in COMPACTIONS for item in output):
             # It replaces all that was said before it, the request for it included.
-            self.told = Told(response.id, _joined(*output))
+            self.told = EarlierTurn(response.id, _joined(*output))
             return
-        self.told = Told(response.id, _joined(said(create, before), *_sendable(output)))
+        self.told = EarlierTurn(response.id, _joined(said(create, before), *_sendable(output)))
 
     def _last(self, event_type: str, data: bytes, headers: Mapping[str, str]) -> str:
         """The last event, with what an answer over HTTP would say in its headers."""
@@ -291,7 +291,9 @@ class AnswerFrames:
         return msgspec.json.encode(event).decode()
 
 
-def warmed_up(create: Create, told: Told | None, response_id: str, now: float) -> tuple[list[str], Told]:
+def warmed_up(
+    create: CreateFrame, told: EarlierTurn | None, response_id: str, now: float
+) -> tuple[list[str], EarlierTurn]:
     """The messages that answer a request which asks for no answer yet, and what can be gone on from.
 
     Raises:
@@ -312,7 +314,7 @@ def warmed_up(create: Create, told: Told | None, response_id: str, now: float) -
         {"type": "response.completed", "sequence_number": 1, "response": ended},
     ]
     messages = [str(_in_lane(msgspec.json.encode(event), create.lane)) for event in events]
-    return messages, Told(response_id, said(create, told))
+    return messages, EarlierTurn(response_id, said(create, told))
 
 
 def error_message(status: int, body: bytes, headers: Mapping[str, str], lane: str | None) -> str:

@@ -87,7 +87,7 @@ class _Item:
         return fields | {name: [found[number] for number in sorted(found)] for name, found in parts.items()}
 
 
-class Delivered:
+class DeliveredOutput:
     """Keeps what was delivered, up to `MAX_KEPT` bytes; of an item that is too much for it only what it is."""
 
     __slots__ = ("_items", "_left")

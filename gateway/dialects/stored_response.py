@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.dialects.base import Answer, Call, Dialect, EventReader
+from gateway.dialects.base import Call, Dialect, EventReader, ParsedResponse
 from gateway.dialects.openai_responses import LAST_EVENTS, ResponsesReader
 from gateway.dialects.passthrough import PassThrough
-from gateway.dialects.response_state import Gathered
+from gateway.dialects.response_state import ResponseState
 
 _RESPONSES: Final = "responses"
 
 
-class Earlier(PassThrough):
+class StoredResponses(PassThrough):
     """Requests as `PassThrough` has them, and answers as `made` reads those that it makes at once."""
 
     def __init__(self, operation: str, made: Dialect, *, is_empty: bool) -> None:
         super().__init__(operation, is_empty=is_empty)
         self._made = made
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ParsedResponse:
         """See `Dialect.answer`."""
         return self._made.answer(body)
 
@@ -38,7 +38,7 @@ class _AnyPartReader(ResponsesReader):
         response = value.get("response")
         if kind in LAST_EVENTS and isinstance(response, dict):
             if response.get("output"):
-                self._gathered = Gathered()
+                self._gathered = ResponseState()
             # What came before was an error of the stream, or is said again.
             self._gathered.error = False
         super()._other(kind, value, data)

@@ -41,7 +41,7 @@ def runs(
         start += len(run)
 
 
-class AtOnceReader(EventReader, Generic[E]):
+class BatchReader(EventReader, Generic[E]):
     """A reader that takes many events in one go, each as an `E`: the few fields of an event that nearly all have.
 
     Events of which one is no `E`, or no JSON, are read one by one.

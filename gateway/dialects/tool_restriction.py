@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.core.counting.families import Family
+from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.measure import Wire
 from gateway.core.values import dataclass
 from gateway.dialects.fields import join
-from gateway.dialects.tools import KNOWN_OFFERS, MODES, Mode, Offer, Tool
+from gateway.dialects.tools import KNOWN_OFFERS, MODES, Mode, OfferedTool, ToolOffer
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ENTRY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -45,7 +45,7 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class ToolRestriction:
     """How a request is narrowed: the fields to set, encoded.
 
     `weighed`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
@@ -62,7 +62,7 @@ class Narrowing:
     withdrawal: Withdrawal | None = None
 
     @classmethod
-    def of(cls, changes: Mapping[str, object]) -> Narrowing:
+    def of(cls, changes: Mapping[str, object]) -> ToolRestriction:
         """Of fields as values."""
         encoded = {name: msgspec.json.encode(value) for name, value in changes.items()}
         choice = changes.get("tool_choice")
@@ -73,12 +73,12 @@ class Narrowing:
         return cls(fields, weighed, is_among and len(changes) == 1)
 
 
-NOT_NARROWED: Final = Narrowing({}, {})
+NOT_NARROWED: Final = ToolRestriction({}, {})
 #: what weighs no more than a request that says nothing of it
 _AS_UNSAID: Final = {"tool_choice": b'"auto"'}
 
 
-class Takes(NamedTuple):
+class RestrictionSupport(NamedTuple):
     """What a model accepts of what restricts its tools.
 
     Attributes:
@@ -96,7 +96,7 @@ class Takes(NamedTuple):
     allowed: frozenset[str] | None = None
 
 
-def takes_forced(family: Family, offer: Offer) -> bool:
+def takes_forced(family: TokenizerFamily, offer: ToolOffer) -> bool:
     """Return whether a model accepts that a tool call is forced, as far as its family and the request say."""
     if family.forced_choice == "accepted":
         # Claude models before those whose thinking is bound refuse it while they think
@@ -106,7 +106,7 @@ def takes_forced(family: Family, offer: Offer) -> bool:
     return family.forced_choice == "not_thinking" and not thinks
 
 
-def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, takes: Takes) -> Narrowing:
+def narrowed(offer: ToolOffer, keep: tuple[str, ...], *, must: bool, takes: RestrictionSupport) -> ToolRestriction:
     """How a request is told to call these tools only; not at all where it says so already.
 
     Args:
@@ -119,7 +119,7 @@ def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, takes: Takes) -
     return narrow(offer, keep, must, takes)
 
 
-def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, takes: Takes) -> Narrowing:  # noqa: FBT001
+def _narrowed(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: RestrictionSupport) -> ToolRestriction:  # noqa: FBT001
     names = frozenset(keep)
     kept = tuple(tool for tool in offer.tools if tool.name in names)
     is_forced = must and takes.forced and bool(kept) and (_is_one(kept) or not offer.is_legacy)
@@ -130,7 +130,10 @@ def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, takes: Takes) -> 
     if not changes:
         return replace(NOT_NARROWED, beyond=beyond, withdrawal=withdrawal) if beyond or withdrawal else NOT_NARROWED
     narrowing = replace(
-        Narrowing.of(changes), is_forced=is_forced and offer.mode != "required", beyond=beyond, withdrawal=withdrawal
+        ToolRestriction.of(changes),
+        is_forced=is_forced and offer.mode != "required",
+        beyond=beyond,
+        withdrawal=withdrawal,
     )
     is_as_before = offer.choice is None and narrowing.weighed == _AS_UNSAID
     return replace(narrowing, weighed={}) if is_as_before else narrowing
@@ -139,7 +142,9 @@ def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, takes: Takes) -> 
 _known_narrowing = lru_cache(KNOWN_OFFERS)(_narrowed)
 
 
-def _changes(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: bool) -> dict[str, object]:
+def _changes(
+    offer: ToolOffer, kept: Sequence[OfferedTool], takes: RestrictionSupport, *, is_forced: bool
+) -> dict[str, object]:
     """The fields to set, as values."""
     same = _lists(offer, takes.listed) if takes.listed is not None else {}
     if not kept:
@@ -159,7 +164,7 @@ def _changes(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: boo
     return _lists(offer, {tool.name for tool in kept} | takes.referenced) | choice
 
 
-def _is_one(kept: Sequence[Tool]) -> bool:
+def _is_one(kept: Sequence[OfferedTool]) -> bool:
     """Whether what may be called is one tool that can be named.
 
     One whose type is the word of a mode cannot: the choice would be read as that mode.
@@ -167,11 +172,13 @@ def _is_one(kept: Sequence[Tool]) -> bool:
     return len(kept) == 1 and not kept[0].is_set and kept[0].entry.get("type") not in MODES
 
 
-def _has_choice(offer: Offer, takes: Takes) -> bool:
+def _has_choice(offer: ToolOffer, takes: RestrictionSupport) -> bool:
     return takes.choice and offer.wire != "messages" and not offer.is_legacy
 
 
-def _beyond(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: bool) -> tuple[str, ...]:
+def _beyond(
+    offer: ToolOffer, kept: Sequence[OfferedTool], takes: RestrictionSupport, *, is_forced: bool
+) -> tuple[str, ...]:
     """Return the tools that stay offered though they may not be called."""
     is_told = (is_forced and _is_one(kept)) or offer.among is not None or _has_choice(offer, takes)
     if not kept or is_told or (takes.listed is None and not takes.referenced):
@@ -181,7 +188,7 @@ def _beyond(offer: Offer, kept: Sequence[Tool], takes: Takes, *, is_forced: bool
     return tuple(name for name in offer.names if name in listed and name not in names)
 
 
-def offering_all(offer: Offer, *, is_free: bool) -> Narrowing:
+def offering_all(offer: ToolOffer, *, is_free: bool) -> ToolRestriction:
     """Return how a request that no step restricts offers its tools again: all that were withdrawn before.
 
     `is_free`: its response calls no tools, so nothing has to change.
@@ -190,7 +197,7 @@ def offering_all(offer: Offer, *, is_free: bool) -> Narrowing:
     return replace(NOT_NARROWED, withdrawal=Withdrawal(_named_by_messages(offer, None), withdrawn))
 
 
-def _withdrawal(offer: Offer, kept: Sequence[Tool], takes: Takes) -> Withdrawal | None:
+def _withdrawal(offer: ToolOffer, kept: Sequence[OfferedTool], takes: RestrictionSupport) -> Withdrawal | None:
     if takes.allowed is None:
         return None
     tools = _named_by_messages(offer, takes.listed)
@@ -198,7 +205,7 @@ def _withdrawal(offer: Offer, kept: Sequence[Tool], takes: Takes) -> Withdrawal 
     return Withdrawal(tools, tools - takes.allowed if kept else None)
 
 
-def _named_by_messages(offer: Offer, listed: frozenset[str] | None) -> frozenset[str]:
+def _named_by_messages(offer: ToolOffer, listed: frozenset[str] | None) -> frozenset[str]:
     """Return the tools that a system message can withdraw: each has a name, and is offered from the start."""
     later = {
         (field, index)
@@ -216,11 +223,11 @@ def _named_by_messages(offer: Offer, listed: frozenset[str] | None) -> frozenset
     )
 
 
-def _choice_field(offer: Offer) -> str:
+def _choice_field(offer: ToolOffer) -> str:
     return "function_call" if offer.is_legacy else "tool_choice"
 
 
-def _lists(offer: Offer, names: Collection[str]) -> dict[str, object]:
+def _lists(offer: ToolOffer, names: Collection[str]) -> dict[str, object]:
     """The lists with these tools only; nothing where they have no others, or none of these."""
     places = [tool.place for tool in offer.tools if tool.name in names]
     if not places or len(places) == len(offer.tools):
@@ -263,13 +270,13 @@ def _with(entry: bytes, changes: Mapping[str, msgspec.Raw]) -> bytes:
     return msgspec.json.encode({**_ENTRY.decode(entry), **changes})
 
 
-def _allowed(wire: Wire, kept: Sequence[Tool], mode: Mode) -> dict[str, object]:
+def _allowed(wire: Wire, kept: Sequence[OfferedTool], mode: Mode) -> dict[str, object]:
     """See https://platform.openai.com/docs/guides/function-calling, "Allowed tools"."""
     said = {"mode": mode, "tools": [tool.entry for tool in kept]}
     return {"type": "allowed_tools", "allowed_tools": said} if wire == "chat" else {"type": "allowed_tools", **said}
 
 
-def _among(offer: Offer, mode: Mode) -> object:
+def _among(offer: ToolOffer, mode: Mode) -> object:
     """The choice with another mode."""
     choice = offer.choice
     if offer.wire == "messages":
@@ -282,7 +289,7 @@ def _among(offer: Offer, mode: Mode) -> object:
     return {**choice, "mode": mode}
 
 
-def _named(offer: Offer, tool: Tool) -> object:
+def _named(offer: ToolOffer, tool: OfferedTool) -> object:
     if offer.is_legacy:
         return {"name": tool.name}
     if offer.wire == "messages":
@@ -291,5 +298,5 @@ def _named(offer: Offer, tool: Tool) -> object:
     return tool.entry
 
 
-def _none(offer: Offer) -> object:
+def _none(offer: ToolOffer) -> object:
     return {"type": "none"} if offer.wire == "messages" else "none"

@@ -61,7 +61,7 @@ _RUN_BY_PROVIDERS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class OfferedTool:
     """One tool of a request.
 
     `place`: its list, and where in it; `entry`: how a choice among tools names it; `is_set`: it stands for several.
@@ -74,7 +74,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Offer:
+class ToolOffer:
     """What a request offers, and what it says of it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Offer:
     """
 
     wire: Wire
-    tools: tuple[Tool, ...]
+    tools: tuple[OfferedTool, ...]
     lists: Mapping[str, bytes]
     mode: Mode
     named: str | None
@@ -121,7 +121,7 @@ class Offer:
         return sets.pop() if name not in names and len(sets) == 1 else name
 
 
-def offer_of(fields: AnyFields, wire: Wire) -> Offer | None:
+def offer_of(fields: AnyFields, wire: Wire) -> ToolOffer | None:
     """What a request offers; None where it offers no tools.
 
     Raises:
@@ -144,7 +144,7 @@ def offer_of(fields: AnyFields, wire: Wire) -> Offer | None:
     return _read_offer(tuple(given), wire, is_known=False)
 
 
-def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known: bool = True) -> Offer | None:
+def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known: bool = True) -> ToolOffer | None:
     """What these fields offer.
 
     Raises:
@@ -164,13 +164,15 @@ def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known
     tools = tuple(tool for one in found.values() for tool in one)
     lists = {field: fields[field] for field in found}
     names = _callable(tools, mode, named, among)
-    return Offer(wire, tools, lists, mode, named, among, choice, thinks, names, is_known)
+    return ToolOffer(wire, tools, lists, mode, named, among, choice, thinks, names, is_known)
 
 
 _known_offer = lru_cache(KNOWN_OFFERS)(_read_offer)
 
 
-def _callable(tools: Sequence[Tool], mode: Mode, named: str | None, among: frozenset[str] | None) -> tuple[str, ...]:
+def _callable(
+    tools: Sequence[OfferedTool], mode: Mode, named: str | None, among: frozenset[str] | None
+) -> tuple[str, ...]:
     if mode == "none":
         return ()
     names = dict.fromkeys(tool.name for tool in tools)
@@ -179,7 +181,7 @@ def _callable(tools: Sequence[Tool], mode: Mode, named: str | None, among: froze
     return tuple(names) if among is None else tuple(name for name in names if name in among)
 
 
-def _tools(data: bytes, field: str, wire: Wire) -> tuple[Tool, ...]:
+def _tools(data: bytes, field: str, wire: Wire) -> tuple[OfferedTool, ...]:
     """The tools of one list.
 
     Raises:
@@ -205,7 +207,7 @@ def _check_number(tools: Sequence[object], field: str) -> None:
         raise InvalidRequest(f"A request has at most {_MOST_TOOLS:,} tools where steps hold.", param=field)
 
 
-def _tool(value: Any, place: tuple[str, int], wire: Wire) -> Tool | None:
+def _tool(value: Any, place: tuple[str, int], wire: Wire) -> OfferedTool | None:
     if not isinstance(value, dict):
         return None
     kind = value.get("type", "function")
@@ -215,11 +217,11 @@ def _tool(value: Any, place: tuple[str, int], wire: Wire) -> Tool | None:
     is_set = place[0] == "mcp_servers" or (isinstance(kind, str) and _SETS.fullmatch(kind) is not None)
     for key, name in names.items():
         entry = {"type": key, key: {"name": name}} if wire == "chat" and key != "name" else {"type": kind, "name": name}
-        return Tool(name, place, entry, is_set)
+        return OfferedTool(name, place, entry, is_set)
     if label := _text(value.get("server_label")) or _text(value.get("mcp_server_name")):
-        return Tool(label, place, {"type": kind, "server_label": label}, is_set)
+        return OfferedTool(label, place, {"type": kind, "server_label": label}, is_set)
     kind = _text(kind)
-    return Tool(_without_version(kind), place, {"type": kind}, is_set) if kind else None
+    return OfferedTool(_without_version(kind), place, {"type": kind}, is_set) if kind else None
 
 
 def _names(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from gateway.mock.app import create_app
 from gateway.mock.claude_rules import CLAUDE_RULES, ModelRules
-from gateway.mock.provider import Billed, Provider, RecordedCall
+from gateway.mock.provider import Billed, MockProvider, RecordedCall
 from gateway.mock.server import MockServer
 from gateway.mock.strict import STRICT_MODELS, StrictRules
 from gateway.mock.turns import Behaviour, ToolCall, Turn, UsagePlacement
@@ -14,9 +14,9 @@ __all__ = [
     "STRICT_MODELS",
     "Behaviour",
     "Billed",
+    "MockProvider",
     "MockServer",
     "ModelRules",
-    "Provider",
     "RecordedCall",
     "StrictRules",
     "ToolCall",

@@ -8,9 +8,9 @@ from urllib.parse import parse_qs
 
 from gateway.mock import chat, completions, embeddings, messages, other, responses
 from gateway.mock.delivery import Delivery
-from gateway.mock.provider import Exchange, Provider, RecordedCall
+from gateway.mock.provider import MockExchange, MockProvider, RecordedCall
 from gateway.mock.turns import Behaviour
-from gateway.mock.wire import Answer, ApiError, JsonObject, Request, Stream, Whole, anthropic_error, openai_error
+from gateway.mock.wire import Answer, ApiError, JsonObject, ReceivedCall, Stream, Whole, anthropic_error, openai_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,36 +25,36 @@ _SUCCESS: Final = range(200, 300)
 _HTML: Final = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
 
 
-class Endpoint(NamedTuple):
+class MockEndpoint(NamedTuple):
     """What answers a path. Only a `scripted` one takes turns of the script."""
 
-    answer: Callable[[Exchange], Answer]
+    answer: Callable[[MockExchange], Answer]
     scripted: bool = True
 
 
 _ENDPOINTS: Final = {
-    ("POST", "/v1/chat/completions"): Endpoint(chat.answer),
-    ("POST", "/v1/completions"): Endpoint(completions.answer),
-    ("POST", "/v1/embeddings"): Endpoint(embeddings.answer),
-    ("POST", "/v1/responses"): Endpoint(responses.answer),
-    ("POST", "/v1/responses/compact"): Endpoint(responses.compact, scripted=False),
-    ("POST", "/v1/responses/input_tokens"): Endpoint(responses.count_input, scripted=False),
-    ("POST", "/v1/messages"): Endpoint(messages.answer),
-    ("POST", "/v1/messages/count_tokens"): Endpoint(messages.count_input, scripted=False),
-    ("POST", "/v1/files"): Endpoint(other.files, scripted=False),
-    ("POST", "/v1/audio/speech"): Endpoint(other.speech),
-    ("POST", "/v1/audio/transcriptions"): Endpoint(other.transcriptions),
-    ("POST", "/v1/images/generations"): Endpoint(other.images),
-    ("GET", "/v1/models"): Endpoint(other.models, scripted=False),
+    ("POST", "/v1/chat/completions"): MockEndpoint(chat.answer),
+    ("POST", "/v1/completions"): MockEndpoint(completions.answer),
+    ("POST", "/v1/embeddings"): MockEndpoint(embeddings.answer),
+    ("POST", "/v1/responses"): MockEndpoint(responses.answer),
+    ("POST", "/v1/responses/compact"): MockEndpoint(responses.compact, scripted=False),
+    ("POST", "/v1/responses/input_tokens"): MockEndpoint(responses.count_input, scripted=False),
+    ("POST", "/v1/messages"): MockEndpoint(messages.answer),
+    ("POST", "/v1/messages/count_tokens"): MockEndpoint(messages.count_input, scripted=False),
+    ("POST", "/v1/files"): MockEndpoint(other.files, scripted=False),
+    ("POST", "/v1/audio/speech"): MockEndpoint(other.speech),
+    ("POST", "/v1/audio/transcriptions"): MockEndpoint(other.transcriptions),
+    ("POST", "/v1/images/generations"): MockEndpoint(other.images),
+    ("GET", "/v1/models"): MockEndpoint(other.models, scripted=False),
 }
 #: how a response that is made in the background is fetched, and cancelled: method, slashes of the path, its end
 _OF_A_RESPONSE: Final = (("GET", 3, False), ("POST", 4, True))
 _PATHS: Final = frozenset(path for _, path in _ENDPOINTS)
-_MODEL: Final = Endpoint(other.model, scripted=False)
-_RESPONSE: Final = Endpoint(responses.fetch, scripted=False)
+_MODEL: Final = MockEndpoint(other.model, scripted=False)
+_RESPONSE: Final = MockEndpoint(responses.fetch, scripted=False)
 
 
-def create_app(provider: Provider) -> ASGIApp:
+def create_app(provider: MockProvider) -> ASGIApp:
     """An ASGI app that answers for `provider`. It speaks HTTP only: no lifespan, no websockets."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +74,7 @@ def create_app(provider: Provider) -> ASGIApp:
     return app
 
 
-async def _read(scope: Scope, receive: Receive) -> Request | None:
+async def _read(scope: Scope, receive: Receive) -> ReceivedCall | None:
     """The whole request; None where the client leaves before it is here."""
     parts: list[bytes] = []
     more = True
@@ -86,17 +86,17 @@ async def _read(scope: Scope, receive: Receive) -> Request | None:
         more = message.get("more_body", False)
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     query = scope["query_string"].decode("latin-1")
-    return Request(scope["method"], scope["path"], query, headers, b"".join(parts))
+    return ReceivedCall(scope["method"], scope["path"], query, headers, b"".join(parts))
 
 
-def _decide(request: Request, provider: Provider, number: int) -> tuple[Answer, Behaviour]:
+def _decide(request: ReceivedCall, provider: MockProvider, number: int) -> tuple[Answer, Behaviour]:
     """The answer and how it behaves, already recorded and billed: a client that leaves now pays all the same."""
     behaviour = _PLAIN
     answer: Answer
     try:
         provider.authorize(request)
         endpoint = _endpoint(request)
-        exchange = Exchange.begin(request, provider, number, scripted=endpoint.scripted)
+        exchange = MockExchange.begin(request, provider, number, scripted=endpoint.scripted)
         behaviour = exchange.behaviour
         answer = _fault(behaviour) or endpoint.answer(exchange)
     except ApiError as error:
@@ -109,7 +109,7 @@ def _decide(request: Request, provider: Provider, number: int) -> tuple[Answer, 
     return answer, behaviour
 
 
-def _endpoint(request: Request) -> Endpoint:
+def _endpoint(request: ReceivedCall) -> MockEndpoint:
     """What answers `request`.
 
     Raises:
@@ -142,14 +142,14 @@ def _fault(behaviour: Behaviour) -> Answer | None:
     return None
 
 
-def _refusal(error: ApiError, request: Request, behaviour: Behaviour, number: int) -> Whole:
+def _refusal(error: ApiError, request: ReceivedCall, behaviour: Behaviour, number: int) -> Whole:
     anthropic = request.path.startswith("/v1/messages") or request.header("anthropic-version") is not None
     content = error.body or (anthropic_error(error, f"req_mock{number}") if anthropic else openai_error(error))
     headers = [("retry-after", behaviour.retry_after)] if behaviour.retry_after is not None else []
     return Whole(content, status=error.status, headers=headers)
 
 
-def _control(request: Request, provider: Provider) -> Whole:
+def _control(request: ReceivedCall, provider: MockProvider) -> Whole:
     """Answer a test that looks at the provider from another process; neither recorded nor billed."""
     match request.method, request.path.removeprefix(CONTROL_PREFIX):
         case "GET", "billed":

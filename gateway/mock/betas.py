@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.mock.wire import Request
+from gateway.mock.wire import ReceivedCall
 
 BINDING: Final = "thinking-binding-controls-2026-08-01"
 ON_DEMAND_COMPACTION: Final = "compact-2026-09-04"
@@ -22,7 +22,7 @@ DEFAULT_FALLBACK: Final = "server-side-fallback-2026-07-01"
 EXTRA_INPUTS: Final = "Extra inputs are not permitted"
 
 
-def betas_of(request: Request) -> frozenset[str]:
+def betas_of(request: ReceivedCall) -> frozenset[str]:
     """Return the betas that `request` names."""
     values = [value for name, value in request.headers if name == "anthropic-beta"]
     return frozenset(part.strip() for value in values for part in value.split(","))

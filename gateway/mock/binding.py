@@ -34,7 +34,7 @@ _MODIFIED: Final = (
 )
 
 
-class Terms(NamedTuple):
+class BindingTerms(NamedTuple):
     """What the thinking blocks of one request are checked against."""
 
     rules: ModelRules
@@ -46,7 +46,7 @@ class Terms(NamedTuple):
     """The signed compaction block that the request begins with."""
 
 
-class Sent(NamedTuple):
+class SentThinking(NamedTuple):
     """A thinking block that a request sends back."""
 
     path: str
@@ -56,7 +56,7 @@ class Sent(NamedTuple):
 
 
 #: The thinking blocks of a request by message and place in its content.
-SentBlocks = dict[tuple[int, int], Sent]
+SentBlocks = dict[tuple[int, int], SentThinking]
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Checked:
         return Checked(self.prefix, [{"role": "assistant", "content": [block]}])
 
 
-def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) -> list[JsonObject]:
+def create(texts: Sequence[str], checked: Checked, terms: BindingTerms, response: int) -> list[JsonObject]:
     """Return new thinking blocks, one for each of `texts`, bound to the request; `response` is the call's number."""
     account = terms.account if terms.rules.account_bound else ""
     chain = list(checked.chain)
@@ -106,7 +106,7 @@ def create(texts: Sequence[str], checked: Checked, terms: Terms, response: int) 
     return blocks
 
 
-def check(messages: Sequence[JsonObject], prefix: Prefix, terms: Terms, memory: PrefixMemory) -> Checked:
+def check(messages: Sequence[JsonObject], prefix: Prefix, terms: BindingTerms, memory: PrefixMemory) -> Checked:
     """Return the request without the thinking blocks that must be dropped, and without what the API ignores.
 
     Args:
@@ -153,7 +153,7 @@ def check(messages: Sequence[JsonObject], prefix: Prefix, terms: Terms, memory: 
     return checked
 
 
-def _passes(sent: Sent, checked: Checked, terms: Terms, memory: PrefixMemory) -> bool:
+def _passes(sent: SentThinking, checked: Checked, terms: BindingTerms, memory: PrefixMemory) -> bool:
     """Return True for a block that the model gets; report one that it does not get, or that failed the check.
 
     Raises:
@@ -185,7 +185,7 @@ def _passes(sent: Sent, checked: Checked, terms: Terms, memory: PrefixMemory) ->
     return is_allowed
 
 
-def _append(sent: Sent, checked: Checked) -> None:
+def _append(sent: SentThinking, checked: Checked) -> None:
     checked.has_gap = checked.has_gap or not _follows(sent.seal, checked.chain)
     checked.chain.append(sent.identifier)
 
@@ -218,7 +218,7 @@ def _change(seal: Seal, checked: Checked, memory: PrefixMemory) -> str | None:
     return _CHANGED.get(name, f"Content before this block differs from when it was created, first at `{name}`.")
 
 
-def _refusal(sent: Sent, cause: str | None, *, has_beta: bool) -> str:
+def _refusal(sent: SentThinking, cause: str | None, *, has_beta: bool) -> str:
     sentences = [f"{_invalid(sent.path, sent.block)}.", _BOUND]
     if not has_beta:
         sentences.append(_NEEDS_BETA)
@@ -232,7 +232,7 @@ def _invalid(path: str, block: JsonObject) -> str:
     return f"{path}: Invalid `{key}` in `{block.get('type')}` block"
 
 
-def _read(place: tuple[int, int], block: JsonObject) -> Sent:
+def _read(place: tuple[int, int], block: JsonObject) -> SentThinking:
     """Return a thinking block with what its signature says.
 
     Raises:
@@ -246,7 +246,7 @@ def _read(place: tuple[int, int], block: JsonObject) -> Sent:
     seal = read(signature, Seal)
     if seal is None:
         raise ApiError(400, _invalid(path, block))
-    return Sent(path, block, seal, identifier(signature))
+    return SentThinking(path, block, seal, identifier(signature))
 
 
 def _thinking(messages: Sequence[JsonObject]) -> Iterator[tuple[tuple[int, int], JsonObject]]:

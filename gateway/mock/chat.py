@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.mock import chat_rules, openai_stream
-from gateway.mock.openai_stream import Step
+from gateway.mock.openai_stream import StreamChunk
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
 from gateway.mock.strict import NO_RULES, StrictRules, rules_of
 from gateway.mock.windows import check_chat
-from gateway.mock.wire import Answer, JsonObject, Limit, Number, Stream, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, JsonObject, Limit, MockUsage, Number, Stream, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
     from gateway.mock.schemas import Schema
 
 FINGERPRINT: Final = "fp_mock"
@@ -47,7 +47,7 @@ class ChatRequest(msgspec.Struct):
     parallel_tool_calls: bool | None = None
 
 
-def answer(exchange: Exchange) -> Answer:
+def answer(exchange: MockExchange) -> Answer:
     """Answer a chat request."""
     body = decode(exchange.request.body, ChatRequest)
     behaviour = exchange.behaviour
@@ -67,7 +67,7 @@ def answer(exchange: Exchange) -> Answer:
     ask = _ask(body, messages)
     decided = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
     replies = [chat_rules.with_reasoning(rules, fields, ask, reply) for reply in decided]
-    counted = Usage(
+    counted = MockUsage(
         input=prompt + beside,
         output=sum(reply.output_tokens for reply in replies),
         cached=exchange.provider.cached_tokens(body.model, sizes),
@@ -118,7 +118,7 @@ def _schema(response_format: JsonObject) -> Schema | None:
     return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
 
 
-def _base(exchange: Exchange, model: str, kind: str) -> JsonObject:
+def _base(exchange: MockExchange, model: str, kind: str) -> JsonObject:
     return {
         "id": f"chatcmpl-mock{exchange.number}",
         "object": kind,
@@ -129,7 +129,7 @@ def _base(exchange: Exchange, model: str, kind: str) -> JsonObject:
     }
 
 
-def _calls(exchange: Exchange, model: str, rules: StrictRules, reply: Reply, choice: int) -> list[JsonObject]:
+def _calls(exchange: MockExchange, model: str, rules: StrictRules, reply: Reply, choice: int) -> list[JsonObject]:
     number = exchange.number
     return [
         {
@@ -142,7 +142,9 @@ def _calls(exchange: Exchange, model: str, rules: StrictRules, reply: Reply, cho
     ]
 
 
-def _whole(exchange: Exchange, model: str, rules: StrictRules, replies: list[Reply], usage: Usage) -> JsonObject:
+def _whole(
+    exchange: MockExchange, model: str, rules: StrictRules, replies: list[Reply], usage: MockUsage
+) -> JsonObject:
     choices = [
         {
             "index": index,
@@ -170,7 +172,7 @@ def _message(reply: Reply, calls: list[JsonObject]) -> JsonObject:
     return message
 
 
-def _steps(exchange: Exchange, model: str, rules: StrictRules, replies: list[Reply]) -> list[Step]:
+def _steps(exchange: MockExchange, model: str, rules: StrictRules, replies: list[Reply]) -> list[StreamChunk]:
     """The chunks of all choices, in turns."""
     choices = [
         _choice_steps(exchange, reply, index, _calls(exchange, model, rules, reply, index))
@@ -180,20 +182,22 @@ def _steps(exchange: Exchange, model: str, rules: StrictRules, replies: list[Rep
     return [step for step in rows if step is not None]
 
 
-def _choice_steps(exchange: Exchange, reply: Reply, choice: int, calls: list[JsonObject]) -> Iterator[Step]:
+def _choice_steps(exchange: MockExchange, reply: Reply, choice: int, calls: list[JsonObject]) -> Iterator[StreamChunk]:
     first: JsonObject = {"role": "assistant", "content": None if reply.tool_calls else "", "refusal": None}
-    yield Step(_delta(choice, first), "meta")
+    yield StreamChunk(_delta(choice, first), "meta")
     for part in chunked(reply.reasoning, None) if reply.reasoning else ():
-        yield Step(_delta(choice, {"reasoning_content": part}), "meta")
+        yield StreamChunk(_delta(choice, {"reasoning_content": part}), "meta")
     if reply.text:
         for part in chunked(reply.text, exchange.behaviour.chunks):
-            yield Step(_delta(choice, {"content": part}), "content")
+            yield StreamChunk(_delta(choice, {"content": part}), "content")
     for index, (call, whole) in enumerate(zip(reply.tool_calls, calls, strict=True)):
         opening: JsonObject = {"index": index, **whole, "function": {"name": call.name, "arguments": ""}}
-        yield Step(_delta(choice, {"tool_calls": [opening]}), "meta")
+        yield StreamChunk(_delta(choice, {"tool_calls": [opening]}), "meta")
         for part in chunked(call.arguments, exchange.behaviour.chunks):
-            yield Step(_delta(choice, {"tool_calls": [{"index": index, "function": {"arguments": part}}]}), "content")
-    yield Step(_delta(choice, {}, reply.finish_reason), "finish")
+            yield StreamChunk(
+                _delta(choice, {"tool_calls": [{"index": index, "function": {"arguments": part}}]}), "content"
+            )
+    yield StreamChunk(_delta(choice, {}, reply.finish_reason), "finish")
 
 
 def _delta(choice: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.mock import betas, tokens
-from gateway.mock.binding import Checked, Terms, check, create
+from gateway.mock.binding import BindingTerms, Checked, check, create
 from gateway.mock.claude_fields import Controls
 from gateway.mock.claude_requests import (
     mismatch,
@@ -19,7 +19,7 @@ from gateway.mock.claude_requests import (
 )
 from gateway.mock.claude_rules import ModelRules, rules_of
 from gateway.mock.claude_sizes import sizes_of, total_of
-from gateway.mock.compactions import Asked, refuse_request, signed_block, signed_summary, summary_of
+from gateway.mock.compactions import CompactionContext, refuse_request, signed_block, signed_summary, summary_of
 from gateway.mock.context_edits import Compact, Edit, apply_edits, read_edits
 from gateway.mock.fallbacks import Fallback, read_fallbacks
 from gateway.mock.prefixes import Prefix
@@ -28,20 +28,20 @@ from gateway.mock.tool_changes import refuse_tool_changes
 from gateway.mock.wire import ApiError, JsonObject, decode
 
 if TYPE_CHECKING:
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
 
 #: Characters of the user's last message that the thinking quotes.
 _QUOTED: Final = 80
 
 
-class Thoughts(NamedTuple):
+class ThinkingOutput(NamedTuple):
     """The thinking blocks of a response, and their tokens, which are output."""
 
     blocks: tuple[JsonObject, ...] = ()
     tokens: int = 0
 
 
-NO_THOUGHTS: Final = Thoughts()
+NO_THOUGHTS: Final = ThinkingOutput()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ClaudeCall:
 
     model: str
     controls: Controls
-    terms: Terms
+    terms: BindingTerms
     checked: Checked
     messages: list[JsonObject]
     """The messages as the model reads them, after context edits."""
@@ -79,7 +79,7 @@ class ClaudeCall:
         """Return each message as billed: without dropped blocks and without signatures, and its tokens."""
         return sizes_of(self.messages)
 
-    def think(self, exchange: Exchange, max_tokens: int) -> Thoughts:
+    def think(self, exchange: MockExchange, max_tokens: int) -> ThinkingOutput:
         """Return the thinking of the response; none if the request turns it off or leaves no tokens for it."""
         messages = self.checked.messages
         if not self.controls.thinks(self.terms.rules, messages):
@@ -90,7 +90,7 @@ class ClaudeCall:
         if spent >= max_tokens:
             return NO_THOUGHTS
         shown = [""] * len(texts) if self.controls.hides_thinking else texts
-        return Thoughts(tuple(create(shown, self.checked, self.terms, exchange.number)), spent)
+        return ThinkingOutput(tuple(create(shown, self.checked, self.terms, exchange.number)), spent)
 
     def summarized(self) -> tuple[JsonObject, ClaudeCall]:
         """Return an unsigned compaction block of all messages, and the request after it."""
@@ -111,14 +111,14 @@ class ClaudeCall:
 class _Request(NamedTuple):
     """What all attempts to answer a request have in common."""
 
-    exchange: Exchange
+    exchange: MockExchange
     messages: list[JsonObject]
     betas: frozenset[str]
     counts_only: bool
 
 
 def enforce(
-    exchange: Exchange, model: str, messages: list[JsonObject], *, counts_only: bool = False
+    exchange: MockExchange, model: str, messages: list[JsonObject], *, counts_only: bool = False
 ) -> list[ClaudeCall]:
     """Apply the rules of `model` to a request, and those of the models that answer if it refuses.
 
@@ -159,12 +159,12 @@ def _call(request: _Request, attempt: Fallback) -> ClaudeCall:
     edits = read_edits(controls.context_management, request.betas, thinks=thinks)
     if any(isinstance(edit, Compact) for edit in edits) and not rules.compacts:
         raise ApiError(400, "context_management: This model does not support `compact_20260112`.")
-    terms = Terms(
+    terms = BindingTerms(
         rules=rules,
         account=behaviour.account,
         mismatch=mismatch(controls, rules, is_old_account=behaviour.old_account),
         has_beta=betas.BINDING in request.betas,
-        signed=signed_block(messages, Asked(request.betas, edits, controls.task_budget)),
+        signed=signed_block(messages, CompactionContext(request.betas, edits, controls.task_budget)),
     )
     checked = check(messages, Prefix(controls.system, controls.tools), terms, memory)
     refuse_tool_changes(controls.tools or [], rules, messages, request.betas)

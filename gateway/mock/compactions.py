@@ -50,7 +50,7 @@ class Signed(NamedTuple):
         return (self.identifier, *self.seal.before)
 
 
-class Asked(NamedTuple):
+class CompactionContext(NamedTuple):
     """What a request says that its compaction blocks depend on."""
 
     betas: frozenset[str]
@@ -89,7 +89,7 @@ def refuse_request(
         raise ApiError(400, "compaction: The last assistant turn ends in a tool call with no result. Send its result.")
 
 
-def signed_block(messages: Sequence[JsonObject], asked: Asked) -> Signed | None:
+def signed_block(messages: Sequence[JsonObject], asked: CompactionContext) -> Signed | None:
     """Return the signed compaction block of a request; None if it has none.
 
     Raises:
@@ -111,7 +111,7 @@ def signed_block(messages: Sequence[JsonObject], asked: Asked) -> Signed | None:
     return _opened(signed[0]) if signed else None
 
 
-def _refuse_unsigned(path: str, asked: Asked) -> None:
+def _refuse_unsigned(path: str, asked: CompactionContext) -> None:
     if betas.THRESHOLD_COMPACTION not in asked.betas:
         if betas.ON_DEMAND_COMPACTION in asked.betas:
             raise ApiError(400, f"{path}: a `compaction` block with `content` requires its `signature`")
@@ -121,7 +121,7 @@ def _refuse_unsigned(path: str, asked: Asked) -> None:
         raise ApiError(400, f"`compaction` blocks require {strategy}.")
 
 
-def _refuse_signed(path: str, block: JsonObject, count: int, asked: Asked) -> None:
+def _refuse_signed(path: str, block: JsonObject, count: int, asked: CompactionContext) -> None:
     if betas.ON_DEMAND_COMPACTION not in asked.betas:
         if betas.THRESHOLD_COMPACTION in asked.betas:
             needs = f"`signature` requires anthropic-beta: {betas.ON_DEMAND_COMPACTION}"

@@ -9,14 +9,14 @@ import msgspec
 
 from gateway.mock import openai_stream, tokens
 from gateway.mock.chat import FINGERPRINT, StreamOptions
-from gateway.mock.openai_stream import Step
+from gateway.mock.openai_stream import StreamChunk
 from gateway.mock.replies import Ask, Reply, chunked, decide
-from gateway.mock.wire import Answer, JsonObject, Limit, Number, Stream, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, JsonObject, Limit, MockUsage, Number, Stream, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
 
 #: The API's own default.
 DEFAULT_MAX_TOKENS: Final = 16
@@ -34,7 +34,7 @@ class CompletionRequest(msgspec.Struct):
     echo: bool | None = None
 
 
-def answer(exchange: Exchange) -> Answer:
+def answer(exchange: MockExchange) -> Answer:
     """Answer a completion request: `n` choices for each prompt."""
     body = decode(exchange.request.body, CompletionRequest)
     behaviour = exchange.behaviour
@@ -46,7 +46,7 @@ def answer(exchange: Exchange) -> Answer:
     check_model(body.model)
     prompts = inputs(body.prompt)
     replies = list(_replies(exchange, body, prompts))
-    usage = exchange.settle(Usage(sum(map(input_tokens, prompts)), sum(reply.output_tokens for reply in replies)))
+    usage = exchange.settle(MockUsage(sum(map(input_tokens, prompts)), sum(reply.output_tokens for reply in replies)))
     base: JsonObject = {
         "id": f"cmpl-mock{exchange.number}",
         "object": "text_completion",
@@ -80,7 +80,7 @@ def input_tokens(item: str | list[int]) -> int:
     return tokens.count(item) if isinstance(item, str) else len(item)
 
 
-def _replies(exchange: Exchange, body: CompletionRequest, prompts: list[str | list[int]]) -> Iterator[Reply]:
+def _replies(exchange: MockExchange, body: CompletionRequest, prompts: list[str | list[int]]) -> Iterator[Reply]:
     for prompt in prompts:
         text = prompt if isinstance(prompt, str) else f"{len(prompt)} token ids"
         ask = Ask(user_text=text, max_tokens=body.max_tokens)
@@ -92,11 +92,11 @@ def _replies(exchange: Exchange, body: CompletionRequest, prompts: list[str | li
             yield reply
 
 
-def _steps(replies: list[Reply], chunks: int | None) -> Iterator[Step]:
+def _steps(replies: list[Reply], chunks: int | None) -> Iterator[StreamChunk]:
     for index, reply in enumerate(replies):
         for part in chunked(reply.text, chunks):
-            yield Step(_choice(index, part, None), "content")
-        yield Step(_choice(index, "", reply.finish_reason), "finish")
+            yield StreamChunk(_choice(index, part, None), "content")
+        yield StreamChunk(_choice(index, "", reply.finish_reason), "finish")
 
 
 def _choice(index: int, text: str, finish_reason: str | None) -> JsonObject:

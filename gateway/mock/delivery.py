@@ -7,7 +7,7 @@ import gzip
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from gateway.mock.wire import Answer, Frame, Request, Stream, Whole, encode
+from gateway.mock.wire import Answer, ReceivedCall, SentEvent, Stream, Whole, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ _FASTEST: Final = 1
 class Delivery:
     """One answer on its way. `number` is that of the call."""
 
-    def __init__(self, request: Request, behaviour: Behaviour, number: int, receive: Receive, send: Send) -> None:
+    def __init__(self, request: ReceivedCall, behaviour: Behaviour, number: int, receive: Receive, send: Send) -> None:
         self._request = request
         self._behaviour = behaviour
         self._number = number
@@ -91,14 +91,14 @@ class Delivery:
             return
         await self._send({"type": "http.response.body", "body": squeeze.flush() if squeeze else b""})
 
-    def _frames(self, frames: list[Frame]) -> Iterable[Frame]:
+    def _frames(self, frames: list[SentEvent]) -> Iterable[SentEvent]:
         if self._behaviour.no_done:
             frames = [frame for frame in frames if frame.kind != "done"]
         if self._behaviour.malformed:
             content = [index for index, frame in enumerate(frames) if frame.kind == "content"]
             middle = content[len(content) // 2] if content else len(frames) // 2
             broken = frames[middle].data
-            frames = [*frames[:middle], Frame(broken[: len(broken) * 2 // 3] + b"\n\n"), *frames[middle:]]
+            frames = [*frames[:middle], SentEvent(broken[: len(broken) * 2 // 3] + b"\n\n"), *frames[middle:]]
         return frames
 
     def _headers(self, content_type: str) -> Headers:

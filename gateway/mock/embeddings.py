@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from gateway.mock.completions import input_tokens, inputs
-from gateway.mock.wire import Answer, JsonObject, Usage, Whole, check_model, decode, encode
+from gateway.mock.wire import Answer, JsonObject, MockUsage, Whole, check_model, decode, encode
 
 if TYPE_CHECKING:
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
 
 DEFAULT_DIMENSIONS: Final = 64
 #: up to those of the largest model there is
@@ -30,12 +30,12 @@ class EmbeddingRequest(msgspec.Struct):
     dimensions: Dimensions | None = None
 
 
-def answer(exchange: Exchange) -> Answer:
+def answer(exchange: MockExchange) -> Answer:
     """Answer an embedding request with one unit vector for each input, made from its digest."""
     body = decode(exchange.request.body, EmbeddingRequest)
     check_model(body.model)
     items = inputs(body.input)
-    usage = Usage(exchange.settle(Usage(sum(map(input_tokens, items)), 0)).input, 0)
+    usage = MockUsage(exchange.settle(MockUsage(sum(map(input_tokens, items)), 0)).input, 0)
     data = []
     for index, item in enumerate(items):
         values = _vector(encode(item), body.dimensions or DEFAULT_DIMENSIONS)

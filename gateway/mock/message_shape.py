@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 
 from gateway.mock.replies import chunked
-from gateway.mock.wire import Frame, JsonObject, Share, Usage, named_frame
+from gateway.mock.wire import JsonObject, MockUsage, SentEvent, Share, named_frame
 
 if TYPE_CHECKING:
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
 
 #: How a content block is streamed: type and key of its deltas, the fields that are empty at first, the field they fill.
 _STREAMED: Final[dict[str, tuple[str, str, JsonObject, str]]] = {
@@ -22,7 +22,7 @@ _STREAMED: Final[dict[str, tuple[str, str, JsonObject, str]]] = {
     "tool_use": ("input_json_delta", "partial_json", {"input": {}}, "input"),
     "compaction": ("compaction_delta", "content", {"content": None}, "content"),
 }
-NOTHING: Final = Usage(0, 0)
+NOTHING: Final = MockUsage(0, 0)
 PassKind = Literal["message", "fallback_message", "compaction"]
 
 
@@ -31,14 +31,14 @@ class Pass(NamedTuple):
 
     kind: PassKind
     model: str
-    usage: Usage
+    usage: MockUsage
     written: int = 0
     """Input tokens that were written to the cache."""
     is_billed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltMessage:
     """A response, before it has a wire format."""
 
     model: str
@@ -67,23 +67,23 @@ class Made:
     @property
     def shares(self) -> tuple[Share, ...]:
         """Return what each model bills."""
-        found: dict[str, Usage] = {}
+        found: dict[str, MockUsage] = {}
         for one in self.passes:
             if one.is_billed:
                 found[one.model] = found.get(one.model, NOTHING).plus(one.usage)
         return tuple(Share(model, usage) for model, usage in found.items())
 
     @property
-    def billed(self) -> Usage | None:
+    def billed(self) -> MockUsage | None:
         """Return what is billed in all; None: nothing."""
         shares = [share.usage for share in self.shares]
-        return reduce(Usage.plus, shares) if shares else None
+        return reduce(MockUsage.plus, shares) if shares else None
 
 
 class Shape:
     """One message in its wire format."""
 
-    def __init__(self, exchange: Exchange, made: Made) -> None:
+    def __init__(self, exchange: MockExchange, made: BuiltMessage) -> None:
         self._exchange = exchange
         self._made = made
 
@@ -94,7 +94,7 @@ class Shape:
         message = self._message(made.model, list(made.blocks), usage)
         return {**message, "stop_reason": made.stop_reason, **self._details(), **self._edits()}
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[SentEvent]:
         """Yield the events of a stream, in the API's order."""
         made = self._made
         is_first = made.partial or made.passes[0].kind == "compaction"
@@ -155,7 +155,7 @@ class Shape:
             return {"output_tokens": self._made.served.usage.output}
         return self._usage()
 
-    def _block(self, index: int, block: JsonObject) -> Iterator[Frame]:
+    def _block(self, index: int, block: JsonObject) -> Iterator[SentEvent]:
         """Yield the events of one content block; the API pings after the first one opens."""
         begun, parts = self._parts(block)
         yield named_frame({"type": "content_block_start", "index": index, "content_block": begun})

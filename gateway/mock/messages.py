@@ -11,17 +11,17 @@ from gateway.mock import tokens
 from gateway.mock.claude import NO_THOUGHTS, ClaudeCall, beside_of, enforce
 from gateway.mock.claude_rules import BILLED_REFUSALS
 from gateway.mock.compactions import summary_of
-from gateway.mock.message_shape import Made, Pass, PassKind, Shape
+from gateway.mock.message_shape import BuiltMessage, Pass, PassKind, Shape
 from gateway.mock.prompts import last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, decide
 from gateway.mock.tool_changes import withdrawn_tools
 from gateway.mock.windows import check_message
-from gateway.mock.wire import Answer, JsonObject, Limit, Stream, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, JsonObject, Limit, MockUsage, Stream, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
     from gateway.mock.schemas import Schema
 
 #: Stop reasons by finish reason in chat's words.
@@ -58,12 +58,12 @@ class _Prompt(NamedTuple):
     cached: int
     written: int
 
-    def used(self, output: int) -> Usage:
+    def used(self, output: int) -> MockUsage:
         """Return the usage of a pass over it."""
-        return Usage(self.tokens, output, self.cached)
+        return MockUsage(self.tokens, output, self.cached)
 
 
-def answer(exchange: Exchange) -> Answer:
+def answer(exchange: MockExchange) -> Answer:
     """Answer a message request."""
     body = decode(exchange.request.body, MessageRequest)
     check_model(body.model)
@@ -79,7 +79,7 @@ def answer(exchange: Exchange) -> Answer:
     return Whole(shape.message(), made.model, made.billed, shares=made.shares)
 
 
-def count_input(exchange: Exchange) -> Answer:
+def count_input(exchange: MockExchange) -> Answer:
     """Count the input of a message request; bills nothing."""
     body = decode(exchange.request.body, CountRequest)
     check_model(body.model)
@@ -87,7 +87,7 @@ def count_input(exchange: Exchange) -> Answer:
     calls = enforce(exchange, body.model, messages, counts_only=True)
     beside = beside_of(body.system, body.tools)
     sizes = calls[0].sizes() if calls else sizes
-    counted: JsonObject = {"input_tokens": exchange.settle(Usage(_total(sizes) + beside, 0)).input}
+    counted: JsonObject = {"input_tokens": exchange.settle(MockUsage(_total(sizes) + beside, 0)).input}
     if calls and calls[0].applied is not None:
         counted["context_management"] = {"original_input_tokens": calls[0].original_tokens + beside}
     return Whole(counted, body.model)
@@ -98,7 +98,7 @@ class _Attempts:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: MockExchange,
         body: MessageRequest,
         messages: list[JsonObject],
         sizes: list[tuple[bytes, int]],
@@ -110,7 +110,7 @@ class _Attempts:
         self._passes: list[Pass] = []
         self._blocks: list[JsonObject] = []
 
-    def made(self, calls: Sequence[ClaudeCall]) -> Made:
+    def made(self, calls: Sequence[ClaudeCall]) -> BuiltMessage:
         """Return the response; `calls`: the request for each model, empty for one without rules."""
         turn = self._exchange.turn
         refusals = turn.refusals if turn else ()
@@ -128,13 +128,13 @@ class _Attempts:
         category = refusals[max(0, len(calls) - 1)]
         return self._finished(self._response(last, "refusal", category=category), partial)
 
-    def _finished(self, made: Made, partial: str) -> Made:
+    def _finished(self, made: BuiltMessage, partial: str) -> BuiltMessage:
         lists = len(self._passes) > 1 or any(one.kind != "message" for one in self._passes)
         first = self._body.model if partial else ""
         return replace(made, lists_passes=lists, partial=partial, first_model=first)
 
-    def _response(self, call: ClaudeCall | None, stop_reason: str, *, category: str | None = None) -> Made:
-        return Made(
+    def _response(self, call: ClaudeCall | None, stop_reason: str, *, category: str | None = None) -> BuiltMessage:
+        return BuiltMessage(
             model=call.model if call else self._body.model,
             stop_reason=stop_reason,
             blocks=tuple(self._blocks),
@@ -164,7 +164,7 @@ class _Attempts:
         block: JsonObject = {"type": "fallback", "from": {"model": model}, "to": {"model": other}, "trigger": trigger}
         self._blocks.append(block)
 
-    def _respond(self, call: ClaudeCall | None, *, is_fallback: bool) -> Made:
+    def _respond(self, call: ClaudeCall | None, *, is_fallback: bool) -> BuiltMessage:
         prompt = self._prompt(call)
         if call and call.compact and prompt.tokens >= call.compact.threshold:
             block, after = call.summarized()
@@ -191,7 +191,7 @@ class _Attempts:
         return _read(self._exchange, model, sizes, beside_of(self._body.system, self._body.tools))
 
 
-def _summarize(exchange: Exchange, body: MessageRequest, call: ClaudeCall) -> Made:
+def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -> BuiltMessage:
     """Answer a request for a summary: with a signed compaction block, or with nothing if the model wrote none."""
     turn = exchange.turn
     prompt = _read(exchange, call.model, call.sizes(), beside_of(body.system, body.tools))
@@ -209,7 +209,7 @@ def _summarize(exchange: Exchange, body: MessageRequest, call: ClaudeCall) -> Ma
     usage = exchange.settle(prompt.used(tokens.count(text)))
     category = turn.refusals[0] if turn and turn.refusals else None
     is_billed = stop_reason != "refusal" or category in call.terms.rules.billed_refusals
-    return Made(
+    return BuiltMessage(
         model=call.model,
         stop_reason=stop_reason,
         blocks=(call.signed(text),) if stop_reason == "compaction" else (),
@@ -220,7 +220,7 @@ def _summarize(exchange: Exchange, body: MessageRequest, call: ClaudeCall) -> Ma
     )
 
 
-def _read(exchange: Exchange, model: str, sizes: Sequence[tuple[bytes, int]], beside: int) -> _Prompt:
+def _read(exchange: MockExchange, model: str, sizes: Sequence[tuple[bytes, int]], beside: int) -> _Prompt:
     total = _total(sizes)
     check_message(exchange, model, total + beside)
     if b'"cache_control"' not in exchange.request.body:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.mock.wire import ApiError
 
 if TYPE_CHECKING:
-    from gateway.mock.wire import Request
+    from gateway.mock.wire import ReceivedCall
 
 _BOUNDARY: Final = re.compile(r'boundary="?([^";,]+)"?')
 _NAME: Final = re.compile(r'\bname="([^"]*)"')
@@ -17,7 +17,7 @@ _FILENAME: Final = re.compile(r'\bfilename="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormField:
     """One field of a form; `filename` is empty where it is not a file."""
 
     data: bytes
@@ -29,7 +29,7 @@ class Part:
         return self.data.decode("utf-8", "replace")
 
 
-def parse(request: Request) -> dict[str, Part]:
+def parse(request: ReceivedCall) -> dict[str, FormField]:
     """The fields of a form by name.
 
     Raises:
@@ -38,18 +38,18 @@ def parse(request: Request) -> dict[str, Part]:
     boundary = _BOUNDARY.search(request.header("content-type") or "")
     if not boundary:
         raise ApiError(400, "Expected a multipart/form-data body.")
-    found: dict[str, Part] = {}
+    found: dict[str, FormField] = {}
     for piece in (b"\r\n" + request.body).split(b"\r\n--" + boundary[1].encode())[1:]:
         head, _, data = piece.partition(b"\r\n\r\n")
         described = head.decode("utf-8", "replace")
         name = _NAME.search(described)
         if name:
             filename = _FILENAME.search(described)
-            found[name[1]] = Part(data, filename[1] if filename else "")
+            found[name[1]] = FormField(data, filename[1] if filename else "")
     return found
 
 
-def required(fields: dict[str, Part], name: str) -> Part:
+def required(fields: dict[str, FormField], name: str) -> FormField:
     """The field `name`.
 
     Raises:

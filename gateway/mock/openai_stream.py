@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from gateway.mock.wire import ApiError, Frame, JsonObject, Usage, data_frame
+from gateway.mock.wire import ApiError, JsonObject, MockUsage, SentEvent, data_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gateway.mock.turns import UsagePlacement
 
-DONE: Final = Frame(b"data: [DONE]\n\n", "done")
+DONE: Final = SentEvent(b"data: [DONE]\n\n", "done")
 
 
-class Step(NamedTuple):
+class StreamChunk(NamedTuple):
     """One chunk, with one choice in it. The last step of a stream finishes its last choice."""
 
     choice: JsonObject
     kind: Literal["meta", "content", "finish"]
 
 
-def usage_json(usage: Usage) -> JsonObject:
+def usage_json(usage: MockUsage) -> JsonObject:
     """`usage` as chat and completions report it."""
     return {
         "prompt_tokens": usage.input,
@@ -61,7 +61,7 @@ def check_tool_choice(choice: object, *, refuse: bool) -> None:
         raise ApiError(400, "Invalid value: 'allowed_tools' is no tool_choice of this model.", param="tool_choice")
 
 
-def with_usage(body: JsonObject, usage: Usage, placement: UsagePlacement, request_id: str) -> JsonObject:
+def with_usage(body: JsonObject, usage: MockUsage, placement: UsagePlacement, request_id: str) -> JsonObject:
     """A whole answer (or a stream's last chunk) with `usage` where the placement has it."""
     report = usage_json(usage)
     if placement not in {"none", "groq"}:
@@ -72,8 +72,8 @@ def with_usage(body: JsonObject, usage: Usage, placement: UsagePlacement, reques
 
 
 def frames(
-    base: JsonObject, steps: Sequence[Step], usage: Usage, placement: UsagePlacement, *, asked: bool
-) -> list[Frame]:
+    base: JsonObject, steps: Sequence[StreamChunk], usage: MockUsage, placement: UsagePlacement, *, asked: bool
+) -> list[SentEvent]:
     """The events of a stream. `base`: the fields all chunks share; `asked`: the client wants a usage chunk."""
     if asked and placement == "trailing":
         base = {**base, "usage": None}
@@ -84,7 +84,9 @@ def frames(
     return found
 
 
-def _chunks(base: JsonObject, steps: Sequence[Step], usage: Usage, placement: UsagePlacement) -> Iterator[Frame]:
+def _chunks(
+    base: JsonObject, steps: Sequence[StreamChunk], usage: MockUsage, placement: UsagePlacement
+) -> Iterator[SentEvent]:
     parts = _content_count(steps)
     sent = 0
     for index, step in enumerate(steps):
@@ -94,9 +96,9 @@ def _chunks(base: JsonObject, steps: Sequence[Step], usage: Usage, placement: Us
         if index == len(steps) - 1 and placement != "trailing":
             chunk = with_usage(chunk, usage, placement, f"req_{base['id']}")
         elif placement == "running":
-            chunk["usage"] = usage_json(Usage(usage.input, usage.output * sent // max(parts, 1), usage.cached))
+            chunk["usage"] = usage_json(MockUsage(usage.input, usage.output * sent // max(parts, 1), usage.cached))
         yield data_frame(chunk, "content" if step.kind == "content" else "meta")
 
 
-def _content_count(steps: Iterable[Step]) -> int:
+def _content_count(steps: Iterable[StreamChunk]) -> int:
     return sum(step.kind == "content" for step in steps)

@@ -10,10 +10,10 @@ import msgspec
 
 from gateway.mock import multipart, tokens
 from gateway.mock.windows import MODEL_WINDOWS
-from gateway.mock.wire import Answer, ApiError, JsonObject, Number, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, ApiError, JsonObject, MockUsage, Number, Whole, check_model, decode
 
 if TYPE_CHECKING:
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
 
 MODELS: Final = tuple(MODEL_WINDOWS)
 _MODELS_CREATED: Final = 1_700_000_000
@@ -50,7 +50,7 @@ class ImageRequest(msgspec.Struct):
     n: Number | None = None
 
 
-def models(exchange: Exchange) -> Answer:
+def models(exchange: MockExchange) -> Answer:
     """List the models, in the shape of the API whose client asks."""
     if exchange.request.header("anthropic-version"):
         data = [_anthropic_model(name) for name in MODELS]
@@ -58,7 +58,7 @@ def models(exchange: Exchange) -> Answer:
     return Whole({"object": "list", "data": [_openai_model(name) for name in MODELS]})
 
 
-def model(exchange: Exchange) -> Answer:
+def model(exchange: MockExchange) -> Answer:
     """Describe one model; any name is one unless it begins with `missing`."""
     name = exchange.request.path.removeprefix("/v1/models/")
     check_model(name)
@@ -66,7 +66,7 @@ def model(exchange: Exchange) -> Answer:
     return Whole(shape(name), name)
 
 
-def files(exchange: Exchange) -> Answer:
+def files(exchange: MockExchange) -> Answer:
     """Take an upload, keep nothing of it and say how large it was; bills nothing."""
     fields = multipart.parse(exchange.request)
     file = multipart.required(fields, "file")
@@ -82,7 +82,7 @@ def files(exchange: Exchange) -> Answer:
     return Whole(content)
 
 
-def speech(exchange: Exchange) -> Answer:
+def speech(exchange: MockExchange) -> Answer:
     """Answer with bytes that stand for audio, 256 for each token of the text; not billed in tokens."""
     body = decode(exchange.request.body, SpeechRequest)
     check_model(body.model)
@@ -93,7 +93,7 @@ def speech(exchange: Exchange) -> Answer:
     return Whole(audio, body.model, content_type=kind)
 
 
-def transcriptions(exchange: Exchange) -> Answer:
+def transcriptions(exchange: MockExchange) -> Answer:
     """Answer an upload with text that says how long it was; bills a token for each 1000 bytes."""
     fields = multipart.parse(exchange.request)
     file = multipart.required(fields, "file")
@@ -103,7 +103,7 @@ def transcriptions(exchange: Exchange) -> Answer:
     audio = max(1, len(file.data) // _BYTES_PER_AUDIO_TOKEN)
     scripted = exchange.turn.text if exchange.turn else None
     text = scripted if scripted is not None else f"A recording of {len(file.data)} bytes."
-    usage = exchange.settle(Usage(audio + prompt, tokens.count(text)))
+    usage = exchange.settle(MockUsage(audio + prompt, tokens.count(text)))
     if "response_format" in fields and fields["response_format"].text == "text":
         return Whole(text.encode() + b"\n", name, usage, content_type="text/plain; charset=utf-8")
     content: JsonObject = {"text": text}
@@ -118,12 +118,12 @@ def transcriptions(exchange: Exchange) -> Answer:
     return Whole(content, name, usage)
 
 
-def images(exchange: Exchange) -> Answer:
+def images(exchange: MockExchange) -> Answer:
     """Answer with `n` pictures of one pixel."""
     body = decode(exchange.request.body, ImageRequest)
     check_model(body.model)
     wanted = body.n or 1
-    usage = exchange.settle(Usage(tokens.count(body.prompt), _IMAGE_TOKENS * wanted))
+    usage = exchange.settle(MockUsage(tokens.count(body.prompt), _IMAGE_TOKENS * wanted))
     picture = base64.b64encode(_PIXEL + bytes(exchange.behaviour.pad)).decode()
     content: JsonObject = {
         "created": int(time.time()),

@@ -19,7 +19,7 @@ _DIGEST_BYTES: Final = 12
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-class Part(NamedTuple):
+class PrefixPart(NamedTuple):
     """One part of a prefix, as an error names it, and the digest of the prefix up to and including it."""
 
     name: str
@@ -34,7 +34,7 @@ class Prefix:
         offered = tools or []
         self._deferred = {str(tool.get("name")): tool for tool in offered if tool.get("defer_loading") is True}
         loaded = [_plain(tool) for tool in offered if tool.get("defer_loading") is not True]
-        self._parts: list[Part] = []
+        self._parts: list[PrefixPart] = []
         self._grow("system", [_plain(block) for block in blocks_of(system)])
         self._grow("tools", loaded)
         self._start = list(self._parts)
@@ -45,7 +45,7 @@ class Prefix:
         return self._parts[-1].digest
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PrefixPart]:
         """Return the parts so far; a copy."""
         return list(self._parts)
 
@@ -60,7 +60,7 @@ class Prefix:
 
     def resume(self, name: str, digest: bytes) -> None:
         """Go on from the content that a signed compaction block replaces, whose digest is `digest`."""
-        self._parts = [*self._start, Part(name, digest)]
+        self._parts = [*self._start, PrefixPart(name, digest)]
 
     def add(self, name: str, role: str, block: JsonObject, *, opens: bool) -> None:
         """Add a content block of a message; `opens`: the first one of its message that is not thinking."""
@@ -71,7 +71,7 @@ class Prefix:
     def _grow(self, name: str, value: object) -> None:
         before = self._parts[-1].digest if self._parts else b""
         digest = hashlib.blake2b(before + _encode(value), digest_size=_DIGEST_BYTES).digest()
-        self._parts.append(Part(name, digest))
+        self._parts.append(PrefixPart(name, digest))
 
 
 class PrefixMemory:
@@ -95,7 +95,7 @@ class PrefixMemory:
         """Forget everything."""
         self._before.clear()
 
-    def first_change(self, wanted: bytes, parts: list[Part]) -> str | None:
+    def first_change(self, wanted: bytes, parts: list[PrefixPart]) -> str | None:
         """Return the name of the first of `parts` that is not in the prefix with the digest `wanted`.
 
         None if that prefix is no longer remembered, or if `parts` only lacks its end.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.mock.claude_rules import ModelRules
 from gateway.mock.prefixes import PrefixMemory
 from gateway.mock.turns import BadBehaviourError, Behaviour, Turn, with_header
-from gateway.mock.wire import ApiError, JsonObject, Request, Share, Usage
+from gateway.mock.wire import ApiError, JsonObject, MockUsage, ReceivedCall, Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class Billed:
     total_tokens: int = 0
     calls: int = 0
 
-    def plus(self, usage: Usage) -> Billed:
+    def plus(self, usage: MockUsage) -> Billed:
         """This and one more call."""
         return Billed(
             self.input_tokens + usage.input,
@@ -87,7 +87,7 @@ class RecordedCall:
         return next((value for key, value in self.headers if key == name), None)
 
 
-class Provider:
+class MockProvider:
     """A deterministic LLM provider.
 
     `script`: the turns to answer with, one per call to a generating endpoint in order of arrival; when they run out,
@@ -176,7 +176,7 @@ class Provider:
         """A number no earlier call had."""
         return next(self._numbers)
 
-    def authorize(self, request: Request) -> None:
+    def authorize(self, request: ReceivedCall) -> None:
         """Check the credential of `request`, in either API's header.
 
         Raises:
@@ -236,11 +236,11 @@ class Provider:
 
     def record(
         self,
-        request: Request,
+        request: ReceivedCall,
         *,
         status: int,
         model: str = "",
-        usage: Usage | None = None,
+        usage: MockUsage | None = None,
         shares: Sequence[Share] = (),
     ) -> None:
         """Keep `request` and charge `usage` for it, to its session and to its models too."""
@@ -270,18 +270,18 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class MockExchange:
     """One call being answered: the request, what the script says about it, and the provider."""
 
-    request: Request
-    provider: Provider
+    request: ReceivedCall
+    provider: MockProvider
     turn: Turn | None
     behaviour: Behaviour
     number: int
     """Unlike that of any other call; identifiers are made of it."""
 
     @classmethod
-    def begin(cls, request: Request, provider: Provider, number: int, *, scripted: bool) -> Exchange:
+    def begin(cls, request: ReceivedCall, provider: MockProvider, number: int, *, scripted: bool) -> MockExchange:
         """Take the next turn if this call is `scripted`, and settle how the answer behaves.
 
         Raises:
@@ -297,10 +297,10 @@ class Exchange:
                 raise ApiError(400, str(error), param="x-mock") from None
         return cls(request, provider, turn, behaviour, number)
 
-    def settle(self, counted: Usage) -> Usage:
+    def settle(self, counted: MockUsage) -> MockUsage:
         """What to report and bill: the forced numbers if there are any, otherwise what was `counted`."""
         forced = self.behaviour.tokens or (self.turn and self.turn.usage)
-        return Usage(*forced) if forced else counted
+        return MockUsage(*forced) if forced else counted
 
     @property
     def show_usage(self) -> bool:

@@ -14,7 +14,7 @@ from gateway.mock.strict import StrictRules, seal, unseal
 from gateway.mock.wire import ApiError, JsonObject
 
 if TYPE_CHECKING:
-    from gateway.mock.provider import Provider
+    from gateway.mock.provider import MockProvider
     from gateway.mock.replies import Ask, Reply
 
 _OWN_ID: Final = re.compile(r"(?:msg|fc)_mock(\d+)_\d+")
@@ -22,7 +22,7 @@ _OWN_REASONING: Final = re.compile(r"rs_mock(\d+)_0")
 _SEALED: Final = ("reasoning", "compaction")
 
 
-def check(rules: StrictRules, provider: Provider, body: JsonObject, items: Sequence[JsonObject]) -> None:
+def check(rules: StrictRules, provider: MockProvider, body: JsonObject, items: Sequence[JsonObject]) -> None:
     """Refuse a request that breaks a rule of its model. What only degrades the answer is added to `provider.degraded`.
 
     `body` is the whole request, `items` its input.

@@ -20,11 +20,11 @@ from gateway.mock.windows import check_response
 from gateway.mock.wire import (
     Answer,
     ApiError,
-    Frame,
     JsonObject,
     Limit,
+    MockUsage,
+    SentEvent,
     Stream,
-    Usage,
     Whole,
     check_model,
     decode,
@@ -34,7 +34,7 @@ from gateway.mock.wire import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
     from gateway.mock.schemas import Schema
     from gateway.mock.turns import ToolCall
 
@@ -69,7 +69,7 @@ class ResponseRequest(msgspec.Struct):
     include: list[str] | None = None
 
 
-def answer(exchange: Exchange) -> Answer:
+def answer(exchange: MockExchange) -> Answer:
     """Answer a response request."""
     body = decode(exchange.request.body, ResponseRequest)
     openai_stream.check_tool_choice(body.tool_choice, refuse=exchange.behaviour.refuse_allowed_tools)
@@ -85,7 +85,7 @@ def answer(exchange: Exchange) -> Answer:
         return _compacted(exchange, body, prompt, len(items) - 1)
     ask = _ask(body, items)
     reply = response_rules.with_reasoning(rules, ask, decide(ask, exchange.turn, exchange.behaviour))
-    counted = Usage(
+    counted = MockUsage(
         input=prompt,
         output=reply.output_tokens,
         cached=exchange.provider.cached_tokens(body.model, sizes),
@@ -101,14 +101,14 @@ def answer(exchange: Exchange) -> Answer:
     return Whole(shape.running("queued") if body.background else shape.finished(), body.model, usage)
 
 
-def compact(exchange: Exchange) -> Answer:
+def compact(exchange: MockExchange) -> Answer:
     """Compact a conversation: the output that replaces it."""
     if exchange.behaviour.compaction != "made":
         raise ApiError(404, "Invalid URL (POST /v1/responses/compact)")
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
-    usage = exchange.settle(Usage(sum(size for _, size in sizes) + _beside(body), _COMPACTION_TOKENS))
+    usage = exchange.settle(MockUsage(sum(size for _, size in sizes) + _beside(body), _COMPACTION_TOKENS))
     made: JsonObject = {
         "id": _response_id(exchange),
         "object": "response.compaction",
@@ -119,23 +119,23 @@ def compact(exchange: Exchange) -> Answer:
     return Whole(made, body.model, usage)
 
 
-def _compacted(exchange: Exchange, body: ResponseRequest, prompt: int, place: int) -> Answer:
+def _compacted(exchange: MockExchange, body: ResponseRequest, prompt: int, place: int) -> Answer:
     """Answer a request that ends with a compaction trigger."""
     if exchange.behaviour.compaction == "refused":
         raise ApiError(400, f"Invalid value: '{_TRIGGER}'.", param=f"input[{place}]", code="invalid_value")
-    usage = exchange.settle(Usage(prompt, _COMPACTION_TOKENS))
+    usage = exchange.settle(MockUsage(prompt, _COMPACTION_TOKENS))
     shape = _Shape(exchange, body, Reply("", (), "stop", _COMPACTION_TOKENS), usage, compaction=_compaction(exchange))
     if body.stream:
         return Stream(list(shape.frames()), body.model, usage)
     return Whole(shape.finished(), body.model, usage)
 
 
-def _compaction(exchange: Exchange) -> JsonObject:
+def _compaction(exchange: MockExchange) -> JsonObject:
     name = f"cmp_mock{exchange.number}"
     return {"id": name, "type": "compaction", "encrypted_content": seal("compaction", name)}
 
 
-def fetch(exchange: Exchange) -> Answer:
+def fetch(exchange: MockExchange) -> Answer:
     """A response that is made in the background, as it is now; with `/cancel` behind its id it is made no further."""
     _, _, _, name, *action = exchange.request.path.split("/")
     found = exchange.provider.fetch(name, cancel=bool(action))
@@ -147,13 +147,13 @@ def fetch(exchange: Exchange) -> Answer:
     return Stream([named_frame(last, "done")])
 
 
-def count_input(exchange: Exchange) -> Answer:
+def count_input(exchange: MockExchange) -> Answer:
     """Count the input of a response request; bills nothing."""
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
     prompt = _stored(exchange, body) + sum(size for _, size in sizes) + _beside(body)
-    usage = exchange.settle(Usage(prompt, 0))
+    usage = exchange.settle(MockUsage(prompt, 0))
     return Whole({"object": "response.input_tokens", "input_tokens": usage.input}, body.model)
 
 
@@ -175,13 +175,13 @@ def _beside(body: ResponseRequest) -> int:
     return system + extra_tokens(body.tools, body.text)
 
 
-def _stored(exchange: Exchange, body: ResponseRequest) -> int:
+def _stored(exchange: MockExchange, body: ResponseRequest) -> int:
     """Tokens of what the request goes on from; an id that is not known stands for nothing."""
     provider = exchange.provider
     return provider.stored_tokens(body.previous_response_id) or provider.stored_tokens(_conversation(body))
 
 
-def _store(exchange: Exchange, body: ResponseRequest, said: int) -> None:
+def _store(exchange: MockExchange, body: ResponseRequest, said: int) -> None:
     """Keep what was said up to this answer for whoever goes on from it."""
     conversation = _conversation(body)
     if body.store is not False:
@@ -196,7 +196,7 @@ def _conversation(body: ResponseRequest) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _response_id(exchange: Exchange) -> str:
+def _response_id(exchange: MockExchange) -> str:
     return f"resp_mock{exchange.number}"
 
 
@@ -229,7 +229,7 @@ def _schema(text: JsonObject) -> Schema | None:
     return schema_of(wanted.get("schema")) if wanted.get("type") == "json_schema" else None
 
 
-def _usage_json(usage: Usage) -> JsonObject:
+def _usage_json(usage: MockUsage) -> JsonObject:
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -267,10 +267,10 @@ class _Shape:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: MockExchange,
         body: ResponseRequest,
         reply: Reply,
-        usage: Usage,
+        usage: MockUsage,
         *,
         form: _Form = _PLAIN,
         compaction: JsonObject | None = None,
@@ -293,7 +293,7 @@ class _Shape:
         """The response while it is being made."""
         return self._response(status, [])
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[SentEvent]:
         """The events of a stream, in the API's order."""
         started = self._response("in_progress", [])
         yield self._event("response.created", response=started)
@@ -307,13 +307,13 @@ class _Shape:
                 yield from self._text(index)
             yield self._event("response.output_item.done", output_index=index, item=finished[index][0])
         last = self._event(f"response.{self._status}", response=self.finished())
-        yield Frame(last.data, "done")
+        yield SentEvent(last.data, "done")
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._reply.finish_reason in _INCOMPLETE else "completed"
 
-    def _event(self, kind: str, **fields: object) -> Frame:
+    def _event(self, kind: str, **fields: object) -> SentEvent:
         delta = kind.endswith(".delta")
         event: JsonObject = {"type": kind, "sequence_number": next(self._numbers), **fields}
         return named_frame(event, "content" if delta else "meta")
@@ -384,7 +384,7 @@ class _Shape:
     def _id(self, prefix: str, index: int) -> str:
         return f"{prefix}_mock{self._exchange.number}_{index}"
 
-    def _text(self, index: int) -> Iterator[Frame]:
+    def _text(self, index: int) -> Iterator[SentEvent]:
         place = {"item_id": self._id("msg", index), "output_index": index, "content_index": 0}
         text = self._reply.text
         yield self._event("response.content_part.added", **place, part=_part(""))
@@ -393,7 +393,7 @@ class _Shape:
         yield self._event("response.output_text.done", **place, text=text, logprobs=[])
         yield self._event("response.content_part.done", **place, part=_part(text))
 
-    def _arguments(self, index: int, call: ToolCall) -> Iterator[Frame]:
+    def _arguments(self, index: int, call: ToolCall) -> Iterator[SentEvent]:
         place = {"item_id": self._id("fc", index), "output_index": index}
         for part in chunked(call.arguments, self._exchange.behaviour.chunks):
             yield self._event("response.function_call_arguments.delta", **place, delta=part)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 import uvicorn
 
 from gateway.mock.app import create_app
-from gateway.mock.provider import Provider
+from gateway.mock.provider import MockProvider
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,8 +36,8 @@ class MockServer:
     `url` is there from the constructor on: the port is bound, and connections wait in its backlog until `start`.
     """
 
-    def __init__(self, provider: Provider | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.provider = provider if provider is not None else Provider()
+    def __init__(self, provider: MockProvider | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.provider = provider if provider is not None else MockProvider()
         self._socket = socket.create_server((host, port), backlog=_BACKLOG)
         self.url: str = f"http://{host}:{self._socket.getsockname()[1]}"
         config = _Config(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.mock.wire import ApiError
 
 if TYPE_CHECKING:
-    from gateway.mock.provider import Exchange
+    from gateway.mock.provider import MockExchange
 
 #: Tokens of input by model, for a provider that is to be as strict as its models are said to be.
 MODEL_WINDOWS: Final = {"mock-small": 16_000, "mock-large": 128_000}
@@ -15,7 +15,7 @@ MODEL_WINDOWS: Final = {"mock-small": 16_000, "mock-large": 128_000}
 _CODE: Final = "context_length_exceeded"
 
 
-def check_chat(exchange: Exchange, model: str, messages: int, functions: int) -> None:
+def check_chat(exchange: MockExchange, model: str, messages: int, functions: int) -> None:
     """Refuse a chat whose messages and functions are together too long.
 
     Raises:
@@ -34,7 +34,7 @@ def check_chat(exchange: Exchange, model: str, messages: int, functions: int) ->
     raise ApiError(400, message, param="messages", code=_CODE)
 
 
-def check_response(exchange: Exchange, model: str, tokens: int) -> None:
+def check_response(exchange: MockExchange, model: str, tokens: int) -> None:
     """Refuse an input that is too long for a response.
 
     Raises:
@@ -49,7 +49,7 @@ def check_response(exchange: Exchange, model: str, tokens: int) -> None:
         raise ApiError(400, message, param="input", code=_CODE)
 
 
-def check_message(exchange: Exchange, model: str, tokens: int) -> None:
+def check_message(exchange: MockExchange, model: str, tokens: int) -> None:
     """Refuse a prompt that is too long for a message.
 
     Raises:
@@ -60,7 +60,7 @@ def check_message(exchange: Exchange, model: str, tokens: int) -> None:
         raise ApiError(400, f"prompt is too long: {tokens} tokens > {window} maximum")
 
 
-def _exceeded(exchange: Exchange, model: str, tokens: int) -> int | None:
+def _exceeded(exchange: MockExchange, model: str, tokens: int) -> int | None:
     """The window that an input of `tokens` is too long for; None where it fits, or there is none."""
     asked = exchange.behaviour.window
     window = exchange.provider.windows.get(model) if asked is None else asked

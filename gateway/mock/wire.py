@@ -55,7 +55,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReceivedCall:
     """A call as received. Header names are lower case; `query` has no `?`."""
 
     method: str
@@ -73,7 +73,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class MockUsage:
     """Tokens of one call, >= 0. `cached` is a part of `input`, `reasoning` of `output`."""
 
     input: int
@@ -86,9 +86,9 @@ class Usage:
         """Input and output together."""
         return self.input + self.output
 
-    def plus(self, other: Usage) -> Usage:
+    def plus(self, other: MockUsage) -> MockUsage:
         """Return this and what another pass used."""
-        return Usage(
+        return MockUsage(
             self.input + other.input,
             self.output + other.output,
             self.cached + other.cached,
@@ -100,10 +100,10 @@ class Share(NamedTuple):
     """What one model bills for a call that several models worked on."""
 
     model: str
-    usage: Usage
+    usage: MockUsage
 
 
-class Frame(NamedTuple):
+class SentEvent(NamedTuple):
     """One event of a stream as sent. `content` counts for `chunks`, `interval` and `die`; `done` ends the stream."""
 
     data: bytes
@@ -116,7 +116,7 @@ class Whole:
 
     content: JsonObject | bytes
     model: str = ""
-    usage: Usage | None = None
+    usage: MockUsage | None = None
     status: int = 200
     content_type: str = "application/json"
     headers: Sequence[tuple[str, str]] = field(default=())
@@ -128,9 +128,9 @@ class Whole:
 class Stream:
     """An answer sent as server-sent events. `usage` is what it bills; None: nothing."""
 
-    frames: list[Frame]
+    frames: list[SentEvent]
     model: str = ""
-    usage: Usage | None = None
+    usage: MockUsage | None = None
     shares: Sequence[Share] = ()
     """What each model bills; empty: `model` bills all of it."""
 
@@ -154,14 +154,14 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, f"We could not parse the JSON body of your request. ({error})") from None
 
 
-def data_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> Frame:
+def data_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> SentEvent:
     """An event without a name, as OpenAI's older APIs send them."""
-    return Frame(b"data: " + encode(value) + b"\n\n", kind)
+    return SentEvent(b"data: " + encode(value) + b"\n\n", kind)
 
 
-def named_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> Frame:
+def named_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> SentEvent:
     """An event named by the `type` of its data."""
-    return Frame(b"event: " + str(value["type"]).encode() + b"\ndata: " + encode(value) + b"\n\n", kind)
+    return SentEvent(b"event: " + str(value["type"]).encode() + b"\ndata: " + encode(value) + b"\n\n", kind)
 
 
 def check_model(model: str) -> None:

@@ -17,13 +17,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from gateway.call.recent_models import Lately
+from gateway.call.recent_models import RecentModels
 from gateway.call.record import input_estimate
-from gateway.call.state import Progress
-from gateway.call.types import Asked
+from gateway.call.state import CallState
+from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
-from gateway.context.request import Composer
-from gateway.core.context_budget import Wishes, least
+from gateway.context.request import RequestComposer
+from gateway.core.context_budget import ContextOptions, least
 from gateway.core.errors import (
     CompactionUnknown,
     InvalidRequest,
@@ -31,14 +31,14 @@ from gateway.core.errors import (
     StoreUnavailable,
     UpstreamProtocolError,
 )
-from gateway.core.http.headers import EVENTS, Provider, is_success
+from gateway.core.http.headers import EVENTS, ProviderAddress, is_success
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store, UpstreamReply
 from gateway.core.routing import ModelFacts, Route
 from gateway.dialects.base import Call
 from gateway.dialects.compaction import (
     COMPACT_PATH,
-    Made,
+    MadeCompaction,
     asks_for_compaction,
     compacted_response,
     compaction_in,
@@ -84,8 +84,8 @@ class Compactions:
         *,
         store: Store,
         planner: Planner,
-        composer: Composer,
-        providers: Mapping[str, Provider],
+        composer: RequestComposer,
+        providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         most: int,
         is_away: Callable[[], bool],
@@ -104,11 +104,11 @@ class Compactions:
         self._clock = clock
         self._wall = wall
         #: models whose provider refused to compact, or answered without a compaction
-        self._unsupported = Lately(clock)
+        self._unsupported = RecentModels(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def begin(self, progress: Progress, call: Call) -> Call:
+    async def begin(self, progress: CallState, call: Call) -> Call:
         """Note whether a request asks for compaction, and expand the gateway's own items in it.
 
         Raises:
@@ -136,7 +136,7 @@ class Compactions:
     async def _read(self, call: Call, work: Callable[[Call], T]) -> T:
         return await self._planner.read(len(call.body), partial(work, call))
 
-    async def _texts(self, progress: Progress, handles: Sequence[str]) -> Mapping[str, str]:
+    async def _texts(self, progress: CallState, handles: Sequence[str]) -> Mapping[str, str]:
         if self._is_away():
             raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         session, namespace = progress.session, progress.incoming.caller.namespace
@@ -161,13 +161,13 @@ class Compactions:
 
     # --- instead of a provider ---------------------------------------------------------------------------------
 
-    def is_made_here(self, progress: Progress) -> bool:
+    def is_made_here(self, progress: CallState) -> bool:
         """Return whether the gateway compacts, since the provider of the current route is known not to."""
         if progress.compaction is None:
             return False
         return self._providers[progress.route.provider].compaction is False or progress.route in self._unsupported
 
-    async def make(self, progress: Progress, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
+    async def make(self, progress: CallState, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
         """Compact the conversation of a request. `usage`: what a provider reported that was asked first.
 
         Raises:
@@ -187,7 +187,7 @@ class Compactions:
             )
         items = await self._trimmed(progress, call)
         handle = await self._keep(session, bytes(join(items)).decode())
-        made = Made(handle, f"resp_{self._new_id()}", call.model or "", int(self._wall()), usage)
+        made = MadeCompaction(handle, f"resp_{self._new_id()}", call.model or "", int(self._wall()), usage)
         progress.status, progress.head_at = 200, self._clock()
         if progress.compaction == "path":
             return AlreadyRead(200, _JSON, compacted_response(made))
@@ -207,7 +207,7 @@ class Compactions:
             )
         return handle
 
-    async def _trimmed(self, progress: Progress, call: Call) -> Sequence[bytes]:
+    async def _trimmed(self, progress: CallState, call: Call) -> Sequence[bytes]:
         """Return the items that stay of a conversation, some of them shorter, and note what was done."""
         came = await self._read(call, items_to_compact)
         fields = {**call.fields, "input": join(came)}
@@ -217,16 +217,16 @@ class Compactions:
             progress.notes["compaction"] = "made by the gateway: too many items to be trimmed"
             return came
         facts = self._facts(progress.route)
-        asked = Asked(contents, progress.route, facts, Wishes("auto"), len(whole.body))
+        asked = PlanRequest(contents, progress.route, facts, ContextOptions("auto"), len(whole.body))
         weighing = await self._planner.weigh(asked, progress.remembered)
         tokens, beside = weighing.came.tokens, weighing.came.estimate.beside
         target = beside + max(KEPT_LEAST, int((tokens - beside) * KEPT_SHARE))
         limit = least(target, progress.incoming.directives.context.budget)
-        asked = replace(asked, wishes=Wishes("auto", limit), weighing=weighing)
+        asked = replace(asked, wishes=ContextOptions("auto", limit), weighing=weighing)
         plan = await self._composer.plan(progress, asked)
         if plan.overflow is not None:
             # The items that must stay exceed the target, so try again with a target that fits them.
-            roomy = replace(asked, wishes=Wishes("auto", beside + int(plan.overflow.needed * _MUST_STAY)))
+            roomy = replace(asked, wishes=ContextOptions("auto", beside + int(plan.overflow.needed * _MUST_STAY)))
             plan = await self._composer.plan(progress, roomy)
         kept = came if plan.messages is None else plan.messages
         progress.notes["compaction"] = (
@@ -237,7 +237,7 @@ class Compactions:
 
     # --- after a provider --------------------------------------------------------------------------------------
 
-    async def checked(self, progress: Progress, call: Call, answer: UpstreamReply) -> UpstreamReply:
+    async def checked(self, progress: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
         """Return a provider's response, or the gateway's compaction if the response has none.
 
         If support is unknown, the whole response is read first: some hosts ignore the trigger and return a message,
@@ -258,7 +258,7 @@ class Compactions:
         self._unsupported.add(progress.route)
         return await self._instead(progress, call, usage)
 
-    async def _unless_unsupported(self, progress: Progress, call: Call, answer: UpstreamReply) -> UpstreamReply:
+    async def _unless_unsupported(self, progress: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
         body = await read_error(answer)
         if is_unsupported(answer.status, body, is_path=progress.compaction == "path"):
             self._unsupported.add(progress.route)
@@ -266,7 +266,7 @@ class Compactions:
             return AlreadyRead(answer.status, without_packing(answer.headers), body)
         return await self._instead(progress, call, None)
 
-    async def _instead(self, progress: Progress, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
+    async def _instead(self, progress: CallState, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
         await progress.hang_up()
         progress.work(is_so=False)
         # Drop the plan: this response must not calibrate the token count.

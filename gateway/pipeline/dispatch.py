@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from gateway.call.recent_models import Lately, OutputRules
-from gateway.call.state import CLIENT_CLOSED, Progress
+from gateway.call.recent_models import OutputRules, RecentModels
+from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.context.repair import Recomposer
-from gateway.context.request import Composer
+from gateway.context.request import RequestComposer
 from gateway.core.errors import UpstreamProtocolError
-from gateway.core.http.headers import Provider, is_success, request_headers
+from gateway.core.http.headers import ProviderAddress, is_success, request_headers
 from gateway.core.http.redirects import check_redirect
 from gateway.core.http.request import Outgoing
 from gateway.core.http.retry_policy import TELLING, TOO_LARGE
@@ -25,7 +25,7 @@ from gateway.dialects.limit_error import LimitRefusal, OutputRule, limit_refusal
 from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
 from gateway.dialects.thinking_fields import BINDING_BETA, with_beta
 from gateway.dialects.tool_changes import TOOL_CHANGES_BETA
-from gateway.pipeline.early_refusal import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
+from gateway.pipeline.early_refusal import BegunResponse, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.pipeline.response import read_error
 from gateway.steps.enforcement import Steps
 from gateway.upstream.body import AlreadyRead, without_packing
@@ -34,15 +34,15 @@ from gateway.upstream.body import AlreadyRead, without_packing
 _MOST_RULES: Final = 2
 
 
-class Sender:
+class Dispatcher:
     """Sends calls to the provider of their current route. Shared by all calls."""
 
     def __init__(
         self,
         *,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, ProviderAddress],
         upstreams: Mapping[str, Upstream],
-        composer: Composer,
+        composer: RequestComposer,
         recomposer: Recomposer,
         read_body: ReadBody,
         steps: Steps,
@@ -57,9 +57,9 @@ class Sender:
         self._clock = clock
         self._output_rules = OutputRules(clock)
         #: models that refused `stream_options.include_usage`
-        self._no_stream_usage = Lately(clock)
+        self._no_stream_usage = RecentModels(clock)
 
-    async def send(self, progress: Progress, call: Call) -> UpstreamReply:
+    async def send(self, progress: CallState, call: Call) -> UpstreamReply:
         """Send the call; once more for each thing that a refusal may tell us to change.
 
         That is: no `stream_options`, another way to say which tools may be called, the name of the output limit, a
@@ -74,7 +74,7 @@ class Sender:
             came = await self._looked_at(
                 progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
             )
-            answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
+            answer = came.refusal if isinstance(came, BegunResponse) and came.refusal is not None else came
             if is_success(answer.status):
                 self._learn(progress, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
                 if repaired:
@@ -102,7 +102,7 @@ class Sender:
                 return _passed_on(progress, came, first or refusal)
             await progress.hang_up()
 
-    def _learn(self, progress: Progress, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
+    def _learn(self, progress: CallState, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
         """Remember what the provider refused, now that it accepted the call without it.
 
         Only now is it sure that the gateway's own field was the reason, and not a client's words that an error repeats.
@@ -116,7 +116,7 @@ class Sender:
         self._steps.taken(progress)
 
     def _other_rule(
-        self, progress: Progress, call: Call, refusal: LimitRefusal | None, tries: int
+        self, progress: CallState, call: Call, refusal: LimitRefusal | None, tries: int
     ) -> OutputRule | None:
         """Return how to set the output limit after a refusal, or None if the gateway does not set it.
 
@@ -130,7 +130,7 @@ class Sender:
         return progress.output_rule.after(refusal, sent)
 
     async def _repaired(
-        self, progress: Progress, call: Call, refusal: ThinkingRefusal | None, before: set[str]
+        self, progress: CallState, call: Call, refusal: ThinkingRefusal | None, before: set[str]
     ) -> bool:
         """Return whether to send again without refused thinking; once for each kind of refusal."""
         if refusal is None or refusal.kind in before:
@@ -139,7 +139,7 @@ class Sender:
         return await self._recomposer.repair_thinking(progress, call, refusal)
 
     async def _looked_at(
-        self, progress: Progress, call: Call, answer: UpstreamReply, *, is_fitted: bool
+        self, progress: CallState, call: Call, answer: UpstreamReply, *, is_fitted: bool
     ) -> UpstreamReply:
         """The answer; its first event, or its beginning, is read where a refusal in it could still be helped.
 
@@ -153,7 +153,7 @@ class Sender:
             return await looked_at_whole(answer, progress.dialect.answer)
         return answer
 
-    async def _attempt(self, progress: Progress, call: Call, *, ask_usage: bool) -> UpstreamReply:
+    async def _attempt(self, progress: CallState, call: Call, *, ask_usage: bool) -> UpstreamReply:
         incoming = progress.incoming
         provider, thinking = self._providers[progress.route.provider], progress.thinking
         headers = request_headers(
@@ -189,10 +189,10 @@ class Sender:
         return answer
 
 
-def _passed_on(progress: Progress, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
+def _passed_on(progress: CallState, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
     """What to take for the answer where the provider refused the request.
 
     The refusal, where another route is left. Where none is, an answer of status 200 that is a refusal, or begins with
     one, is passed on as it is.
     """
-    return refusal if progress.has_next or not isinstance(came, Begun) else came
+    return refusal if progress.has_next or not isinstance(came, BegunResponse) else came

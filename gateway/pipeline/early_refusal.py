@@ -21,7 +21,7 @@ from gateway.core.http.retry_policy import FAILED
 from gateway.core.http.sse import EventBuffer, event_data, split_events
 from gateway.core.ports import UpstreamReply
 from gateway.core.values import dataclass
-from gateway.dialects.base import Answer, EventReader
+from gateway.dialects.base import EventReader, ParsedResponse
 from gateway.dialects.error_status import plain, status_of
 from gateway.dialects.length_error import length_error
 from gateway.upstream.body import AlreadyRead, chain, is_packed
@@ -44,7 +44,7 @@ _TOO_LONG: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunResponse:
     """An answer whose first pieces were read.
 
     `refusal`: the error in its first event as an answer of its own, where another try may do better; None else.
@@ -66,7 +66,7 @@ def is_event_stream(answer: UpstreamReply) -> bool:
     return is_success(answer.status) and content_type(answer.headers) == EVENTS and not is_packed(answer)
 
 
-async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> Begun:
+async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> BegunResponse:
     """The answer as it came, and whether its first event refuses the call.
 
     `is_fetched_later`: it is made in the background.
@@ -80,13 +80,13 @@ async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_la
     except UpstreamFault as fault:
         if not (is_fetched_later and _is_being_made(first, reader)):
             raise
-        return Begun(answer.status, answer.headers, [], _then(first, fault))
+        return BegunResponse(answer.status, answer.headers, [], _then(first, fault))
     is_taken = is_fetched_later and _is_being_made(first, reader)
     refusal = None
     if said and not is_taken:
         reader.read(said)
         refusal = _refusal(said, reader.answer())
-    return Begun(answer.status, answer.headers, first, pieces, refusal)
+    return BegunResponse(answer.status, answer.headers, first, pieces, refusal)
 
 
 def is_whole(answer: UpstreamReply) -> bool:
@@ -94,7 +94,7 @@ def is_whole(answer: UpstreamReply) -> bool:
     return is_success(answer.status) and content_type(answer.headers) == _JSON and not is_packed(answer)
 
 
-async def looked_at_whole(answer: UpstreamReply, read: Callable[[bytes], Answer]) -> Begun:
+async def looked_at_whole(answer: UpstreamReply, read: Callable[[bytes], ParsedResponse]) -> BegunResponse:
     """The answer as it came, and whether all of it is a refusal; `read`: reads it in its format.
 
     Where it breaks off, it does so for who reads on: what may be an answer may be billed.
@@ -103,9 +103,9 @@ async def looked_at_whole(answer: UpstreamReply, read: Callable[[bytes], Answer]
     try:
         body = await _error(pieces, first)
     except UpstreamFault as fault:
-        return Begun(answer.status, answer.headers, [], _then(first, fault))
+        return BegunResponse(answer.status, answer.headers, [], _then(first, fault))
     refusal = _refusal(body, read(body)) if body else None
-    return Begun(answer.status, answer.headers, first, pieces, refusal)
+    return BegunResponse(answer.status, answer.headers, first, pieces, refusal)
 
 
 async def _error(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
@@ -136,7 +136,7 @@ async def _then(first: list[bytes], fault: UpstreamFault) -> AsyncIterator[bytes
     raise fault
 
 
-def _refusal(said: bytes, answer: Answer) -> AlreadyRead | None:
+def _refusal(said: bytes, answer: ParsedResponse) -> AlreadyRead | None:
     # What is billed as well is an answer: it is charged as it comes, and nobody else is asked.
     if not answer.error or (answer.usage is not None and answer.usage.is_billed):
         return None

@@ -10,7 +10,7 @@ where results are to be summed up, once the call is held.
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
 
-What each step does is in a part of its own, shared by all calls; what is known of one call is in its `Progress`, which
+What each step does is in a part of its own, shared by all calls; what is known of one call is in its `CallState`, which
 they are handed.
 """
 
@@ -25,11 +25,11 @@ from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
 
-from gateway.background.index import Background
-from gateway.background.settlement import Fetched
+from gateway.background.index import BackgroundIndex
+from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.budget.reservation import Budgets
-from gateway.call.record import Records
+from gateway.call.record import RecordBuilder
 from gateway.call.routing import (
     advisors_of,
     first_at,
@@ -40,15 +40,15 @@ from gateway.call.routing import (
     speaking,
     with_form_model,
 )
-from gateway.call.state import Progress
-from gateway.call.types import Incoming, Reply, SessionPolicy
+from gateway.call.state import CallState
+from gateway.call.types import ClientResponse, Incoming, SessionPolicy
 from gateway.context.planner import Planner
 from gateway.context.repair import Recomposer
-from gateway.context.request import LOSSLESS, Composer
+from gateway.context.request import LOSSLESS, RequestComposer
 from gateway.context.summaries import SUMMARY_S, Summaries
 from gateway.context.thinking_origins import ThinkingOrigins
-from gateway.context.tool_result_summaries import ResultSummaries
-from gateway.context.tool_results import Results
+from gateway.context.tool_result_summaries import ToolResultSummaries
+from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.context_budget import SummaryModel
 from gateway.core.errors import (
     BudgetExhausted,
@@ -59,8 +59,8 @@ from gateway.core.errors import (
     UpstreamFault,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.http.headers import Provider, check_credential, is_success, secrets_of
-from gateway.core.http.request import AtWork, told_nobody
+from gateway.core.http.headers import ProviderAddress, check_credential, is_success, secrets_of
+from gateway.core.http.request import WorkObserver, told_nobody
 from gateway.core.http.retry_policy import FAILED, KEY_REFUSED
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
 from gateway.core.record import CUTS, CallRecord
@@ -70,9 +70,9 @@ from gateway.core.thinking_origin import ThinkingRules
 from gateway.dialects.base import Call
 from gateway.dialects.server_state import earlier_answer
 from gateway.pipeline.compaction import Compactions
-from gateway.pipeline.dispatch import Sender
-from gateway.pipeline.fallback import Earlier
-from gateway.pipeline.response import Answers, TotalsComment, read_error
+from gateway.pipeline.dispatch import Dispatcher
+from gateway.pipeline.fallback import EarlierFailures
+from gateway.pipeline.response import ResponseRelay, TotalsComment, read_error
 from gateway.steps.enforcement import Steps
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
@@ -92,14 +92,14 @@ class Gateway:
         self,
         *,
         routes: Routes,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, ProviderAddress],
         upstreams: Mapping[str, Upstream],
         facts: Callable[[Route], ModelFacts],
         store: Store,
         settler: Settler,
         planner: Planner,
         budgets: Budgets,
-        results: Results,
+        results: ToolResultRenderer,
         learner: Learner,
         observers: Sequence[Observer],
         policy: SessionPolicy,
@@ -132,7 +132,7 @@ class Gateway:
         self.clock = clock
         self.wall = wall
         limits = budgets.policy
-        records = Records(
+        records = RecordBuilder(
             facts,
             clock,
             cached_weight=limits.cached_weight,
@@ -144,9 +144,9 @@ class Gateway:
             },
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
-        self.background = Background(store, records, routes, wall)
+        self.background = BackgroundIndex(store, records, routes, wall)
         self.thinking = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
-        self.fetched = Fetched(settler, self.background, observers)
+        self.fetched = BackgroundSettlement(settler, self.background, observers)
         self.accounts = Accounts(
             store=store,
             read_body=planner.read,
@@ -159,11 +159,11 @@ class Gateway:
             fetched=self.fetched,
             clock=clock,
         )
-        self.composer = Composer(
+        self.composer = RequestComposer(
             planner=planner,
             results=results,
             summaries=summaries,
-            result_summaries=ResultSummaries(results, summaries, result_model),
+            result_summaries=ToolResultSummaries(results, summaries, result_model),
             store=store,
             facts=facts,
             has_modes=limits.modes,
@@ -180,7 +180,7 @@ class Gateway:
             clock=clock,
             wall=wall,
         )
-        self.sender = Sender(
+        self.sender = Dispatcher(
             providers=providers,
             upstreams=upstreams,
             composer=self.composer,
@@ -191,9 +191,9 @@ class Gateway:
         )
         secrets = [secret for one in providers.values() for secret in secrets_of(one)]
         comment = totals_comment if policy.stream_totals else None
-        self.answers = Answers(self.accounts, self.fetched, clock, comment, secrets)
+        self.answers = ResponseRelay(self.accounts, self.fetched, clock, comment, secrets)
 
-    def handle(self, incoming: Incoming, at_work: AtWork = told_nobody) -> Exchange:
+    def handle(self, incoming: Incoming, at_work: WorkObserver = told_nobody) -> Exchange:
         """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
 
         `at_work` is told whether a provider may be at work on it: where none is, nothing is lost by a cancel.
@@ -207,16 +207,16 @@ class Gateway:
 class Exchange:
     """One call on its way. An async context manager: entering goes down to the provider, leaving settles."""
 
-    def __init__(self, gateway: Gateway, incoming: Incoming, at_work: AtWork) -> None:
+    def __init__(self, gateway: Gateway, incoming: Incoming, at_work: WorkObserver) -> None:
         self._gateway = gateway
-        self._p = Progress.of(incoming, gateway.wall())
+        self._p = CallState.of(incoming, gateway.wall())
         self._p.at_work = at_work
 
     def client_left(self) -> None:
         """Nobody waits for the answer any more; it may be read to its end all the same."""
         self._p.client_left()
 
-    async def __aenter__(self) -> Reply:
+    async def __aenter__(self) -> ClientResponse:
         try:
             try:
                 return await self._down()
@@ -247,7 +247,7 @@ class Exchange:
             self._gateway.accounts.end(progress)
             await progress.hang_up()
 
-    async def _down(self) -> Reply:
+    async def _down(self) -> ClientResponse:
         progress, gateway, incoming = self._p, self._gateway, self._p.incoming
         metered = incoming.endpoint.metered
         if metered:
@@ -377,13 +377,13 @@ class Exchange:
         progress.notes["model"] = f"{step.model}, as the step has it"
 
     async def _answered(self, call: Call) -> UpstreamReply:
-        """The answer of the first provider that has one; else what is to be told instead, see `Earlier.instead_of`.
+        """Return the response of the first provider that has one, or the failure that `EarlierFailures` chooses.
 
         Raises:
             UpstreamFault: there is no answer.
             ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit.
         """
-        progress, earlier, position = self._p, Earlier(), 0
+        progress, earlier, position = self._p, EarlierFailures(), 0
         while True:
             route = progress.route = progress.routes[position]
             position += 1

@@ -6,7 +6,7 @@ from gateway.core.errors import GatewayError, UpstreamFault
 from gateway.upstream.body import AlreadyRead
 
 
-class Earlier:
+class EarlierFailures:
     """What the providers that were tried before said instead of an answer: the last thing that its caller can use."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.call.routing import check_model, is_allowed
 from gateway.call.timeout import patience
-from gateway.call.types import Incoming, Reply
+from gateway.call.types import ClientResponse, Incoming
 from gateway.core.errors import UnknownModel, UpstreamTimeout
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
@@ -51,20 +51,20 @@ class _Listed:
 _NOTHING: Final = _Listed({}, {})
 
 
-class Listing:
+class ModelList:
     """Answers GET and HEAD of /v1/models and /v1/models/{id}. `call` forwards a request, as it does any other."""
 
     def __init__(
         self,
         routes: Routes,
-        call: Callable[[Incoming], AbstractAsyncContextManager[Reply]],
+        call: Callable[[Incoming], AbstractAsyncContextManager[ClientResponse]],
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._routes = routes
         self._call = call
         self._patience_s = patience_s
 
-    def handle(self, incoming: Incoming) -> AbstractAsyncContextManager[Reply]:
+    def handle(self, incoming: Incoming) -> AbstractAsyncContextManager[ClientResponse]:
         """The answer to one request; a context manager like that of any other call.
 
         That to HEAD has the body that GET would have: the server leaves it out. Its headers are made of it.
@@ -76,7 +76,7 @@ class Listing:
         return self._one(incoming, name) if name else self._all(incoming)
 
     @asynccontextmanager
-    async def _one(self, incoming: Incoming, name: str) -> AsyncIterator[Reply]:
+    async def _one(self, incoming: Incoming, name: str) -> AsyncIterator[ClientResponse]:
         try:
             check_model(name, incoming.caller)
         except UnknownModel as fault:
@@ -95,7 +95,7 @@ class Listing:
             yield reply
 
     @asynccontextmanager
-    async def _all(self, incoming: Incoming) -> AsyncIterator[Reply]:
+    async def _all(self, incoming: Incoming) -> AsyncIterator[ClientResponse]:
         own = [name for name in dict.fromkeys(self._routes.names()) if is_allowed(name, incoming.caller.models)]
         if own:
             yield await self._with_own(own, incoming)
@@ -108,7 +108,7 @@ class Listing:
             else:
                 yield self._list(own, listed or _NOTHING, incoming, reply)
 
-    async def _with_own(self, own: Iterable[str], incoming: Incoming) -> Reply:
+    async def _with_own(self, own: Iterable[str], incoming: Incoming) -> ClientResponse:
         try:
             async with patience(self._patience_s), self._call(incoming) as reply:
                 listed = await _read(reply)
@@ -116,7 +116,9 @@ class Listing:
             listed = None
         return self._list(own, listed, incoming, reply) if listed else self._list(own, _NOTHING, incoming)
 
-    def _list(self, own: Iterable[str], listed: _Listed, incoming: Incoming, reply: Reply | None = None) -> Reply:
+    def _list(
+        self, own: Iterable[str], listed: _Listed, incoming: Incoming, reply: ClientResponse | None = None
+    ) -> ClientResponse:
         """Ours and theirs. Under a name that leads elsewhere, theirs has its provider's name in front."""
         provider = self._routes.without_model(incoming.endpoint.anthropic) if listed.models else ""
         leads_there = {name for name in listed.models if self._routes.leads_to(name, provider)}
@@ -136,12 +138,12 @@ class Listing:
         return _reply({"object": "list", **listed.around, "data": models}, reply)
 
 
-def _reply(content: Mapping[str, Any], theirs: Reply | None = None) -> Reply:
+def _reply(content: Mapping[str, Any], theirs: ClientResponse | None = None) -> ClientResponse:
     """An answer with this content, in the place of the provider's where there was one."""
     kept = [pair for pair in theirs.headers if pair[0] not in _OF_THE_BODY] if theirs is not None else []
     overhead_s = theirs.overhead_s if theirs is not None else 0.0
     headers = [(b"content-type", b"application/json"), *kept]
-    return Reply(_OK, headers, msgspec.json.encode(content), overhead_s=overhead_s)
+    return ClientResponse(_OK, headers, msgspec.json.encode(content), overhead_s=overhead_s)
 
 
 def _skeleton(name: str, provider: str, incoming: Incoming) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def _skeleton(name: str, provider: str, incoming: Incoming) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": provider}
 
 
-async def _read(reply: Reply) -> _Listed | None:
+async def _read(reply: ClientResponse) -> _Listed | None:
     """The provider's list. None where its answer is none or far too long; the answer can be passed on then."""
     if reply.status != _OK or isinstance(reply.body, bytes):
         return None

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from gateway.background.settlement import Fetched
+from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
-from gateway.call.state import Progress
-from gateway.call.types import Reply, Stepped
+from gateway.call.state import CallState
+from gateway.call.types import ActiveStep, ClientResponse
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.http.headers import (
     EVENTS,
@@ -30,8 +30,8 @@ from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
-from gateway.dialects.base import Answer, Call, StreamMeter
-from gateway.dialects.partial_body import Glimpse, glimpsed, read_whole
+from gateway.dialects.base import Call, ParsedResponse, StreamMeter
+from gateway.dialects.partial_body import PartialBody, glimpsed, read_whole
 from gateway.upstream.body import chain, check_packing, check_transfer_coding, is_packed, unpacked
 
 #: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
@@ -48,10 +48,10 @@ _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 #: bytes that are waited for to tell JSON from events; no answer begins with so much white space
 _TELLING_BYTES: Final = 64
 
-TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | None], bytes]
+TotalsComment = Callable[[Totals, Charge | None, Allowance | None, ActiveStep | None], bytes]
 
 
-class Answers:
+class ResponseRelay:
     """Passes answers on. Shared by all calls.
 
     `totals_comment`: writes the comment before the end of a stream; None: there is none. `secrets`: keys that are
@@ -61,7 +61,7 @@ class Answers:
     def __init__(
         self,
         accounts: Accounts,
-        fetched: Fetched,
+        fetched: BackgroundSettlement,
         clock: Callable[[], float],
         totals_comment: TotalsComment | None,
         secrets: Sequence[bytes],
@@ -72,7 +72,7 @@ class Answers:
         self._clock = clock
         self._totals_comment = totals_comment
 
-    async def success(self, progress: Progress, call: Call, answer: UpstreamReply) -> Reply:
+    async def success(self, progress: CallState, call: Call, answer: UpstreamReply) -> ClientResponse:
         """An answer of the model, or a file."""
         endpoint = progress.incoming.endpoint
         is_read = endpoint.metered or endpoint.fetches
@@ -96,7 +96,7 @@ class Answers:
         return await self._unread(progress, answer, chain([begun], pieces))
 
     @staticmethod
-    async def _begun_with(progress: Progress, pieces: AsyncIterator[bytes]) -> bytes:
+    async def _begun_with(progress: CallState, pieces: AsyncIterator[bytes]) -> bytes:
         """The first bytes of an answer, as many as it takes to tell JSON from a stream of events."""
         begun = b""
         try:
@@ -109,7 +109,7 @@ class Answers:
             raise
         return begun
 
-    async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
+    async def failure(self, progress: CallState, answer: UpstreamReply) -> ClientResponse:
         """Pass on a provider's refusal unchanged; nothing is charged. A redirect comes here only without a body."""
         body = masked(await read_error(answer), self._secrets)
         # It may be the refusal of an earlier provider, so the status of the last one does not hold.
@@ -123,7 +123,7 @@ class Answers:
         reply.final = True
         return reply
 
-    async def refusal(self, progress: Progress, fault: GatewayError) -> Reply:
+    async def refusal(self, progress: CallState, fault: GatewayError) -> ClientResponse:
         """Our own: what went wrong, in the client's format."""
         progress.fault, progress.status = fault, fault.status
         if progress.outcome != "upstream_broken":
@@ -144,13 +144,13 @@ class Answers:
 
     async def _whole(
         self,
-        progress: Progress,
+        progress: CallState,
         answer: UpstreamReply,
         begun: bytes,
         pieces: AsyncIterator[bytes],
         *,
         was_packed: bool,
-    ) -> Reply:
+    ) -> ClientResponse:
         has_texts = not _is_embeddings(progress)
         read, size = [begun], len(begun)
         # For an answer that breaks off: reads what had arrived. It must not refer to `progress`, which holds it: that
@@ -162,7 +162,7 @@ class Answers:
                 read.append(piece)
                 size += len(piece)
                 if size > MAX_WHOLE_ANSWER:
-                    glimpse = Glimpse(progress.dialect, has_texts=has_texts)
+                    glimpse = PartialBody(progress.dialect, has_texts=has_texts)
                     progress.reader = glimpse.answer
                     return await self._as_it_comes(progress, answer, chain(read, pieces), glimpse)
         except GatewayError:
@@ -187,8 +187,8 @@ class Answers:
     # --- metered as it comes -----------------------------------------------------------------------------------
 
     async def _event_stream(
-        self, progress: Progress, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
-    ) -> Reply:
+        self, progress: CallState, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
+    ) -> ClientResponse:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         sent = progress.plan.context.tokens if progress.plan is not None else None
         meter = StreamMeter(progress.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
@@ -201,7 +201,12 @@ class Answers:
         return reply
 
     async def _metered(
-        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
+        self,
+        progress: CallState,
+        answer: UpstreamReply,
+        pieces: AsyncIterator[bytes],
+        meter: StreamMeter,
+        reply: ClientResponse,
     ) -> AsyncIterator[bytes]:
         passed, is_first, is_found = b"", True, not progress.is_fetched_later
         sliced = _Sliced(pieces, lambda: self._accounts.bytes_at_once(progress))
@@ -252,7 +257,7 @@ class Answers:
         return masked(events, self._secrets) if _ERROR in events else events
 
     @staticmethod
-    def _broken_off(progress: Progress, meter: StreamMeter, fault: GatewayError) -> bytes:
+    def _broken_off(progress: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:
         """The end of a stream that its provider broke off, and an event that says so.
 
         None stands behind a stream that was fetched: its client sees where it ended, and fetches it from there.
@@ -263,7 +268,7 @@ class Answers:
         return tail + _failure_events(progress, meter)(fault)
 
     async def _no_events(
-        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply
+        self, progress: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: ClientResponse
     ) -> AsyncIterator[bytes]:
         """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
         whole = await self._whole(progress, answer, b"", pieces, was_packed=is_packed(answer))
@@ -274,7 +279,7 @@ class Answers:
             yield piece
         reply.broken = whole.broken
 
-    async def _end_of_budget(self, progress: Progress, meter: StreamMeter) -> bytes:
+    async def _end_of_budget(self, progress: CallState, meter: StreamMeter) -> bytes:
         """End a stream for which no more could be held, as if the length the client asked for had been reached."""
         progress.outcome = "budget_end"
         tail = meter.cut_short()
@@ -282,7 +287,7 @@ class Answers:
         await progress.hang_up()
         return await self._closing(progress, tail)
 
-    async def _closing(self, progress: Progress, tail: bytes) -> bytes:
+    async def _closing(self, progress: CallState, tail: bytes) -> bytes:
         """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
         totals = await self._accounts.settle(progress)
         if totals is None:
@@ -294,13 +299,13 @@ class Answers:
 
     # --- passed on unread --------------------------------------------------------------------------------------
 
-    async def _unread(self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> Reply:
+    async def _unread(self, progress: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> ClientResponse:
         """Files, audio, images; the text of a transcription is weighed on its way."""
         glimpse, endpoint = None, progress.incoming.endpoint
         # Where a model's answer is due, a text is the page of some proxy on the way: it is not weighed.
         if endpoint.metered and endpoint.wire is None and not _is_embeddings(progress):
             is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
-            glimpse = Glimpse(progress.dialect, has_texts=True) if is_text else None
+            glimpse = PartialBody(progress.dialect, has_texts=True) if is_text else None
             progress.reader = glimpse.answer if glimpse is not None else _not_seen
         reply = await self._as_it_comes(progress, answer, pieces, glimpse)
         length = header(answer.headers, b"content-length")
@@ -311,18 +316,18 @@ class Answers:
 
     async def _as_it_comes(
         self,
-        progress: Progress,
+        progress: CallState,
         answer: UpstreamReply,
         pieces: AsyncIterator[bytes],
-        glimpse: Glimpse | None = None,
-    ) -> Reply:
+        glimpse: PartialBody | None = None,
+    ) -> ClientResponse:
         """Pass the body on as it arrives. `glimpse`, where there is one, reads it on its way."""
         reply = await self._begun(progress, answer)
         reply.body = self._passed_on(progress, pieces, reply, glimpse)
         return reply
 
     async def _passed_on(
-        self, progress: Progress, pieces: AsyncIterator[bytes], reply: Reply, glimpse: Glimpse | None
+        self, progress: CallState, pieces: AsyncIterator[bytes], reply: ClientResponse, glimpse: PartialBody | None
     ) -> AsyncIterator[bytes]:
         try:
             async for piece in pieces:
@@ -340,7 +345,7 @@ class Answers:
 
     # --- what they share ---------------------------------------------------------------------------------------
 
-    async def _begun(self, progress: Progress, answer: UpstreamReply) -> Reply:
+    async def _begun(self, progress: CallState, answer: UpstreamReply) -> ClientResponse:
         """The reply of an answer whose body is still to come."""
         headers = self._headers(answer, unpacked=is_packed(answer))
         reply = self._reply(progress, answer.status, headers, b"")
@@ -351,9 +356,9 @@ class Answers:
     def _headers(self, answer: UpstreamReply, *, unpacked: bool) -> Headers:
         return masked_values(response_headers(answer.headers, unpacked=unpacked), self._secrets)
 
-    def _reply(self, progress: Progress, status: int, headers: Headers, body: bytes) -> Reply:
+    def _reply(self, progress: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
         sent_at = progress.sent_at
-        return Reply(
+        return ClientResponse(
             status,
             headers,
             body,
@@ -411,7 +416,7 @@ async def read_error(answer: UpstreamReply) -> bytes:
     return bytes(body)
 
 
-def _failure_events(progress: Progress, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
+def _failure_events(progress: CallState, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
     """Return what makes the events that end a stream with an error.
 
     A response that its provider makes in the background goes on without its stream, so it has not failed.
@@ -427,7 +432,7 @@ def _failure_events(progress: Progress, meter: StreamMeter) -> Callable[[Gateway
     return events
 
 
-def _check_end(progress: Progress, meter: StreamMeter) -> None:
+def _check_end(progress: CallState, meter: StreamMeter) -> None:
     """See that a stream in a format that is known did not end before its answer.
 
     Raises:
@@ -437,15 +442,15 @@ def _check_end(progress: Progress, meter: StreamMeter) -> None:
         raise UpstreamProtocolError("The provider ended the stream before its answer had ended.")
 
 
-def _settled(progress: Progress) -> CallRecord | None:
+def _settled(progress: CallState) -> CallRecord | None:
     """The record of the call, or of the earlier one whose answer it fetched; None while that answer is being made."""
     record = progress.fetched or progress.record
     return record if record is not None and record.outcome != PENDING else None
 
 
-def _is_embeddings(progress: Progress) -> bool:
+def _is_embeddings(progress: CallState) -> bool:
     return progress.incoming.endpoint.operation == _EMBEDDINGS
 
 
-def _not_seen() -> Answer:
-    return Answer(is_seen=False)
+def _not_seen() -> ParsedResponse:
+    return ParsedResponse(is_seen=False)

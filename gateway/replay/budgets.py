@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from decimal import Decimal
 from typing import Any, Final
 
-from gateway.core.context_budget import ContextPolicy, Wishes, budget_of
+from gateway.core.context_budget import ContextOptions, ContextPolicy, budget_of
 from gateway.core.ledger.arithmetic import (
     EMPTY,
     NOTHING,
@@ -30,9 +30,9 @@ from gateway.core.ledger.arithmetic import (
 from gateway.core.ledger.charging import (
     NO_KEY_BUDGET,
     BudgetPolicy,
-    Charged,
-    KeyBudget,
-    Need,
+    CallNeed,
+    ChargedAccounts,
+    KeyLimits,
     accounts_of,
     claims_of,
     hold_for,
@@ -49,25 +49,25 @@ from gateway.core.routing import ModelFacts
 from gateway.core.times import time_text
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass
-from gateway.replay.records import Noted
+from gateway.replay.records import ReplayedCall
 
 #: where calls stand that belong to no session
 NO_SESSION: Final = "(no session)"
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ReplayRules:
     """What recorded calls are held against. `budget`: input tokens of a call, if lower than configured."""
 
     context: ContextPolicy
     budgets: BudgetPolicy
-    keys: Mapping[str, KeyBudget]
-    facts: Callable[[Noted], ModelFacts]
+    keys: Mapping[str, KeyLimits]
+    facts: Callable[[ReplayedCall], ModelFacts]
     budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """What would have become of a call.
 
     Attributes:
@@ -80,7 +80,7 @@ class Outcome:
         is_shorter: its answer would have ended earlier.
     """
 
-    call: Noted
+    call: ReplayedCall
     number: int
     came: int | None
     budget: int | None
@@ -95,7 +95,7 @@ class Outcome:
         return max(0, self.came - self.budget) if self.came is not None and self.budget is not None else 0
 
 
-def outcomes(calls: Iterable[Noted], rules: Rules) -> Iterator[Outcome]:
+def outcomes(calls: Iterable[ReplayedCall], rules: ReplayRules) -> Iterator[ReplayOutcome]:
     """What would have become of these calls, in the order they came; one that stands there twice counts once."""
     known = {call.call_id: call for call in calls}
     accounts: dict[AccountKey, Account] = {}
@@ -105,12 +105,12 @@ def outcomes(calls: Iterable[Noted], rules: Rules) -> Iterator[Outcome]:
         yield _outcome(call, number, accounts, rules)
 
 
-def _outcome(call: Noted, number: int, accounts: dict[AccountKey, Account], rules: Rules) -> Outcome:
+def _outcome(call: ReplayedCall, number: int, accounts: dict[AccountKey, Account], rules: ReplayRules) -> ReplayOutcome:
     facts, charge = rules.facts(call), call.charge
     came = call.came if call.came is not None or charge is None else charge.usage.input_tokens
-    budget = budget_of(rules.context, facts, Wishes(budget=rules.budget))
+    budget = budget_of(rules.context, facts, ContextOptions(budget=rules.budget))
     if charge is None:
-        return Outcome(call, number, came, budget)
+        return ReplayOutcome(call, number, came, budget)
     claims, now = claims_of(rules.budgets, _charged(call, rules.keys)), Moment(call.at, call.at)
     stands = [standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims]
     mode = _mode(stands, rules.budgets)
@@ -120,21 +120,21 @@ def _outcome(call: Noted, number: int, accounts: dict[AccountKey, Account], rule
     if isinstance(found, Refused):
         needed = usd(found.needed) if found.dimension == "nano_usd" else found.needed
         why = {**dimension_json(found.standing, found.dimension, call.at), "needed": needed}
-        return Outcome(call, number, came, budget, mode, refused=why)
+        return ReplayOutcome(call, number, came, budget, mode, refused=why)
     granted, changes = found
     accounts.update(changes)
     limit = limit_to_set(hold, granted, need)
     beyond = max(0, charge.usage.output_tokens - limit) if limit is not None else 0
     spent = spent_by(_priced(charge, facts), rules.budgets.cached_weight).less(NOTHING.plus(hold.unit, beyond))
     accounts.update(settle(accounts, accounts_of(claims), hold.amount(granted.units), spent))
-    return Outcome(call, number, came, budget, mode, spent, is_shorter=beyond > 0)
+    return ReplayOutcome(call, number, came, budget, mode, spent, is_shorter=beyond > 0)
 
 
-def _charged(call: Noted, keys: Mapping[str, KeyBudget]) -> Charged:
+def _charged(call: ReplayedCall, keys: Mapping[str, KeyLimits]) -> ChargedAccounts:
     namespace = call.session.namespace if call.session is not None else OPEN_NAMESPACE
     own = call.session.account if call.session is not None else None
     parents = [SessionKey(key.namespace, key.id) for key in call.accounts if key.kind == "session" and key != own]
-    return Charged(namespace, keys.get(namespace, NO_KEY_BUDGET), call.session, tuple(reversed(parents)))
+    return ChargedAccounts(namespace, keys.get(namespace, NO_KEY_BUDGET), call.session, tuple(reversed(parents)))
 
 
 def _priced(charge: Charge, facts: ModelFacts) -> Charge:
@@ -148,19 +148,19 @@ def _mode(stands: list[Standing], budgets: BudgetPolicy) -> ResponseMode:
     return mode_for(remaining_fraction(stands)) if budgets.modes else "raw"
 
 
-def _need(call: Noted, facts: ModelFacts) -> Need:
+def _need(call: ReplayedCall, facts: ModelFacts) -> CallNeed:
     """What it would have asked for: its input as it was reported, and an answer of whatever length."""
     usage = call.charge.usage if call.charge is not None else None
     tokens = usage.input_tokens if usage is not None else 0
     has_output = usage is not None and usage.output_tokens > 0
     rate = rate_of(facts.price, tokens, None)
-    return Need(
+    return CallNeed(
         tokens, model_output=facts.output, has_output=has_output, rate=rate, model=call.model, can_grow=call.stream
     )
 
 
 @dataclass(slots=True)
-class Sums:
+class BudgetSums:
     """What the calls of a session, or of all, come to.
 
     `cached` and `cost_usd` are None where a record does not say them. `modes`: the first call in each stricter mode.
@@ -174,14 +174,14 @@ class Sums:
     total: int = 0
     cached: int | None = 0
     cost_usd: Decimal | None = Decimal(0)
-    over: list[Outcome] = field(default_factory=list)
-    modes: dict[ResponseMode, Outcome] = field(default_factory=dict)
+    over: list[ReplayOutcome] = field(default_factory=list)
+    modes: dict[ResponseMode, ReplayOutcome] = field(default_factory=dict)
     refused: int = 0
-    first_refused: Outcome | None = None
+    first_refused: ReplayOutcome | None = None
     shorter: int = 0
     spent: Amount = NOTHING
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ReplayOutcome) -> None:
         """One more call."""
         self.calls += 1
         if outcome.over:
@@ -200,7 +200,7 @@ class Sums:
         self.cost_usd = (self.cost_usd or 0) + (charge.cost_usd or Decimal(0)) if known else None
         self._budgeted(outcome)
 
-    def _budgeted(self, outcome: Outcome) -> None:
+    def _budgeted(self, outcome: ReplayOutcome) -> None:
         if outcome.mode != "raw":
             self.modes.setdefault(outcome.mode, outcome)
         if outcome.refused is not None:
@@ -251,6 +251,6 @@ class Sums:
         }
 
 
-def _place(outcome: Outcome) -> dict[str, Any]:
+def _place(outcome: ReplayOutcome) -> dict[str, Any]:
     """Which call it is."""
     return {"call": outcome.number, "request_id": outcome.call.request_id, "at": time_text(outcome.call.at)}

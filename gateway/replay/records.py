@@ -30,7 +30,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class ReplayedCall:
     """One call as its record tells it.
 
     Attributes:
@@ -56,10 +56,10 @@ class Noted:
     has_details: bool = True
 
 
-def noted(record: CallRecord) -> Noted:
+def noted(record: CallRecord) -> ReplayedCall:
     """A record as a store has it."""
     context = record.context
-    return Noted(
+    return ReplayedCall(
         call_id=record.call_id,
         request_id=record.request_id,
         session=record.session,
@@ -74,7 +74,7 @@ def noted(record: CallRecord) -> Noted:
     )
 
 
-async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> AsyncIterator[Noted]:
+async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> AsyncIterator[ReplayedCall]:
     """The records of these sessions, or of all.
 
     Raises:
@@ -117,7 +117,7 @@ def values_in(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> I
             yield number, value
 
 
-def read_records(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> Iterator[Noted]:
+def read_records(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> Iterator[ReplayedCall]:
     """The records in these lines. `complain` is told of lines that hold none; they are passed over."""
     for number, value in values_in(lines, complain):
         try:
@@ -126,7 +126,7 @@ def read_records(lines: Iterable[bytes], complain: Callable[[int, str], None]) -
             complain(number, str(error))
 
 
-def _records_in(value: Any) -> list[Noted]:
+def _records_in(value: Any) -> list[ReplayedCall]:
     """The records that a line holds.
 
     Raises:
@@ -201,7 +201,7 @@ class _Logged(msgspec.Struct):
     context_tokens_original: _Tokens | None = None
 
 
-def _shown(value: Any) -> Noted:
+def _shown(value: Any) -> ReplayedCall:
     call = msgspec.convert(value, _Shown)
     usage, context = call.usage, call.context
     charge = None
@@ -218,7 +218,7 @@ def _shown(value: Any) -> Noted:
     sent = None
     if context is not None:
         sent = context.original_tokens if context.shadow else context.tokens
-    return Noted(
+    return ReplayedCall(
         call_id=call.call_id,
         request_id=call.request_id,
         session=_session(call.session) if call.session is not None else None,
@@ -232,12 +232,12 @@ def _shown(value: Any) -> Noted:
     )
 
 
-def _logged(value: Any) -> Noted:
+def _logged(value: Any) -> ReplayedCall:
     call = msgspec.convert(value, _Logged)
     charge = None
     if call.input_tokens is not None and call.output_tokens is not None:
         charge = Charge(Usage.of(call.input_tokens, call.output_tokens), call.usage_source or "provider")
-    return Noted(
+    return ReplayedCall(
         call_id=call.call_id,
         request_id=call.request_id,
         session=SessionKey(call.namespace or OPEN_NAMESPACE, call.session) if call.session is not None else None,

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.call.types import Asked
+from gateway.call.types import PlanRequest
 from gateway.context.inspector import Inspector
 from gateway.core import identity
-from gateway.core.context_budget import Wishes
+from gateway.core.context_budget import ContextOptions
 from gateway.core.conversation.message import plain
 from gateway.core.counting.request import ITEMS
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
@@ -42,7 +42,7 @@ _SESSIONS: Final = ("session", "session_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRequest:
     """One request of a recording. `line`: where it stands."""
 
     line: int
@@ -51,7 +51,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRequest:
     """A request as it would go out. `cached`: of its tokens, those the provider would have had already."""
 
     tokens: int
@@ -60,7 +60,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ReplayedTurn:
     """One request and what would have become of it.
 
     Attributes:
@@ -73,15 +73,17 @@ class Turn:
     """
 
     session: str
-    came: Sent
-    sent: Sent | None
+    came: SentRequest
+    sent: SentRequest | None
     budget: int | None = None
     trimmed: Mapping[str, int] = field(default_factory=dict)
     cut: bool = False
     refusal: str | None = None
 
 
-def read_lines(lines: Iterable[bytes], *, whole: bool, complain: Callable[[int, str], None]) -> Iterator[Recorded]:
+def read_lines(
+    lines: Iterable[bytes], *, whole: bool, complain: Callable[[int, str], None]
+) -> Iterator[RecordedRequest]:
     """The requests of a recording, in order. `whole`: each is a whole conversation, of which every call is made anew.
 
     `complain` is told of lines that hold no request; they are passed over.
@@ -99,7 +101,7 @@ def read_lines(lines: Iterable[bytes], *, whole: bool, complain: Callable[[int, 
             except UnicodeEncodeError:
                 complain(number, "holds half a character (a lone surrogate), which no provider takes")
                 break
-            yield Recorded(number, session or _session_of(one, number), written)
+            yield RecordedRequest(number, session or _session_of(one, number), written)
 
 
 def _request_in(value: Any) -> tuple[str | None, dict[str, Any]]:
@@ -172,11 +174,11 @@ class Replay:
 
     def __init__(self, inspector: Inspector, *, budget: int | None, model: str | None) -> None:
         self._inspector = inspector
-        self._wishes = Wishes(trim="auto", budget=budget)
+        self._wishes = ContextOptions(trim="auto", budget=budget)
         self._model = model
         self._sessions: dict[str, _Session] = {}
 
-    async def turn(self, recorded: Recorded) -> Turn:
+    async def turn(self, recorded: RecordedRequest) -> ReplayedTurn:
         """What would have become of a request.
 
         Raises:
@@ -187,20 +189,20 @@ class Replay:
         call, asked = self._inspector.read(recorded.body, model=self._model, wishes=self._wishes)
         came, known.came, _ = await self._sent(asked, known.came)
         if asked.contents.wire not in VIEWED:
-            return Turn(recorded.session, came, came)
+            return ReplayedTurn(recorded.session, came, came)
         try:
             body, plan = await self._inspector.trim(call, asked, known.remembered)
         except (ContextOverflow, BudgetTooSmall) as refusal:
-            return Turn(recorded.session, came, None, refusal=refusal.message)
+            return ReplayedTurn(recorded.session, came, None, refusal=refusal.message)
         if plan.epoch is not None:
             state = known.remembered.state.with_epoch(plan.epoch, instead_of=plan.resumed)
             known.remembered = replace(known.remembered, state=state)
         if body is not call.body:
             _, asked = self._inspector.read(body, model=self._model, wire=asked.contents.wire, wishes=self._wishes)
         sent, known.sent, is_cut = await self._sent(asked, known.sent)
-        return Turn(recorded.session, came, sent, plan.context.budget, plan.context.trimmed, is_cut)
+        return ReplayedTurn(recorded.session, came, sent, plan.context.budget, plan.context.trimmed, is_cut)
 
-    async def _sent(self, asked: Asked, before: Sequence[bytes]) -> tuple[Sent, Sequence[bytes], bool]:
+    async def _sent(self, asked: PlanRequest, before: Sequence[bytes]) -> tuple[SentRequest, Sequence[bytes], bool]:
         """A request as it would go out; its messages; whether it no longer begins with those `before` it."""
         weighed = await self._inspector.count(asked, Remembered(), ["items"])
         messages = [plain(raw) for raw in asked.contents.messages or ()]
@@ -210,11 +212,11 @@ class Replay:
         cached = cached if cached >= _LEAST_CACHED else 0
         price, usage = asked.facts.price, replace(Usage.of(total, 0), cache_read_tokens=cached)
         paid = standard_cost(usage, price) if price is not None else None
-        return Sent(total, cached, paid), messages, same < len(before)
+        return SentRequest(total, cached, paid), messages, same < len(before)
 
 
 @dataclass(slots=True)
-class Sums:
+class RequestSums:
     """What all turns of a session, or of all, come to. `cost_usd` is None where a price is unknown."""
 
     turns: int = 0
@@ -229,7 +231,7 @@ class Sums:
     sent_usd: Decimal | None = Decimal(0)
     rules: Counter[str] = field(default_factory=Counter)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: ReplayedTurn) -> None:
         """One more turn. A refused one sends nothing; what it came with is left out of both sides."""
         self.turns += 1
         if turn.sent is None:

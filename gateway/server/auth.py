@@ -16,7 +16,7 @@ from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
 from gateway.core.http.headers import CREDENTIALS, Headers, credential, header
 from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
-from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyBudget
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits
 from gateway.core.ledger.session_key import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
 from gateway.core.stored import StoredKey
 from gateway.core.values import dataclass
@@ -37,7 +37,7 @@ class KeyRule:
     name: str
     digest: bytes
     models: tuple[str, ...] = ()
-    budget: KeyBudget = NO_KEY_BUDGET
+    budget: KeyLimits = NO_KEY_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Authenticator:
         stored = self._stored().get(value)
         if stored is None:
             return None
-        return KeyRule(stored.name, stored.digest, stored.models, KeyBudget(stored.limits, stored.rpm))
+        return KeyRule(stored.name, stored.digest, stored.models, KeyLimits(stored.limits, stored.rpm))
 
     def _refuse_other_origins(self, origin: str, headers: Headers) -> None:
         if not origin or origin in self._origins:

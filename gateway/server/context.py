@@ -15,14 +15,14 @@ from starlette.routing import Route as Path
 
 from gateway.budget.reservation import sessions_above
 from gateway.call.routing import named_by_body
-from gateway.call.types import Asked
+from gateway.call.types import PlanRequest
 from gateway.context.inspector import SHOWN, WIRES
 from gateway.core import errors
-from gateway.core.context_budget import Wishes
+from gateway.core.context_budget import ContextOptions
 from gateway.core.http.headers import by_name
 from gateway.core.identity import ID_FORM, from_headers
 from gateway.core.ledger.arithmetic import Claim, Standing
-from gateway.core.ledger.charging import Charged, KeyBudget, affordable_input, claims_of, rate_of
+from gateway.core.ledger.charging import ChargedAccounts, KeyLimits, affordable_input, claims_of, rate_of
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import answer_name
@@ -34,7 +34,7 @@ from gateway.dialects.server_state import earlier_answer
 from gateway.server import headers as ours
 from gateway.server.auth import Access
 from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
-from gateway.server.handling import Rules, wrapped
+from gateway.server.handling import ServerRules, wrapped
 from gateway.server.steps import step_of
 
 #: largest bodies of such requests that may be held at the same time
@@ -44,7 +44,7 @@ _BODIES_AT_ONCE: Final = 4
 class ContextApi:
     """The handlers. `rules` gives those in force."""
 
-    def __init__(self, store: Store, rules: Callable[[], Rules]) -> None:
+    def __init__(self, store: Store, rules: Callable[[], ServerRules]) -> None:
         self._store = store
         self._rules = rules
         self._pool = MemoryPool(_BODIES_AT_ONCE * rules().max_body)
@@ -87,7 +87,7 @@ class ContextApi:
         finally:
             memory.release()
 
-    async def _read(self, request: Request, access: Access, memory: BodyMemory) -> tuple[Call, Asked, Remembered]:
+    async def _read(self, request: Request, access: Access, memory: BodyMemory) -> tuple[Call, PlanRequest, Remembered]:
         rules, headers = self._rules(), request.scope["headers"]
         self._pool.limit = _BODIES_AT_ONCE * rules.max_body
         wire = request.query_params.get("wire")
@@ -102,7 +102,7 @@ class ContextApi:
         call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
         earlier = earlier_answer(call.fields) if asked.contents.wire == "responses" else None
         key = await self._session(request, access, call, earlier)
-        charged = Charged(access.namespace or "", KeyBudget(access.limits), key, declared=directives.budget)
+        charged = ChargedAccounts(access.namespace or "", KeyLimits(access.limits), key, declared=directives.budget)
         if key is None:
             return call, self._affordable(asked, *await self._read_accounts(charged), None), Remembered()
         named = (SessionKey(key.namespace, directives.parent),) if directives.parent is not None else ()
@@ -118,7 +118,7 @@ class ContextApi:
             step = step_of(state, rules.agents, asked.route, directives.agent)
         return call, self._affordable(asked, claims, standings, step), opening.remembered
 
-    async def _read_accounts(self, charged: Charged) -> tuple[tuple[Claim, ...], tuple[Standing, ...]]:
+    async def _read_accounts(self, charged: ChargedAccounts) -> tuple[tuple[Claim, ...], tuple[Standing, ...]]:
         claims = claims_of(self._rules().budget, charged)
         return claims, await self._store.standings(_undeclared(claims))
 
@@ -148,7 +148,9 @@ class ContextApi:
         return before.session if before is not None else None
 
     @staticmethod
-    def _affordable(asked: Asked, claims: Sequence[Claim], found: Sequence[Standing], step: Step | None) -> Asked:
+    def _affordable(
+        asked: PlanRequest, claims: Sequence[Claim], found: Sequence[Standing], step: Step | None
+    ) -> PlanRequest:
         """What is asked, within what is left by the budgets of all who would be charged, and by the step's."""
         standings = [stands.lowered(claim.declared) for stands, claim in zip(found, claims, strict=True)]
         left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
@@ -172,7 +174,7 @@ def _asked_budget(request: Request) -> int | None:
     return ours.context_budget(text.encode(), '"budget"', "budget")
 
 
-def _lowered(wishes: Wishes, *budgets: int | None) -> Wishes:
+def _lowered(wishes: ContextOptions, *budgets: int | None) -> ContextOptions:
     """The wishes with the least of these context budgets and their own."""
     budget = min((one for one in (wishes.budget, *budgets) if one is not None), default=None)
     return replace(wishes, budget=budget)

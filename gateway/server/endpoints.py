@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from gateway.call.routing import is_listing
-from gateway.call.types import NO_DIRECTIVES, Caller, Incoming, Reply
+from gateway.call.types import NO_DIRECTIVES, Caller, ClientResponse, Incoming
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -30,14 +30,14 @@ from gateway.core.record import SHUT_DOWN, STALLED
 from gateway.core.values import dataclass
 from gateway.dialects import Endpoint, endpoint
 from gateway.pipeline.exchange import Gateway
-from gateway.pipeline.model_list import Listing
+from gateway.pipeline.model_list import ModelList
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
-from gateway.server.paths import Asked, split_path
+from gateway.server.paths import PathRequest, split_path
 from gateway.server.unrecorded import UnrecordedRefusals
-from gateway.upstream.read_timeout import Silence
+from gateway.upstream.read_timeout import ReadTimeout
 
 logger = logging.getLogger("gateway")
 
@@ -134,7 +134,7 @@ class Forwarder:
     ) -> None:
         self._gateway = gateway
         self._unrecorded = unrecorded
-        self._listing = Listing(gateway.routes, gateway.handle)
+        self._listing = ModelList(gateway.routes, gateway.handle)
         self._keys = keys
         self._authenticator = authenticator
         self._bounds = bounds
@@ -323,7 +323,7 @@ class Forwarder:
             # The exchange holds the connection: the two would keep each other until the garbage collector runs.
             connection.left = None
 
-    async def _answer(self, reply: Reply, incoming: Incoming, connection: _Connection) -> None:
+    async def _answer(self, reply: ClientResponse, incoming: Incoming, connection: _Connection) -> None:
         headers = reply.headers + ours.of_reply(reply, incoming.request_id)
         if incoming.refused is not None:
             headers.append(_CLOSE)
@@ -340,7 +340,7 @@ class Forwarder:
         connection.is_events = reply.is_events or content_type(reply.headers) == EVENTS
         # A client that takes nothing would keep its place among the calls under way for ever.
         task = asyncio.current_task()
-        stall = Silence(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
+        stall = ReadTimeout(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
         try:
             async for piece in body:
                 # Once the client has left the answer is only read for its usage.
@@ -402,7 +402,7 @@ class Forwarder:
         )
 
 
-def _named(asked: Asked, method: str, body: bytes, *, anthropic: bool) -> tuple[bytes, Endpoint]:
+def _named(asked: PathRequest, method: str, body: bytes, *, anthropic: bool) -> tuple[bytes, Endpoint]:
     """Return the body with the model that the path names, and the endpoint that is asked for."""
     body = asked.named_in(body)
     return body, endpoint(method, asked.path, anthropic=anthropic, body=body)

@@ -22,9 +22,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core import errors
 from gateway.core.ports import Store
-from gateway.core.stored import Latest, Settled
+from gateway.core.stored import LatestCalls, Settled
 from gateway.server.auth import Access
-from gateway.server.handling import Rules, accessed, wrapped
+from gateway.server.handling import ServerRules, accessed, wrapped
 from gateway.server.shown import call_json, totals_json
 
 logger = logging.getLogger("gateway")
@@ -101,7 +101,7 @@ class EventsApi:
     def __init__(
         self,
         store: Store,
-        rules: Callable[[], Rules],
+        rules: Callable[[], ServerRules],
         *,
         look_s: float = _LOOK_S,
         heartbeat_s: float = _HEARTBEAT_S,
@@ -187,7 +187,7 @@ class EventsApi:
             self._cursor = latest.cursor
             await asyncio.sleep(_PAUSE_S)
 
-    def _tell(self, latest: Latest) -> None:
+    def _tell(self, latest: LatestCalls) -> None:
         for listener in self._listeners if latest.missed else ():
             listener.miss(latest.missed if listener.access.namespace is None else None)
         for settled in latest.settled:

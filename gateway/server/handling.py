@@ -32,7 +32,7 @@ _NO_STORE: Final = {"cache-control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ServerRules:
     """What a reload replaces. `id_headers`: those that name a session, before the known ones.
 
     `unrecorded` and `new_id` stay: they note who was refused, under a new id.
@@ -75,7 +75,7 @@ def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str])
     return Response(file.body, media_type=file.kind, headers=headers)
 
 
-def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
+def wrapped(rules: Callable[[], ServerRules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
     """The handler, told who asks; its answer is written as JSON and its faults as errors."""
 
     async def handle(request: Request) -> Response:
@@ -87,7 +87,7 @@ def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awa
     return handle
 
 
-async def accessed(rules: Callable[[], Rules], request: Request) -> Access:
+async def accessed(rules: Callable[[], ServerRules], request: Request) -> Access:
     """What whoever asks may see and do.
 
     Raises:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from gateway.call.types import NO_DIRECTIVES, Directives, Reply, Stepped
-from gateway.core.context_budget import Trim, Wishes
+from gateway.call.types import NO_DIRECTIVES, ActiveStep, ClientResponse, Directives
+from gateway.core.context_budget import ContextOptions, Trim
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.gateway_headers import (
     AGENT,
@@ -142,7 +142,7 @@ def directives(headers: Headers) -> Directives:
     )
 
 
-def _wishes(headers: Headers) -> Wishes:
+def _wishes(headers: Headers) -> ContextOptions:
     """What a request's headers ask of its context.
 
     Raises:
@@ -161,7 +161,7 @@ def _wishes(headers: Headers) -> Wishes:
             budget = min(asked, budget or MAX_TOKENS)
         elif name == _BETAS:
             betas |= {beta.strip() for beta in value.decode("latin-1").split(",")}
-    return Wishes(trim, budget, betas=betas)
+    return ContextOptions(trim, budget, betas=betas)
 
 
 def context_budget(value: bytes, what: str, param: str) -> int:
@@ -240,7 +240,7 @@ def usage_json(usage: Usage | Totals) -> bytes:
     )  # fmt: skip
 
 
-def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None) -> Headers:
+def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: ActiveStep | None) -> Headers:
     """What is known of a call once it has ended, beside its session's totals."""
     headers: Headers = []
     if charge is not None:
@@ -252,7 +252,7 @@ def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: Steppe
     return headers
 
 
-def of_reply(reply: Reply, request: str) -> Headers:
+def of_reply(reply: ClientResponse, request: str) -> Headers:
     """Our headers on a reply, after the provider's."""
     headers: Headers = [
         (GATEWAY_REQUEST_ID, request.encode()),
@@ -281,7 +281,7 @@ def of_reply(reply: Reply, request: str) -> Headers:
     return headers
 
 
-def _of_what_is_not_counted(reply: Reply) -> Headers:
+def _of_what_is_not_counted(reply: ClientResponse) -> Headers:
     headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.is_unfitted else []
     if reply.unseen:
         headers.append((b"x-context-unseen", ",".join(reply.unseen).encode()))
@@ -343,7 +343,7 @@ def _of_allowance(allowance: Allowance) -> Headers:
     return headers
 
 
-def _of_steps(stepped: Stepped) -> Headers:
+def _of_steps(stepped: ActiveStep) -> Headers:
     """The step, and the place in its sequence that is due; nothing where no step is active."""
     headers: Headers = []
     step = stepped.step
@@ -367,7 +367,7 @@ def of_fault(fault: GatewayError) -> Headers:
 
 
 def totals_comment(
-    totals: Totals, charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None = None
+    totals: Totals, charge: Charge | None, allowance: Allowance | None, stepped: ActiveStep | None = None
 ) -> bytes:
     """The last comment of a stream, as SSE comment lines: what a finished answer says in its headers.
 

@@ -17,7 +17,7 @@ from gateway.core.ports import Store
 from gateway.core.times import time_text
 from gateway.core.values import dataclass
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import Rules, wrapped
+from gateway.server.handling import ServerRules, wrapped
 from gateway.server.unrecorded import UnrecordedRefusal
 
 State = Literal["ok", "failing", "left_alone", "not_called", "no_key"]
@@ -76,7 +76,7 @@ class WorkerHealth:
 class HealthApi:
     """The handler. `look` gives what the worker knows now."""
 
-    def __init__(self, store: Store, rules: Callable[[], Rules], look: Callable[[], WorkerHealth]) -> None:
+    def __init__(self, store: Store, rules: Callable[[], ServerRules], look: Callable[[], WorkerHealth]) -> None:
         self._store = store
         self._rules = rules
         self._look = look

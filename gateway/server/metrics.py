@@ -15,14 +15,14 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import Rules, wrapped
+from gateway.server.handling import ServerRules, wrapped
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics, State
 
 
 class MetricsApi:
     """The handler. `look` says how the worker is doing; without `metrics` there are none."""
 
-    def __init__(self, rules: Callable[[], Rules], metrics: Metrics | None, look: Callable[[], State]) -> None:
+    def __init__(self, rules: Callable[[], ServerRules], metrics: Metrics | None, look: Callable[[], State]) -> None:
         self._rules = rules
         self._metrics = metrics
         self._look = look

@@ -45,7 +45,7 @@ _KNOWN: Final = 1024
 _LONGEST_KNOWN: Final = 256
 
 
-class Asked(NamedTuple):
+class PathRequest(NamedTuple):
     """What a path asks for.
 
     Attributes:
@@ -85,7 +85,7 @@ class Asked(NamedTuple):
         return write_fields(fields, {"model": self.deployment})
 
 
-def split_path(raw_path: bytes, method: str = "POST") -> Asked:
+def split_path(raw_path: bytes, method: str = "POST") -> PathRequest:
     """What a request's path asks for. Those that come again and again are looked at once.
 
     `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
@@ -98,7 +98,7 @@ def split_path(raw_path: bytes, method: str = "POST") -> Asked:
     return (_known_split if len(raw_path) <= _LONGEST_KNOWN else _split)(raw_path, method)
 
 
-def _split(raw_path: bytes, method: str) -> Asked:
+def _split(raw_path: bytes, method: str) -> PathRequest:
     if method in _NOT_FORWARDED:
         raise MethodNotAllowed(f"{method} is not forwarded.")
     path, session = raw_path.decode("latin-1"), None
@@ -131,9 +131,9 @@ def _split(raw_path: bytes, method: str) -> Asked:
             "%20 within a name, or letters, digits and marks of a path that are percent-encoded."
         )
     if azure is None:
-        return Asked(session, path)
+        return PathRequest(session, path)
     deployment = azure["deployment"]
-    return Asked(session, azure["path"], azure=True, deployment=deployment and unquote(deployment))
+    return PathRequest(session, azure["path"], azure=True, deployment=deployment and unquote(deployment))
 
 
 _known_split = lru_cache(_KNOWN)(_split)

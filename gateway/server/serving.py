@@ -23,7 +23,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from gateway.server.body import BODIES_AT_ONCE, MemoryPool
 from gateway.server.protocol import STOPPING, GatewayProtocol, ServerConfig
-from gateway.upstream.keepalive import Asking, bound_unacknowledged
+from gateway.upstream.keepalive import KeepaliveSettings, bound_unacknowledged
 
 logger = logging.getLogger("gateway")
 
@@ -34,7 +34,7 @@ _BACKLOG = 2048
 _PONG_S = 60.0
 #: Clients that wait are asked whether they are still there: phones and laptops leave without a word, and NATs forget
 #: whom they wait for. Three minutes are a tunnel, or another network.
-_ASKING = Asking(after_s=60, every_s=15, times=8)
+_ASKING = KeepaliveSettings(after_s=60, every_s=15, times=8)
 #: seconds without a sign of life after which a client has gone that something was sent to
 _UNHEARD_S = 180.0
 #: seconds for a worker to take notice of one signal before the next
@@ -120,7 +120,7 @@ def stop_without_parent() -> None:
     loop.add_reader(parent.sentinel, stop)
 
 
-class Server(uvicorn.Server):
+class WorkerServer(uvicorn.Server):
     """One worker. `ready` is called once calls are taken."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -168,15 +168,15 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class Worker(Process):
+class WorkerProcess(Process):
     """One of several worker processes, as its parent knows it; uvicorn's own would run uvicorn's server."""
 
     @property
-    def server(self) -> Server:
+    def server(self) -> WorkerServer:
         """What runs in the process. Its parent learns by other means that it takes calls."""
         if self._server is None:
-            self._server = Server(self.config, lambda: None)
-        return cast("Server", self._server)
+            self._server = WorkerServer(self.config, lambda: None)
+        return cast("WorkerServer", self._server)
 
 
 class Supervisor(Multiprocess):
@@ -249,8 +249,8 @@ class Supervisor(Multiprocess):
         self.processes_num += 1
         self.processes.append(self._started())
 
-    def _started(self) -> Worker:
-        worker = Worker(self.config, self.sockets)
+    def _started(self) -> WorkerProcess:
+        worker = WorkerProcess(self.config, self.sockets)
         worker.start()
         return worker
 
@@ -317,7 +317,7 @@ def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]
         supervisor = Supervisor(config, [listener], ready)
         supervisor.run()
         return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
-    server = Server(config, ready)
+    server = WorkerServer(config, ready)
     try:
         server.run(sockets=[listener])
     except SystemExit:
@@ -333,7 +333,7 @@ class ServerThread:
         self.url = f"http://{host}:{self._listener.getsockname()[1]}"
         self._up = threading.Event()
         self._has_failed = False
-        self._server = Server(config, self._up.set)
+        self._server = WorkerServer(config, self._up.set)
         self._thread = threading.Thread(target=self._serve, name="gateway", daemon=True)
 
     def _serve(self) -> None:

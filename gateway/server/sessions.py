@@ -39,7 +39,7 @@ from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import Handler, Rules, wrapped
+from gateway.server.handling import Handler, ServerRules, wrapped
 from gateway.server.shown import (
     call_json,
     limits_json,
@@ -73,7 +73,11 @@ class SessionsApi:
     """
 
     def __init__(
-        self, store: Store, rules: Callable[[], Rules], reload: Callable[[], list[str]], observers: Sequence[Observer]
+        self,
+        store: Store,
+        rules: Callable[[], ServerRules],
+        reload: Callable[[], list[str]],
+        observers: Sequence[Observer],
     ) -> None:
         self._store = store
         self._unread = UnreadSessions()

@@ -10,7 +10,14 @@ from gateway.core.errors import GatewayError, UpstreamProtocolError
 from gateway.core.http.gateway_headers import REQUEST_ID
 from gateway.core.http.headers import EVENTS, Headers, content_type, is_success
 from gateway.core.http.sse import EventBuffer, event_data, split_events
-from gateway.dialects.responses_frames import AnswerFrames, Create, Told, error_message, fault_message, request_of
+from gateway.dialects.responses_frames import (
+    CreateFrame,
+    EarlierTurn,
+    ResponseFrames,
+    error_message,
+    fault_message,
+    request_of,
+)
 from gateway.server import headers as ours
 
 #: bytes of an event, or of an answer that comes whole; both are one message
@@ -43,11 +50,15 @@ class SocketCall:
     """
 
     def __init__(
-        self, create: Create, told: Told | None, say: Callable[[str], Awaitable[None]], remember: Callable[[Told], None]
+        self,
+        create: CreateFrame,
+        told: EarlierTurn | None,
+        say: Callable[[str], Awaitable[None]],
+        remember: Callable[[EarlierTurn], None],
     ) -> None:
         self._say = say
         self._remember = remember
-        self._frames = AnswerFrames(create, told)
+        self._frames = ResponseFrames(create, told)
         self._lane = create.lane
         self._body: bytes | None = request_of(create, told)
         #: bytes of the request's body

@@ -20,7 +20,7 @@ from gateway.core.errors import GatewayError, ShuttingDown, SocketExpired, Socke
 from gateway.core.http.headers import EVENTS
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
-from gateway.dialects.responses_frames import Create, Told, read_create, warmed_up
+from gateway.dialects.responses_frames import CreateFrame, EarlierTurn, read_create, warmed_up
 from gateway.server import headers as ours
 from gateway.server.body import BodyMemory
 from gateway.server.endpoints import SOCKET_PATH, Forwarder, Receive, Scope, Send, as_fault, send_fault
@@ -50,9 +50,9 @@ class _Lane:
     """
 
     memory: BodyMemory
-    waiting: deque[tuple[Create, BodyMemory]] = field(default_factory=deque)
+    waiting: deque[tuple[CreateFrame, BodyMemory]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
-    told: Told | None = None
+    told: EarlierTurn | None = None
 
 
 class Sockets:
@@ -171,7 +171,7 @@ class _Socket:
         if lane.task is None:
             lane.task = asyncio.get_running_loop().create_task(self._work(lane))
 
-    def _lane(self, create: Create) -> _Lane:
+    def _lane(self, create: CreateFrame) -> _Lane:
         """The lane that it is for, which is the last one used now.
 
         Raises:
@@ -220,7 +220,7 @@ class _Socket:
         lane.task = None
         self._close_if_idle()
 
-    async def _answer(self, create: Create, lane: _Lane) -> None:
+    async def _answer(self, create: CreateFrame, lane: _Lane) -> None:
         told = self._remembered(create.previous)
         if not create.generates:
             await self._forwarder().check_socket(self._scope, 0)
@@ -255,12 +255,12 @@ class _Socket:
         ]
         return {**self._scope, "type": "http", "method": "POST", "headers": headers}
 
-    def _remembered(self, response_id: str | None) -> Told | None:
+    def _remembered(self, response_id: str | None) -> EarlierTurn | None:
         """What was said up to this answer, in whichever lane it was given."""
         known = (lane.told for lane in self._lanes.values())
         return next((one for one in known if one is not None and one.response_id == response_id), None)
 
-    def _remember(self, lane: _Lane, told: Told) -> None:
+    def _remember(self, lane: _Lane, told: EarlierTurn) -> None:
         """Keep an answer in the place of the lane's last one; without room for it, none is kept."""
         lane.memory.release()
         lane.told = None

@@ -11,7 +11,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.routing import Route
 from gateway.core.session import SessionState
-from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState
+from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Step, StepState
 from gateway.core.values import dataclass
 
 _AT_START = StepState()
@@ -51,7 +51,7 @@ def step_of(state: SessionState, agents: Mapping[str, Agent], route: Route, aske
     if agent is None:
         return None
     at = state.steps.get(agent.name, _AT_START)
-    return agent.step(at if agent.reads_facts else agent.entered(at, Facts()))
+    return agent.step(at if agent.reads_facts else agent.entered(at, ConditionFacts()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,34 +16,41 @@ from typing import Final
 import msgspec
 
 from gateway.call.observers import tell_step
-from gateway.call.recent_models import Lately
-from gateway.call.state import Progress
-from gateway.call.types import Asked, Stepped
+from gateway.call.recent_models import RecentModels
+from gateway.call.state import CallState
+from gateway.call.types import ActiveStep, PlanRequest
 from gateway.context.planner import Planner
-from gateway.core.counting.families import Family
+from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.http.gateway_headers import AGENT
-from gateway.core.http.headers import Provider
+from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger.charging import remaining_fraction
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Places, SessionState, moved
-from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
+from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.reasoning import has_thinking, referenced_tools
 from gateway.dialects.texts import as_name
 from gateway.dialects.tool_changes import changes_tools, refuses_changes
-from gateway.dialects.tool_restriction import NOT_NARROWED, Narrowing, Takes, narrowed, offering_all, takes_forced
-from gateway.dialects.tools import Offer, offer_of
+from gateway.dialects.tool_restriction import (
+    NOT_NARROWED,
+    RestrictionSupport,
+    ToolRestriction,
+    narrowed,
+    offering_all,
+    takes_forced,
+)
+from gateway.dialects.tools import ToolOffer, offer_of
 from gateway.steps.last_user_message import NewestMessages
 
 _AT_START: Final = StepState()
-_NO_FACTS: Final = Facts()
+_NO_FACTS: Final = ConditionFacts()
 _AWAY: Final = "not kept: the store is away"
 _CHANGED: Final = "not kept: others changed the session each time"
 _REFUSED: Final = "not kept: the store cannot take the call's record"
@@ -85,7 +92,7 @@ class Steps:
         agents: Mapping[str, Agent],
         store: Store,
         planner: Planner,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         observers: Sequence[Observer],
         is_away: Callable[[], bool],
@@ -102,15 +109,15 @@ class Steps:
         self._listeners = [one.stepped for one in observers if type(one).stepped is not Observer.stepped]
         self._wall = wall
         #: models that refused a choice among some tools
-        self._no_choice = Lately(clock)
+        self._no_choice = RecentModels(clock)
         #: models that refused a forced tool call
-        self._no_force = Lately(clock)
+        self._no_force = RecentModels(clock)
         #: models that refused a system message that withdraws tools
-        self._no_changes = Lately(clock)
+        self._no_changes = RecentModels(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def begin(self, progress: Progress, call: Call) -> None:
+    async def begin(self, progress: CallState, call: Call) -> None:
         """Find the step that the call is made in, and what it allows.
 
         Raises:
@@ -132,7 +139,7 @@ class Steps:
         state = agent.entered(at, facts)
         if state is not at:
             state = await self._enter(progress, session, agent, facts, state)
-        stepped = progress.stepped = Stepped(agent, facts, state)
+        stepped = progress.stepped = ActiveStep(agent, facts, state)
         step = progress.step = agent.step(state)
         if step is None or step.enforce == "observe":
             return
@@ -146,7 +153,7 @@ class Steps:
             _hold_to(stepped, step, step.due(state.index), offer, session)
 
     async def _enter(
-        self, progress: Progress, session: SessionKey, agent: Agent, facts: Facts, expected: StepState
+        self, progress: CallState, session: SessionKey, agent: Agent, facts: ConditionFacts, expected: StepState
     ) -> StepState:
         """Enter the step that follows from the state in the store now, and keep that; `expected` where that fails."""
         at = after = _AT_START
@@ -168,7 +175,7 @@ class Steps:
         self._tell(session, agent, at, after, ())
         return after
 
-    def _agent(self, progress: Progress) -> Agent | None:
+    def _agent(self, progress: CallState) -> Agent | None:
         """The agent whose steps the call takes: its route's, else the one that it names, else the default one."""
         name = progress.route.agent or progress.incoming.directives.agent
         if name is None:
@@ -178,7 +185,7 @@ class Steps:
             raise InvalidRequest(f'There is no agent "{name}" with steps; configured: {known}.', param=AGENT.decode())
         return self._agents[name]
 
-    async def _look(self, agent: Agent, progress: Progress, call: Call) -> Facts:
+    async def _look(self, agent: Agent, progress: CallState, call: Call) -> ConditionFacts:
         """What the agent's conditions look at, and no more than that."""
         if not agent.reads_facts:
             return _NO_FACTS
@@ -189,22 +196,22 @@ class Steps:
             # A huge one is read again when it is its turn to be planned: many may wait for that.
             progress.contents = None if self._planner.is_huge(call) else contents
         if contents is None:
-            return Facts(left=left)
+            return ConditionFacts(left=left)
         tokens = None
         if agent.reads_tokens:
             wishes = progress.incoming.directives.context
-            asked = Asked(contents, progress.route, self._facts(progress.route), wishes, len(call.body))
+            asked = PlanRequest(contents, progress.route, self._facts(progress.route), wishes, len(call.body))
             progress.weighing = await self._planner.weigh(asked, progress.remembered)
             tokens = progress.weighing.came.tokens
-        return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
+        return ConditionFacts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     @staticmethod
-    def may_restrict(progress: Progress) -> bool:
+    def may_restrict(progress: CallState) -> bool:
         """Return whether `narrow` may change something: a step restricts the tools, or an earlier one withdrew some."""
         stepped = progress.stepped
         return (stepped is not None and stepped.offer is not None) or bool(progress.remembered.state.tool_changes)
 
-    def narrow(self, progress: Progress) -> None:
+    def narrow(self, progress: CallState) -> None:
         """Decide how the current provider is told which tools may be called."""
         stepped, call = progress.stepped, progress.call
         if call is None:
@@ -220,7 +227,9 @@ class Steps:
         progress.narrowed = narrowing
         _note_limits(progress, stepped, takes)
 
-    def _takes(self, progress: Progress, stepped: Stepped, offer: Offer, items: bytes | msgspec.Raw) -> Takes:
+    def _takes(
+        self, progress: CallState, stepped: ActiveStep, offer: ToolOffer, items: bytes | msgspec.Raw
+    ) -> RestrictionSupport:
         """Return what the model of a route accepts, by its family, the request, and what it refused lately."""
         route, step = progress.route, stepped.step
         family = self._planner.family(route, offer.wire)
@@ -232,7 +241,7 @@ class Steps:
         if step is not None and is_bound and self._may_withdraw(progress, family, offer, messages):
             names = tuple(tool.name for tool in offer.tools)
             allowed = frozenset(names if stepped.is_free else step.callable(names, step.due(stepped.state.index)))
-        return Takes(
+        return RestrictionSupport(
             self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused, self._no_choice),
             takes_forced(family, offer) and not _is_in(route, stepped.unforced, self._no_force),
             _ever_callable(stepped.agent, offer) | referenced if is_bound else None,
@@ -240,7 +249,7 @@ class Steps:
             allowed,
         )
 
-    def _may_withdraw(self, progress: Progress, family: Family, offer: Offer, messages: bytes) -> bool:
+    def _may_withdraw(self, progress: CallState, family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> bool:
         """Return whether a system message inside the conversation can withdraw tools.
 
         A client that changes tools in this way itself knows which ones are offered, so the gateway adds nothing.
@@ -254,7 +263,7 @@ class Steps:
             and not changes_tools(messages)
         )
 
-    def _offering_all(self, progress: Progress, call: Call) -> Narrowing:
+    def _offering_all(self, progress: CallState, call: Call) -> ToolRestriction:
         """Return how a request that no step restricts offers the tools again that were withdrawn before."""
         wire = progress.incoming.endpoint.wire
         with contextlib.suppress(InvalidRequest):
@@ -269,7 +278,7 @@ class Steps:
                     return offering_all(offer, is_free=asks_for_compaction(call.fields, wire))
         return NOT_NARROWED
 
-    def narrow_again(self, progress: Progress, refusal: bytes) -> bool:
+    def narrow_again(self, progress: CallState, refusal: bytes) -> bool:
         """Whether a provider's refusal is about what it was told of its tools, so that it is told in another way.
 
         First it is told without a choice among some tools, then without a forced call; the other way round where the
@@ -294,7 +303,7 @@ class Steps:
         self.narrow(progress)
         return True
 
-    def taken(self, progress: Progress) -> None:
+    def taken(self, progress: CallState) -> None:
         """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
         stepped, route = progress.stepped, progress.route
         if progress.refused_changes == route:
@@ -310,7 +319,7 @@ class Steps:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    def going(self, progress: Progress, record: CallRecord) -> Going | None:
+    def going(self, progress: CallState, record: CallRecord) -> Going | None:
         """How the session goes on by the tools that an answer calls; None where it does not, or nobody can say.
 
         Tools of an answer that was cut are not counted: nobody will run them.
@@ -329,7 +338,7 @@ class Steps:
             return None
         return going
 
-    def gone(self, progress: Progress, going: Going) -> CallRecord:
+    def gone(self, progress: CallState, going: Going) -> CallRecord:
         """Take over the step that was kept with the record; that record."""
         stepped, session, used = going.stepped, progress.session, going.used
         stepped.state, stepped.stray = used.state, used.stray
@@ -337,7 +346,7 @@ class Steps:
             self._tell(session, stepped.agent, going.at, used.state, going.tools)
         return going.record
 
-    def unkept(self, progress: Progress, going: Going, error: StoreUnavailable | None = None) -> None:
+    def unkept(self, progress: CallState, going: Going, error: StoreUnavailable | None = None) -> None:
         """Go on from the step that this call knows, as it could not be kept; `error`: why, None: the store is away.
 
         Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
@@ -360,7 +369,7 @@ class Going:
     of the last time.
     """
 
-    def __init__(self, stepped: Stepped, tools: Sequence[str], record: CallRecord) -> None:
+    def __init__(self, stepped: ActiveStep, tools: Sequence[str], record: CallRecord) -> None:
         self.stepped = stepped
         self.tools = tools
         self.at = _AT_START
@@ -376,22 +385,22 @@ class Going:
         return places if used.state == at else moved(places, agent.name, used.state), self.record
 
 
-def _is_bound(family: Family, offer: Offer, messages: bytes) -> bool:
+def _is_bound(family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> bool:
     """Return whether the thinking of a request is bound to its list of tools."""
     return family.binding == "prefix" and (offer.thinks is not False or has_thinking(messages))
 
 
-def _is_in(route: Route, refused: Route | None, lately: Lately) -> bool:
+def _is_in(route: Route, refused: Route | None, lately: RecentModels) -> bool:
     """Whether a model refused something in this call, or lately."""
     return route == refused or route in lately
 
 
-def _ever_callable(agent: Agent, offer: Offer) -> frozenset[str]:
+def _ever_callable(agent: Agent, offer: ToolOffer) -> frozenset[str]:
     """The tools of an offer that the agent may call in any of its steps."""
     return frozenset([tool.name for tool in offer.tools if agent.ever_allows(tool.name)])
 
 
-def _note_limits(progress: Progress, stepped: Stepped, takes: Takes) -> None:
+def _note_limits(progress: CallState, stepped: ActiveStep, takes: RestrictionSupport) -> None:
     """Note for the call's record what of the step its provider could not be told, and why."""
     beyond, is_forced = progress.narrowed.beyond, stepped.offer is not None and stepped.offer.mode == "required"
     reason = _BOUND if takes.listed is not None else _REFERRED
@@ -412,7 +421,7 @@ def _stray_note(stray: Sequence[str]) -> dict[str, str]:
     return {"stray_tools": ", ".join(stray[:_SHOWN])} if stray else {}
 
 
-def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Sequence[str]:
+def _known_as(progress: CallState, stepped: ActiveStep, tools: Sequence[str]) -> Sequence[str]:
     """Tools that an answer calls by the names under which they were offered."""
     call, wire, offer = progress.call, progress.incoming.endpoint.wire, stepped.offer
     if offer is None and call is not None and wire is not None:
@@ -427,7 +436,7 @@ def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Seq
     return [as_name(offer.known_as(tool, one_of)) for tool, one_of in zip_longest(tools, sets[: len(tools)])]
 
 
-def _hold_to(stepped: Stepped, step: Step, due: Patterns | None, offer: Offer, session: SessionKey) -> None:
+def _hold_to(stepped: ActiveStep, step: Step, due: Patterns | None, offer: ToolOffer, session: SessionKey) -> None:
     """Hold what a call offers to what the step allows now.
 
     Raises:
@@ -445,7 +454,7 @@ def _hold_to(stepped: Stepped, step: Step, due: Patterns | None, offer: Offer, s
         stepped.must = step.enforce == "require" and due is not None
 
 
-def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[tuple[str, ...], bool]:
+def _kept(step: Step, due: Patterns | None, offer: ToolOffer) -> tuple[tuple[str, ...], bool]:
     """The tools of an offer that may be called, and whether a call with this offer may be made."""
     keep = step.callable(offer.names, due)
     has_outside = len(keep) < len(offer.names)
@@ -457,7 +466,7 @@ def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[tuple[str, ..
 _known_kept = lru_cache(_KNOWN)(_kept)
 
 
-def _reason(stepped: Stepped, step: Step, does: str, session: SessionKey) -> str:
+def _reason(stepped: ActiveStep, step: Step, does: str, session: SessionKey) -> str:
     agent, state = stepped.agent, stepped.state
     due = agent.due(state)
     if due is not None:

@@ -16,7 +16,7 @@ from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
-from gateway.core.stored import Closing, Ending
+from gateway.core.stored import CallClosing, Ending
 from gateway.core.usage import Totals
 from gateway.stores.journal import REMEDY, Journal, Left
 
@@ -153,7 +153,7 @@ class Settler:
         closing = await self.close(record, ())
         return closing.totals if closing is not None else None
 
-    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> Closing | None:
+    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing | None:
         """The same, and how these accounts stand after it."""
         if self._is_away and not self._is_returning:
             await self._keep(record)
@@ -161,7 +161,7 @@ class Settler:
         try:
             settled = record if record.lesson is None else await self._taught(record)
             if not claims:
-                return Closing(await self._store.settle(settled))
+                return CallClosing(await self._store.settle(settled))
             return await self._store.closing(settled, None, claims)
         except asyncio.CancelledError:
             # Whether it was written is not known; offered again, it counts once.
@@ -175,7 +175,7 @@ class Settler:
             await self._keep(record)
             return None
 
-    async def close_with(self, record: CallRecord, ending: Ending, claims: Sequence[Claim]) -> Closing:
+    async def close_with(self, record: CallRecord, ending: Ending, claims: Sequence[Claim]) -> CallClosing:
         """Write one record, and with it what its call makes of its session's state; see `close`.
 
         No record waits for the store with its ending: nobody knows now what state its session will be in by then.

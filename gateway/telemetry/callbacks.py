@@ -26,7 +26,7 @@ from gateway.core.steps import StepChange
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
-from gateway.telemetry.webhooks import Webhook
+from gateway.telemetry.webhooks import WebhookSender
 
 logger = logging.getLogger("gateway")
 #: what a stranger's code may end with; one that calls `sys.exit` must not take the gateway with it
@@ -50,10 +50,10 @@ class Shapes:
     totals: Callable[[Totals], Event]
 
 
-class Callbacks(Observer):
+class CallbackObserver(Observer):
     """Tells a user's own observers, and webhooks."""
 
-    def __init__(self, observers: Sequence[object], webhooks: Sequence[Webhook], shapes: Shapes) -> None:
+    def __init__(self, observers: Sequence[object], webhooks: Sequence[WebhookSender], shapes: Shapes) -> None:
         self._webhooks = webhooks
         self._shapes = shapes
         self._listeners = {name: [getattr(one, name) for one in observers if hasattr(one, name)] for name in EVENTS}

@@ -41,7 +41,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WebhookTarget:
     """Where events go.
 
     Attributes:
@@ -74,12 +74,12 @@ class _Answer:
     wait_s: float | None = None
 
 
-class Webhook:
+class WebhookSender:
     """Sends events to one receiver. Construct it where an event loop runs; `counted` hears what became of each."""
 
     def __init__(
         self,
-        target: Target,
+        target: WebhookTarget,
         upstream: Upstream,
         *,
         counted: Callable[[str], None] = lambda _: None,

@@ -53,11 +53,11 @@ class HungUp(NoAnswer):
     """A connection that had been kept ended before an answer began: perhaps before the request was there."""
 
 
-class Unheard(NoAnswer):
+class PeerGone(NoAnswer):
     """The other side is not there any more, or nothing gets through to it."""
 
 
-class NotAsked(NoAnswer):
+class ConnectionEnded(NoAnswer):
     """The connection had ended before anything was sent."""
 
 
@@ -73,7 +73,7 @@ class BrokenOff(HttpFault):
     """The answer began, and does not come to its end."""
 
 
-class Answer:
+class HttpResponse:
     """What comes back for one request. Its bytes wait here until they are taken."""
 
     __slots__ = (
@@ -142,7 +142,7 @@ class Answer:
         if self.has_begun and error is self._error is None and self._is_open_ended:
             self.is_complete = self.is_tainted = True
         elif not self.is_complete:
-            before = Unheard() if isinstance(error, TimeoutError) else NoAnswer()
+            before = PeerGone() if isinstance(error, TimeoutError) else NoAnswer()
             self.fail(BrokenOff() if self.has_begun else before)
         self._wake()
 
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         self.until = 0.0
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._answer: HttpResponse | None = None
         self._is_full = False
         self._is_paused = False
         #: asks the system whether something has come
@@ -299,7 +299,7 @@ class Connection(asyncio.Protocol):
         """Seconds that the other side keeps it after the answer, less a margin; infinity where it does not say."""
         return self._answer.kept_s if self._answer is not None else 0.0
 
-    async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True, has_end: bool = True) -> Answer:
+    async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True, has_end: bool = True) -> HttpResponse:
         """Send a request; its answer once the head of it is there.
 
         Args:
@@ -311,9 +311,9 @@ class Connection(asyncio.Protocol):
         Raises:
             HttpFault: there is none.
         """
-        answer = self._answer = Answer(self, has_body=has_body, has_end=has_end)
+        answer = self._answer = HttpResponse(self, has_body=has_body, has_end=has_end)
         if self._transport is None or not self.is_open:
-            raise NotAsked
+            raise ConnectionEnded
         self._is_unanswered = True
         if len(body) <= _PIECE:
             self._transport.write(head + body)

@@ -31,18 +31,26 @@ from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.connection import (
-    Answer,
     BrokenOff,
     Connection,
+    ConnectionEnded,
     HttpFault,
+    HttpResponse,
     HungUp,
     NoAnswer,
-    NotAsked,
     NotTaken,
-    Unheard,
+    PeerGone,
 )
-from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotFound, NotLetThrough, Origin, WrongProxy
-from gateway.upstream.read_timeout import Silence
+from gateway.upstream.origin import (
+    AddressNotFound,
+    NoneFree,
+    NotAccepted,
+    NotConnected,
+    NotLetThrough,
+    Origin,
+    WrongProxy,
+)
+from gateway.upstream.read_timeout import ReadTimeout
 
 #: what is raised on the way to a provider, and becomes an error of ours
 _FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)
@@ -54,7 +62,7 @@ _WITH_LENGTH: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class UpstreamTimeouts:
     """Seconds: to connect, to the head of the answer, and between two pieces of it."""
 
     connect_s: float
@@ -69,7 +77,7 @@ class HttpUpstream:
         self,
         name: str,
         base_url: str,
-        timeouts: Timeouts,
+        timeouts: UpstreamTimeouts,
         *,
         max_connections: int = 1024,
         tls: ssl.SSLContext | bool = True,
@@ -91,11 +99,11 @@ class HttpUpstream:
         """See `Upstream.send`."""
         return _Sending(self, request)
 
-    async def ask(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
+    async def ask(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, HttpResponse]:
         """Send, and wait for the head of the answer. The connection is to be handed to `leave`."""
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
-        silence = Silence(
+        silence = ReadTimeout(
             self.timeouts.first_byte_s,
             lambda: connection.fail(TimeoutError() if connection.is_sent else NotTaken()),
         )
@@ -109,7 +117,7 @@ class HttpUpstream:
             self._origin.forget_idle()
             # A body may make a call of any method, which the provider would bill twice.
             is_repeatable = request.method in _IDEMPOTENT and not request.body
-            if not is_repeatable and not isinstance(error, NotAsked):
+            if not is_repeatable and not isinstance(error, ConnectionEnded):
                 raise HungUp from error
         finally:
             silence.stop()
@@ -154,7 +162,11 @@ class HttpUpstream:
                 "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
             )
         if isinstance(error, NotAccepted):
-            what = "has a name that was not resolved" if isinstance(error, NotFound) else "did not accept a connection"
+            what = (
+                "has a name that was not resolved"
+                if isinstance(error, AddressNotFound)
+                else "did not accept a connection"
+            )
             return UpstreamNotAccepted(
                 f"{self._provider} {what} within {self.timeouts.connect_s:g} s (timeout_s.connect)."
             )
@@ -213,14 +225,14 @@ class _Reply(AsyncIterator[bytes]):
     It gives the body as that arrives; reading stops while the consumer is busy, so the socket pushes back.
     """
 
-    def __init__(self, upstream: HttpUpstream, connection: Connection, answer: Answer) -> None:
+    def __init__(self, upstream: HttpUpstream, connection: Connection, answer: HttpResponse) -> None:
         self.status = answer.status
         self.headers: Sequence[tuple[bytes, bytes]] = answer.headers
         self.answer = answer
         self._upstream = upstream
         self._connection = connection
         #: only where something has to be waited for
-        self._silence: Silence | None = None
+        self._silence: ReadTimeout | None = None
 
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
@@ -230,7 +242,9 @@ class _Reply(AsyncIterator[bytes]):
         answer = self.answer
         if not answer.has_news:
             if self._silence is None:
-                self._silence = Silence(self._upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError()))
+                self._silence = ReadTimeout(
+                    self._upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError())
+                )
             self._silence.begin()
             await answer.news()
             self._silence.end()
@@ -257,7 +271,7 @@ def _behind_host(url: str) -> bytes:
 
 def _kind(error: Exception) -> type[UpstreamUnreachable]:
     """Before there is a connection nothing was sent; without an answer the provider may have read it all."""
-    if isinstance(error, NotConnected | NotAsked):
+    if isinstance(error, NotConnected | ConnectionEnded):
         return UpstreamRefused
     return UpstreamHungUp if isinstance(error, HungUp) else UpstreamUnreachable
 
@@ -271,7 +285,7 @@ def _reason(error: Exception) -> str:
         return "TLS failed (certificate or protocol)"
     if isinstance(cause, NotLetThrough | WrongProxy):
         return str(cause)
-    if isinstance(cause, Unheard):
+    if isinstance(cause, PeerGone):
         return "nothing gets through to it on a connection that was open"
     if isinstance(cause, NoAnswer):
         return "it closed the connection without an answer"

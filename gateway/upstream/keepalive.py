@@ -22,7 +22,7 @@ _COUNTS: Final = slice(2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class KeepaliveSettings:
     """Seconds of quiet until the other side is asked, seconds between two asks, and asks in vain until the end."""
 
     after_s: int

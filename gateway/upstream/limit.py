@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Slots:
+class ConnectionLimit:
     """What an `asyncio.Semaphore` is, where each call takes one, and hardly any has to wait."""
 
     def __init__(self, most: int) -> None:

@@ -21,9 +21,9 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from gateway.core.http.addresses import is_address
 from gateway.core.http.headers import is_success
-from gateway.upstream.connection import Answer, Connection, HttpFault
-from gateway.upstream.keepalive import Asking
-from gateway.upstream.limit import Slots
+from gateway.upstream.connection import Connection, HttpFault, HttpResponse
+from gateway.upstream.keepalive import KeepaliveSettings
+from gateway.upstream.limit import ConnectionLimit
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
 _KEEPALIVE_S: Final = 45.0
@@ -33,7 +33,7 @@ _ADDRESSES_S: Final = 30.0
 _NEXT_ADDRESS_S: Final = 0.25
 #: Firewalls and NATs forget a connection that was quiet for one to six minutes. A minute without an answer is more than
 #: a path takes to change.
-_ASKING: Final = Asking(after_s=15, every_s=15, times=4)
+_ASKING: Final = KeepaliveSettings(after_s=15, every_s=15, times=4)
 #: seconds between two looks whether those in use are heard of
 _LOOK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
@@ -51,7 +51,7 @@ class NotAccepted(Exception):
     """No connection within the time for it."""
 
 
-class NotFound(NotAccepted):
+class AddressNotFound(NotAccepted):
     """Not even an address within the time for a connection."""
 
 
@@ -76,7 +76,7 @@ class WrongProxy(Exception):
         )
 
 
-class Place:
+class HostPort:
     """Scheme, host and port of a provider's address or a proxy's.
 
     `credential`: the Basic one of its user and password; empty where it names none.
@@ -122,15 +122,15 @@ class Origin:
         tls: ssl.SSLContext | bool,
         proxy: str | None,
     ) -> None:
-        self.place = Place(url)
-        self.proxy = Place(proxy) if proxy and is_address(proxy) else None
+        self.place = HostPort(url)
+        self.proxy = HostPort(proxy) if proxy and is_address(proxy) else None
         self._is_proxy_wrong = bool(proxy) and self.proxy is None
         self._connect_s = connect_s
         self._wait_s = wait_s
         # Here and not with the first call: to read the authorities takes 30 ms, and all calls would wait.
         is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
         self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
-        self._slots = Slots(most)
+        self._slots = ConnectionLimit(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
         #: until when (loop time) the addresses are not looked up again, and they: old ones are better than none
@@ -231,7 +231,7 @@ class Origin:
                     raise
         except TimeoutError as error:
             self._believed_until = 0.0
-            raise (NotAccepted if self._addresses else NotFound) from error
+            raise (NotAccepted if self._addresses else AddressNotFound) from error
         except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
             self._believed_until = 0.0
             raise NotConnected from error
@@ -242,7 +242,7 @@ class Origin:
             self._look_again()
         return connection
 
-    async def _connected(self, place: Place) -> Connection:
+    async def _connected(self, place: HostPort) -> Connection:
         sock = await start_connection(await self._resolved(place), happy_eyeballs_delay=_NEXT_ADDRESS_S)
         self._begin_with(sock)
         try:
@@ -257,7 +257,7 @@ class Origin:
             raise
         return connection
 
-    async def _resolved(self, place: Place) -> Sequence[AddrInfoType]:
+    async def _resolved(self, place: HostPort) -> Sequence[AddrInfoType]:
         """The addresses; those from before where a new look-up fails or takes long.
 
         All calls wait for one look-up, which goes on when they are left: its thread is busy in any case.
@@ -273,7 +273,7 @@ class Origin:
             self._looking_up.result()
         return self._addresses
 
-    async def _look_up(self, place: Place) -> None:
+    async def _look_up(self, place: HostPort) -> None:
         self._addresses = await _addresses_of(place.host, place.port)
         self._believed_until = self._loop.time() + _ADDRESSES_S
 
@@ -291,7 +291,7 @@ class Origin:
         head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
         if credential:
             head += b"proxy-authorization: %b\r\n" % credential
-        answer: Answer = await connection.ask(head + b"\r\n", has_end=False)
+        answer: HttpResponse = await connection.ask(head + b"\r\n", has_end=False)
         if not is_success(answer.status):
             raise NotLetThrough(answer.status)
         await connection.encrypt(self._loop, self._context, self.place.host)

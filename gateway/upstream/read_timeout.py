@@ -13,7 +13,7 @@ _LOOKS: Final = 2
 _LOOK_S: Final = 0.05
 
 
-class Silence:
+class ReadTimeout:
     """Calls `expired` once a single wait between `begin` and `end` has lasted `limit` seconds.
 
     The timer looks when it is due; time outside such a wait does not count.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.call.types import Caller, Reply, SessionPolicy
+from gateway.call.types import Caller, ClientResponse, SessionPolicy
 from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
-from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import LOST, CallRecord, answer_name
 from gateway.core.usage import Charge, Totals
@@ -31,7 +31,7 @@ async def asked(world: World, *, background: bool, **said: Any) -> CallRecord:
     return world.recorder.records[-1][0]
 
 
-async def fetched(world: World, **said: Any) -> tuple[Reply, bytes]:
+async def fetched(world: World, **said: Any) -> tuple[ClientResponse, bytes]:
     answers(world, **said)
     return await world.call(world.incoming(b"", PATH, method="GET", endpoint=endpoint("GET", PATH)))
 
@@ -145,7 +145,7 @@ async def test_a_refusal_to_whoever_fetches_an_answer_changes_nothing(caplog: py
 async def test_a_call_without_a_session_is_settled_by_its_answer_and_shows_whoever_fetches_it_no_totals(
     limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world, caller = World(SessionPolicy(on_missing="none")), Caller("alice", budget=KeyBudget(limits))
+    world, caller = World(SessionPolicy(on_missing="none")), Caller("alice", budget=KeyLimits(limits))
     body = json.dumps({"model": "m", "input": "hi", "background": True}).encode()
     answers(world, status="queued", usage=None)
     await world.call(world.incoming(body, "responses", headers=[], caller=caller))

@@ -7,29 +7,31 @@ from typing import Any
 
 import pytest
 
-from gateway.bench.load import Load, Seen, Workload, problem
-from gateway.mock import MockServer, Provider
+from gateway.bench.load import Load, TimedResponse, Workload, problem
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import closed_port
 from tests.support.gateways import GatewayThread
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
-def whole(text: str = "right", tokens: int = 7, *, finish: str | None = "stop", told: int | None = None) -> Seen:
+def whole(
+    text: str = "right", tokens: int = 7, *, finish: str | None = "stop", told: int | None = None
+) -> TimedResponse:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
     body = {"choices": [choice], "usage": {"prompt_tokens": tokens, "completion_tokens": 2}}
     head = {"x-token-usage": json.dumps({"promptTokens": told or tokens, "completionTokens": 2})}
-    return Seen(200, head, json.dumps(body).encode(), 0.001)
+    return TimedResponse(200, head, json.dumps(body).encode(), 0.001)
 
 
-def stream(*words: str, done: bool = True, usage: bool = True, told: int | None = 7) -> Seen:
+def stream(*words: str, done: bool = True, usage: bool = True, told: int | None = 7) -> TimedResponse:
     events: list[Any] = [{"choices": [{"delta": {"content": word}}]} for word in words]
     if usage:
         events.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
     lines = [f"data: {json.dumps(event)}" for event in events]
     if told is not None:
         lines.append(f': x-token-usage: {{"promptTokens": {told}, "completionTokens": 2}}')
-    return Seen(200, STREAM, "\n\n".join([*lines, *(["data: [DONE]"] if done else [])]).encode(), 0.001)
+    return TimedResponse(200, STREAM, "\n\n".join([*lines, *(["data: [DONE]"] if done else [])]).encode(), 0.001)
 
 
 def test_the_right_answer_is_no_problem() -> None:
@@ -45,14 +47,14 @@ def test_the_right_answer_is_no_problem() -> None:
         (whole(tokens=8), "instead of"),
         (whole(finish=None), "is missing"),
         (whole(told=6), "the gateway says its usage is"),
-        (Seen(502, {}, b"bad gateway", 0.001), "status 502: bad gateway"),
-        (Seen(0, {}, b"no answer", 0.001), "status 0: no answer"),
-        (Seen(200, {}, b"<html>", 0.001), "Expecting value"),
-        (Seen(200, {}, b'{"choices": []}', 0.001), "not enough values"),
-        (Seen(200, {}, b"{}", 0.001), "no chat answer"),
+        (TimedResponse(502, {}, b"bad gateway", 0.001), "status 502: bad gateway"),
+        (TimedResponse(0, {}, b"no answer", 0.001), "status 0: no answer"),
+        (TimedResponse(200, {}, b"<html>", 0.001), "Expecting value"),
+        (TimedResponse(200, {}, b'{"choices": []}', 0.001), "not enough values"),
+        (TimedResponse(200, {}, b"{}", 0.001), "no chat answer"),
     ],
 )
-def test_a_wrong_answer_is_seen(seen: Seen, said: str) -> None:
+def test_a_wrong_answer_is_seen(seen: TimedResponse, said: str) -> None:
     assert said in (problem(seen, whole(), is_cut=False) or "")
 
 
@@ -69,7 +71,7 @@ def test_a_wrong_answer_is_seen(seen: Seen, said: str) -> None:
     ],
     ids=["shorter", "other pieces", "another order", "no end", "no usage", "other totals", "no totals"],
 )
-def test_a_wrong_stream_is_seen(seen: Seen) -> None:
+def test_a_wrong_stream_is_seen(seen: TimedResponse) -> None:
     assert problem(seen, stream("a", "b", told=None), is_cut=False)
 
 
@@ -102,7 +104,7 @@ def test_a_session_goes_on_where_its_last_call_ended() -> None:
     ids=lambda workload: workload.name,
 )
 def test_answers_through_a_gateway_are_those_of_the_provider(
-    workload: Workload, gateway: GatewayThread, mock_server: MockServer, mock: Provider, session: str
+    workload: Workload, gateway: GatewayThread, mock_server: MockServer, mock: MockProvider, session: str
 ) -> None:
     with Load(mock_server.url, session, workload) as load:
         direct = [*load.warm_up(), *load.run()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.bench.load import Workload
 from gateway.bench.measure import WORKLOADS, Bench, Times, fewer
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.web import Web
 
@@ -16,7 +16,7 @@ def nobody(step: str) -> None:
 
 
 def test_what_was_counted_is_what_was_billed(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     steps: list[str] = []
     bench = Bench(mock_server.url, gateway_server(mock_server.url).url)
@@ -41,7 +41,7 @@ def test_a_provider_that_billed_something_else_is_seen(gateway_server: StartGate
 
 
 def test_a_session_whose_total_is_not_what_its_answers_said_is_seen(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
     bench = Bench(mock_server.url, gateway.url)
@@ -53,7 +53,7 @@ def test_a_session_whose_total_is_not_what_its_answers_said_is_seen(
 
 
 def test_answers_that_differ_and_calls_that_were_not_made_are_wrong(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     cut = Workload("cut", 1, 2, warm_up=0, is_cut=True)
     bench = Bench(mock_server.url, gateway_server(mock_server.url).url)

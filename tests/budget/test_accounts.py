@@ -18,7 +18,7 @@ from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import kept_as
 from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
-from gateway.dialects.base import Answer, Call, EventReader
+from gateway.dialects.base import Call, EventReader, ParsedResponse
 from gateway.dialects.openai_chat import OpenAIChat
 from tests.support.fakes import KEY, PRICE, SSE, STREAM, AwayStore, FakeReply, World, whole
 from tests.support.records import record
@@ -32,7 +32,7 @@ class Unreadable(OpenAIChat):
         made = super().reader(call, drop_usage=drop_usage, input_tokens=input_tokens)
 
         class Broken(type(made)):  # type: ignore[misc]
-            def answer(self) -> Answer:
+            def answer(self) -> ParsedResponse:
                 raise ZeroDivisionError
 
         made.__class__ = Broken

@@ -12,13 +12,13 @@ from functools import partial
 import pytest
 
 from gateway.budget.reservation import Budgets
-from gateway.call.types import Book, Taken
+from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.errors import InvalidRequest, StoreDamaged
 from gateway.core.ledger.arithmetic import Amount, Claim, Limits
-from gateway.core.ledger.charging import BudgetPolicy, Charged, Need
+from gateway.core.ledger.charging import BudgetPolicy, CallNeed, ChargedAccounts
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import Opening
+from gateway.core.stored import CallOpening
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.stale_accounts import Blind
@@ -62,7 +62,7 @@ async def test_of_two_parents_named_at_once_one_stays_and_the_other_is_refused()
 
 async def above(asked: Budgets, session: SessionKey, named: str | None = None) -> list[str]:
     """The sessions that a call is charged to, as it begins."""
-    _, charged, book = await asked.opening(session, Charged("alice", session=session), named, with_totals=False)
+    _, charged, book = await asked.opening(session, ChargedAccounts("alice", session=session), named, with_totals=False)
     assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
     assert [stands.key for stands in book.standings] == [claim.key for claim in book.claims]
     return [key.id for key in charged.parents]
@@ -143,7 +143,7 @@ class DamagedStore(MemoryStore):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         if B.account in [claim.key for claim in claims]:
             raise StoreDamaged("b")
         return await super().opening(session, claims, with_totals=with_totals, above=above)
@@ -158,12 +158,12 @@ async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_i
 
 
 async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> None:
-    store, charged = MemoryStore(), Charged("alice", session=A)
+    store, charged = MemoryStore(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60)
     found = Budgets(store, leases, Blind(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
 
-    async def taken(book: Book, call_id: str) -> Taken:
-        need = Need(100, output=50)
+    async def taken(book: CallAccounts, call_id: str) -> TakenHold:
+        need = CallNeed(100, output=50)
         return await found.reserve(book, call_id, lambda: need, lambda _: record("a", 0.0), is_stream=False)
 
     held = await taken(await found.book(charged), "1")
@@ -177,11 +177,11 @@ async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> N
 
 @pytest.mark.parametrize("is_told_in_time", [True, False])
 async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_back(*, is_told_in_time: bool) -> None:
-    store, blind, charged = MemoryStore(), Blind(), Charged("alice", session=A)
+    store, blind, charged = MemoryStore(), Blind(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
     found = Budgets(store, leases, blind, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
     await found.book(charged)
-    need, call = Need(100, output=700), record("a", 0.0)
+    need, call = CallNeed(100, output=700), record("a", 0.0)
     taken = await found.reserve(found.blind_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
     blind.forget()
     if is_told_in_time:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.call.recent_models import Lately, OutputRules
+from gateway.call.recent_models import OutputRules, RecentModels
 from gateway.core.routing import Route
 from gateway.dialects.limit_error import AS_USUAL, OutputRule
 
@@ -18,7 +18,7 @@ def route(number: int) -> Route:
 
 def test_what_was_seen_is_remembered_for_an_hour_by_provider_and_model() -> None:
     clock = Clock()
-    seen = Lately(clock)
+    seen = RecentModels(clock)
     seen.add(route(1))
     assert route(1) in seen
     assert route(2) not in seen
@@ -30,7 +30,7 @@ def test_what_was_seen_is_remembered_for_an_hour_by_provider_and_model() -> None
 
 
 def test_the_memory_is_bounded_and_the_oldest_give_way() -> None:
-    seen = Lately(Clock())
+    seen = RecentModels(Clock())
     for number in range(3000):
         seen.add(route(number))
     remembered = [route(number) in seen for number in range(3000)]
@@ -40,7 +40,7 @@ def test_the_memory_is_bounded_and_the_oldest_give_way() -> None:
 
 
 def test_one_that_is_refused_again_takes_no_second_place() -> None:
-    seen = Lately(Clock())
+    seen = RecentModels(Clock())
     for number in range(1024):
         seen.add(route(number))
     seen.add(route(1023))

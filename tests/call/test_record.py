@@ -8,12 +8,12 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.call.record import Records, input_estimate
-from gateway.call.state import Progress
-from gateway.call.types import Book, Taken
+from gateway.call.record import RecordBuilder, input_estimate
+from gateway.call.state import CallState
+from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.arithmetic import NOTHING, Amount, Hold
-from gateway.core.ledger.charging import Need, Rate
+from gateway.core.ledger.charging import CallNeed, TokenRate
 from gateway.core.plan import Plan
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord, Outcome
@@ -21,8 +21,8 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.steps import Step
 from gateway.core.usage import Charge, Usage
 from gateway.dialects import endpoint
-from gateway.dialects.base import Answer, Call
-from gateway.dialects.reported import Reported
+from gateway.dialects.base import Call, ParsedResponse
+from gateway.dialects.reported import ReportedUsage
 from gateway.stores.leases import Lease
 from tests.support.fakes import BODY, KEY, PRICE, FakeReply, World
 from tests.support.scripted import completion
@@ -55,7 +55,7 @@ async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
 
 
 def test_the_mode_and_the_step_of_the_call_stand_in_the_record(world: World) -> None:
-    progress = answered(world, Answer())
+    progress = answered(world, ParsedResponse())
     assert (records().of(progress).mode, records().of(progress).step) == (None, None)
     progress.mode, progress.step = "table", Step("review")
     assert (records().of(progress).mode, records().of(progress).step) == ("table", "review")
@@ -64,14 +64,14 @@ def test_the_mode_and_the_step_of_the_call_stand_in_the_record(world: World) -> 
 # --- the charge ---------------------------------------------------------------------------------------------------
 
 
-def records(*, estimate_missing: bool = True) -> Records:
+def records(*, estimate_missing: bool = True) -> RecordBuilder:
     facts = ModelFacts(price=PRICE)
-    return Records(lambda _: facts, lambda: 7.0, cached_weight=1.0, estimate_missing=estimate_missing)
+    return RecordBuilder(lambda _: facts, lambda: 7.0, cached_weight=1.0, estimate_missing=estimate_missing)
 
 
-def answered(world: World, answer: Answer, path: str = "chat/completions") -> Progress:
+def answered(world: World, answer: ParsedResponse, path: str = "chat/completions") -> CallState:
     """A call that was answered with this, read to its end."""
-    progress = Progress.of(world.incoming(path=path), 0.0)
+    progress = CallState.of(world.incoming(path=path), 0.0)
     progress.call = progress.dialect.read(BODY)
     progress.route = Route("q", "q-real")
     progress.sent_at, progress.head_at = 1.0, 2.0
@@ -81,14 +81,14 @@ def answered(world: World, answer: Answer, path: str = "chat/completions") -> Pr
 
 
 def test_usage_is_charged_as_it_was_reported(world: World) -> None:
-    charge = records().of(answered(world, Answer(Reported(10, 5, 15), output_estimate=99))).charge
+    charge = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), output_estimate=99))).charge
     assert charge is not None
     assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (10, 5, "provider")
     assert charge.cost_usd == Decimal("0.000060")
 
 
 def test_a_side_that_was_not_reported_is_estimated(world: World) -> None:
-    progress = answered(world, Answer(Reported(None, 5, None)))
+    progress = answered(world, ParsedResponse(ReportedUsage(None, 5, None)))
     charge = records().of(progress).charge
     assert charge is not None
     assert charge.usage.input_tokens == input_estimate(progress) > 0
@@ -96,7 +96,7 @@ def test_a_side_that_was_not_reported_is_estimated(world: World) -> None:
 
 
 def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_say(world: World) -> None:
-    progress = answered(world, Answer(output_estimate=7))
+    progress = answered(world, ParsedResponse(output_estimate=7))
     charge = records().of(progress).charge
     assert charge is not None
     assert (charge.usage.output_tokens, charge.source) == (7, "estimated")
@@ -107,15 +107,15 @@ def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_
 
 def test_a_side_alone_that_was_not_reported_counts_as_nothing_where_the_settings_say_so(world: World) -> None:
     zero = records(estimate_missing=False)
-    for reported, tokens in ((Reported(50, None, None), (50, 0)), (Reported(None, 5, None), (0, 5))):
-        charge = zero.of(answered(world, Answer(reported, output_estimate=7))).charge
+    for reported, tokens in ((ReportedUsage(50, None, None), (50, 0)), (ReportedUsage(None, 5, None), (0, 5))):
+        charge = zero.of(answered(world, ParsedResponse(reported, output_estimate=7))).charge
         assert charge is not None
         assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (*tokens, "mixed")
 
 
 def test_what_counts_as_nothing_has_no_cost_where_the_price_is_not_known(world: World) -> None:
-    made = Records(lambda _: ModelFacts(), lambda: 7.0, cached_weight=1.0, estimate_missing=False)
-    charge = made.of(answered(world, Answer(output_estimate=7))).charge
+    made = RecordBuilder(lambda _: ModelFacts(), lambda: 7.0, cached_weight=1.0, estimate_missing=False)
+    charge = made.of(answered(world, ParsedResponse(output_estimate=7))).charge
     assert charge is not None
     assert (charge.usage.total_tokens, charge.cost_usd) == (0, None)
 
@@ -132,18 +132,18 @@ async def test_ids_of_tokens_are_charged_where_nothing_is_reported(world: World,
 
 
 def test_an_error_without_any_text_costs_nothing(world: World) -> None:
-    assert records().of(answered(world, Answer(error=True))).charge is None
-    assert records().of(answered(world, Answer(error=True, output_estimate=1))).charge is not None
+    assert records().of(answered(world, ParsedResponse(error=True))).charge is None
+    assert records().of(answered(world, ParsedResponse(error=True, output_estimate=1))).charge is not None
 
 
 def test_an_answer_without_usage_is_estimated_also_on_a_path_that_nobody_knows(world: World) -> None:
-    charge = records().of(answered(world, Answer(output_estimate=7), "unheard/of")).charge
+    charge = records().of(answered(world, ParsedResponse(output_estimate=7), "unheard/of")).charge
     assert charge is not None
     assert (charge.source, charge.usage.output_tokens) == ("estimated", 7)
 
 
 def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(world: World) -> None:
-    progress = answered(world, Answer(output_estimate=7), "files")
+    progress = answered(world, ParsedResponse(output_estimate=7), "files")
     assert records().of(progress).charge is None
     progress.is_event_stream = True
     assert records().of(progress).charge is not None
@@ -161,7 +161,7 @@ def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(wo
 def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
     world: World, outcome: Outcome, head_at: float | None, is_charged: bool
 ) -> None:
-    progress = answered(world, Answer())
+    progress = answered(world, ParsedResponse())
     progress.outcome, progress.head_at, progress.billed = outcome, head_at, False
     progress.is_at_work = True
     record = records().of(progress)
@@ -173,13 +173,15 @@ def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
 
 def test_what_is_not_metered_is_charged_nothing_even_if_it_is_left(world: World) -> None:
     incoming = world.incoming(method="GET", path="models", endpoint=endpoint("GET", "models"))
-    progress = replace(answered(world, Answer()), incoming=incoming, outcome="client_left", head_at=None, billed=False)
+    progress = replace(
+        answered(world, ParsedResponse()), incoming=incoming, outcome="client_left", head_at=None, billed=False
+    )
     assert records().of(progress).charge is None
 
 
 def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) -> None:
-    need = Need(40, rate=Rate(Decimal(2), Decimal(3)))
-    record = records().lost(answered(world, Answer()), need)
+    need = CallNeed(40, rate=TokenRate(Decimal(2), Decimal(3)))
+    record = records().lost(answered(world, ParsedResponse()), need)
     assert record.outcome == LOST
     assert record.charge is not None
     assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
@@ -189,19 +191,19 @@ def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) 
 def test_the_record_for_a_worker_that_is_gone_tells_the_fate_of_no_message(world: World) -> None:
     fates = Fates.of([Fate("user", 40, 0, "drop")])
     context = ContextRecord(30, 70, "exact", None, 30, 0, "key", 30, trimmed={"drop": 1}, message_fates=fates)
-    progress = answered(world, Answer())
+    progress = answered(world, ParsedResponse())
     progress.plan = Plan(context, 30)
-    lost = records().lost(progress, Need(30)).context
+    lost = records().lost(progress, CallNeed(30)).context
     assert lost == replace(context, message_fates=Fates())
     assert records().of(progress).context == context
 
 
 def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_call(world: World) -> None:
-    progress = answered(world, Answer(), "audio/transcriptions")
+    progress = answered(world, ParsedResponse(), "audio/transcriptions")
     progress.call = Call("transcription", None, False, b"a form", {})
     progress.response_bytes, progress.answer = 9, None
-    assert records().lost(progress, Need(40)).charge is not None
-    progress.answer = Answer(Reported(10, 5, 15))
+    assert records().lost(progress, CallNeed(40)).charge is not None
+    progress.answer = ParsedResponse(ReportedUsage(10, 5, 15))
     record = records().of(progress)
     assert record.charge is not None
     assert record.charge.cost_usd is not None
@@ -211,9 +213,9 @@ def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_ca
 # --- what the provider says that it costs -------------------------------------------------------------------------
 
 
-def of_reporter(*reporters: str, estimate_missing: bool = True) -> Records:
+def of_reporter(*reporters: str, estimate_missing: bool = True) -> RecordBuilder:
     facts = ModelFacts(price=PRICE)
-    return Records(
+    return RecordBuilder(
         lambda _: facts, lambda: 7.0, cached_weight=1.0, estimate_missing=estimate_missing, cost_reporters=reporters
     )
 
@@ -222,7 +224,7 @@ TOLD = Decimal("0.0125")
 
 
 def test_what_a_provider_says_that_a_call_costs_is_charged_instead_of_list_prices(world: World) -> None:
-    progress = answered(world, Answer(Reported(10, 5, 15, cost_usd=TOLD)))
+    progress = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=TOLD)))
     charge = of_reporter("q").of(progress).charge
     assert charge is not None
     assert (charge.cost_usd, charge.source, charge.usage.total_tokens) == (TOLD, "provider", 15)
@@ -232,13 +234,13 @@ def test_what_a_provider_says_that_a_call_costs_is_charged_instead_of_list_price
 
 
 def test_a_call_that_costs_nothing_on_its_providers_word_costs_nothing(world: World) -> None:
-    charge = of_reporter("q").of(answered(world, Answer(Reported(10, 5, 15, cost_usd=Decimal(0))))).charge
+    charge = of_reporter("q").of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=Decimal(0))))).charge
     assert charge is not None
     assert charge.cost_usd == 0
 
 
 def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(world: World) -> None:
-    progress = answered(world, Answer(Reported(None, None, None, cost_usd=TOLD), output_estimate=7))
+    progress = answered(world, ParsedResponse(ReportedUsage(None, None, None, cost_usd=TOLD), output_estimate=7))
     charge = of_reporter("q").of(progress).charge
     assert charge is not None
     assert (charge.cost_usd, charge.source, charge.usage.output_tokens) == (TOLD, "estimated", 7)
@@ -252,12 +254,12 @@ def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(wo
 
 def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
     prices = {"q-real": PRICE, "dear": price_per_million(input=Decimal(100), output=Decimal(1_000))}
-    made = Records(
+    made = RecordBuilder(
         lambda route: ModelFacts(price=prices.get(route.model)), lambda: 7.0, cached_weight=1.0, estimate_missing=True
     )
 
     def charged(*parts: tuple[str, Usage], model: str = "q-real-20990101") -> tuple[Decimal | None, str]:
-        progress = answered(world, Answer(Reported(110, 55, 165, named=parts), model=model))
+        progress = answered(world, ParsedResponse(ReportedUsage(110, 55, 165, named=parts), model=model))
         progress.advisors = (Route("q", "dear"),)
         record = made.of(progress)
         assert record.charge is not None
@@ -273,8 +275,8 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
 
 def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=Decimal("0.01"))
-    progress = answered(world, Answer(Reported(10, 5, 15, searches=3)))
-    made = Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+    progress = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, searches=3)))
+    made = RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
     record = made.of(progress)
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.05")
@@ -284,17 +286,17 @@ def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
 @pytest.mark.parametrize(
     ("reported", "fee", "cost", "note"),
     [
-        (Reported(10, 5, 15, searches=3), None, None, "not known of its web searches"),
-        (Reported(10, 5, 15), None, Decimal("0.02"), None),
-        (Reported(10, 5, 15, picture_tokens=9), Decimal(0), None, "not known of pictures that a tool made"),
+        (ReportedUsage(10, 5, 15, searches=3), None, None, "not known of its web searches"),
+        (ReportedUsage(10, 5, 15), None, Decimal("0.02"), None),
+        (ReportedUsage(10, 5, 15, picture_tokens=9), Decimal(0), None, "not known of pictures that a tool made"),
     ],
 )
 def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(
-    world: World, reported: Reported, fee: Decimal | None, cost: Decimal | None, note: str | None
+    world: World, reported: ReportedUsage, fee: Decimal | None, cost: Decimal | None, note: str | None
 ) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=fee)
-    made = Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
-    record = made.of(answered(world, Answer(reported)))
+    made = RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+    record = made.of(answered(world, ParsedResponse(reported)))
     assert record.charge is not None
     assert (record.charge.cost_usd, record.notes.get("price")) == (cost, note)
     assert record.spent.nano_usd == 20_000_000
@@ -303,8 +305,8 @@ def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
-def of_refuser(price: Price | None = PRICE, **billed: tuple[str, ...]) -> Records:
-    return Records(
+def of_refuser(price: Price | None = PRICE, **billed: tuple[str, ...]) -> RecordBuilder:
+    return RecordBuilder(
         lambda _: ModelFacts(price=price),
         lambda: 7.0,
         cached_weight=1.0,
@@ -313,7 +315,7 @@ def of_refuser(price: Price | None = PRICE, **billed: tuple[str, ...]) -> Record
     )
 
 
-REFUSED = Answer(Reported(412, 0, None), finish_reason="refusal", refusal="cyber")
+REFUSED = ParsedResponse(ReportedUsage(412, 0, None), finish_reason="refusal", refusal="cyber")
 
 
 @pytest.mark.parametrize("price", [PRICE, None])
@@ -337,7 +339,7 @@ def test_a_refusal_is_charged_as_reported_where_nothing_says_that_its_provider_d
 
 
 def test_a_tier_whose_price_nobody_knows_has_no_cost_and_takes_the_standard_one_of_budgets(world: World) -> None:
-    record = records().of(answered(world, Answer(Reported(10, 5, 15), service_tier="priority")))
+    record = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="priority")))
     assert record.charge is not None
     assert record.charge.cost_usd is None
     assert record.spent.nano_usd == 60_000
@@ -345,20 +347,20 @@ def test_a_tier_whose_price_nobody_knows_has_no_cost_and_takes_the_standard_one_
 
 
 def test_a_tier_that_is_no_dearer_costs_the_standard_price(world: World) -> None:
-    record = records().of(answered(world, Answer(Reported(10, 5, 15), service_tier="default")))
+    record = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="default")))
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.000060")
     assert "price" not in record.notes
 
 
 def pending(world: World) -> CallRecord:
-    progress = answered(world, Answer(id="resp_1"), "responses")
+    progress = answered(world, ParsedResponse(id="resp_1"), "responses")
     progress.call = progress.dialect.read(b'{"model":"m","input":"hi","background":true}')
     return replace(records().of(progress), spent=Amount(5_000, 60_000_000, 1))
 
 
-def priced(price: Price | None) -> Records:
-    return Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+def priced(price: Price | None) -> RecordBuilder:
+    return RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
 
 
 @pytest.mark.parametrize(("named", "usd"), [(None, 22), ("default", 11), ("priority", 22)])
@@ -366,7 +368,7 @@ def test_an_answer_in_the_background_costs_what_the_tier_does_that_was_asked_for
     world: World, named: str | None, usd: int
 ) -> None:
     price = replace(PRICE, tiers={"priority": price_per_million(input=Decimal(2), output=Decimal(20))})
-    made = Answer(Reported(10**6, 10**6, 2 * 10**6), finish_reason="completed", service_tier=named)
+    made = ParsedResponse(ReportedUsage(10**6, 10**6, 2 * 10**6), finish_reason="completed", service_tier=named)
     record = priced(price).fetched(pending(world), made, Route("q", "q-real"), "priority", 0.0)
     assert record.charge is not None
     assert record.charge.cost_usd == usd
@@ -376,13 +378,13 @@ def test_an_answer_in_the_background_costs_what_the_tier_does_that_was_asked_for
 HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
 
 
-def held(progress: Progress, hold: Hold | None = HOLD, noted: int = 0) -> Progress:
+def held(progress: CallState, hold: Hold | None = HOLD, noted: int = 0) -> CallState:
     """What is held for a call with two answers, of which so many tokens are known to have come."""
-    progress.taken = Taken(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, Book())
+    progress.taken = TakenHold(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, CallAccounts())
     return progress
 
 
-def in_background(world: World, answer: Answer) -> Progress:
+def in_background(world: World, answer: ParsedResponse) -> CallState:
     progress = answered(world, answer, "responses")
     progress.call = progress.dialect.read(b'{"model":"m","input":"hi","background":true}')
     return progress
@@ -393,7 +395,7 @@ def in_background(world: World, answer: Answer) -> Progress:
 def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_not_as_held(
     world: World, path: str, outcome: Outcome
 ) -> None:
-    progress = held(answered(world, Answer(id="resp_1", output_estimate=7), path))
+    progress = held(answered(world, ParsedResponse(id="resp_1", output_estimate=7), path))
     progress.outcome = outcome
     record = records().of(progress)
     assert record.outcome == outcome
@@ -404,16 +406,16 @@ def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_n
 @pytest.mark.parametrize(
     ("answer", "outcome", "is_pending"),
     [
-        (Answer(id="resp_1"), "ok", True),
-        (Answer(Reported(3, 4, 7), id="resp_1"), "client_left", True),
-        (Answer(Reported(3, 4, 7), id="resp_1"), "ok", False),
-        (Answer(Reported(3, 4, 7), id="resp_1", finish_reason="completed"), "client_left", False),
-        (Answer(error=True, id="resp_1"), "ok", True),
-        (Answer(Reported(3, 0, 3), id="resp_1"), "ok", True),
+        (ParsedResponse(id="resp_1"), "ok", True),
+        (ParsedResponse(ReportedUsage(3, 4, 7), id="resp_1"), "client_left", True),
+        (ParsedResponse(ReportedUsage(3, 4, 7), id="resp_1"), "ok", False),
+        (ParsedResponse(ReportedUsage(3, 4, 7), id="resp_1", finish_reason="completed"), "client_left", False),
+        (ParsedResponse(error=True, id="resp_1"), "ok", True),
+        (ParsedResponse(ReportedUsage(3, 0, 3), id="resp_1"), "ok", True),
     ],
 )
 def test_all_that_was_held_is_spent_while_an_answer_is_being_made_in_the_background(
-    world: World, answer: Answer, outcome: Outcome, *, is_pending: bool
+    world: World, answer: ParsedResponse, outcome: Outcome, *, is_pending: bool
 ) -> None:
     progress = held(in_background(world, answer))
     progress.outcome = outcome
@@ -423,7 +425,7 @@ def test_all_that_was_held_is_spent_while_an_answer_is_being_made_in_the_backgro
 
 
 def test_all_that_was_held_stays_spent_of_an_answer_in_the_background_that_nobody_can_fetch(world: World) -> None:
-    record = records().of(held(in_background(world, Answer())))
+    record = records().of(held(in_background(world, ParsedResponse())))
     assert (record.outcome, record.spent, "answer" in record.notes) == ("ok", HOLD.amount(50), False)
 
 
@@ -439,7 +441,7 @@ def test_all_that_was_held_stays_spent_of_an_answer_in_the_background_that_nobod
 def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
     world: World, hold: Hold | None, spent: Amount, *, later: bool
 ) -> None:
-    progress = in_background(world, Answer()) if later else answered(world, Answer())
+    progress = in_background(world, ParsedResponse()) if later else answered(world, ParsedResponse())
     progress = held(progress, hold, noted=7)
     record = records().unread(progress)
     assert record.charge is not None
@@ -454,7 +456,7 @@ def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
 def test_a_call_that_cannot_be_read_costs_nothing_where_no_provider_had_it(
     world: World, *, billed: bool, at_work: bool, is_charged: bool
 ) -> None:
-    progress = held(answered(world, Answer()), noted=7)
+    progress = held(answered(world, ParsedResponse()), noted=7)
     progress.billed, progress.is_at_work = billed, at_work
     record = records().unread(progress)
     assert (record.charge is not None, record.spent.calls) == (is_charged, int(is_charged))
@@ -463,7 +465,7 @@ def test_a_call_that_cannot_be_read_costs_nothing_where_no_provider_had_it(
 def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: World) -> None:
     begun = replace(pending(world), started_at=100.0, duration_s=2.0)
     begun = replace(begun, notes={**begun.notes, "price": "not known", "x": "y"}, tools=(), response_model="old")
-    made = Answer(Reported(3, 4, 7), model="new", tools=("look",), finish_reason="failed", error=True)
+    made = ParsedResponse(ReportedUsage(3, 4, 7), model="new", tools=("look",), finish_reason="failed", error=True)
     for now, lasted in ((130.0, 30.0), (90.0, 2.0)):
         record = records().fetched(begun, made, Route("q", "q-real"), None, now)
         assert (record.outcome, record.finish_reason, record.duration_s) == ("provider_error", "failed", lasted)
@@ -477,13 +479,13 @@ def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: Wo
 @pytest.mark.parametrize(
     ("made", "output"),
     [
-        (Answer(Reported(None, None, None, cost_usd=TOLD), output_estimate=9), 9),
-        (Answer(output_estimate=9), 9),
-        (Answer(output_estimate=3), 5),
+        (ParsedResponse(ReportedUsage(None, None, None, cost_usd=TOLD), output_estimate=9), 9),
+        (ParsedResponse(output_estimate=9), 9),
+        (ParsedResponse(output_estimate=3), 5),
     ],
 )
 def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_came_of_it(
-    world: World, made: Answer, output: int
+    world: World, made: ParsedResponse, output: int
 ) -> None:
     begun = replace(pending(world), charge=Charge(Usage.of(11, 5), "estimated", None))
     charge = records().fetched(begun, made, Route("q", "q-real"), None, 0.0).charge
@@ -509,8 +511,8 @@ def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_ca
 def test_an_answer_in_the_background_is_spent_as_told_else_at_its_price_else_as_it_was_held(
     world: World, told: Decimal | None, price: Price | None, tier: str | None, *, cost: Decimal | None, nano_usd: int
 ) -> None:
-    made = Answer(Reported(10, 5, 15, cost_usd=told), finish_reason="completed", service_tier=tier)
-    of = Records(
+    made = ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=told), finish_reason="completed", service_tier=tier)
+    of = RecordBuilder(
         lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True, cost_reporters=["q"]
     )
     record = of.fetched(pending(world), made, Route("q", "q-real"), None, 0.0)
@@ -609,10 +611,10 @@ def of_many(route: Route) -> ModelFacts:
 
 def charged(world: World, name: str | None, *others: str, tier: str | None = None) -> tuple[Decimal | None, Decimal]:
     """USD of a million tokens, in the record and of budgets, where the answer names a model so."""
-    progress = answered(world, Answer(Reported(10**6, 0, 10**6), model=name, service_tier=tier))
+    progress = answered(world, ParsedResponse(ReportedUsage(10**6, 0, 10**6), model=name, service_tier=tier))
     progress.route = Route("q", "m")
     progress.others = tuple(Route(provider, other) for provider in "qr" for other in others)
-    record = Records(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).of(progress)
+    record = RecordBuilder(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).of(progress)
     assert record.charge is not None
     return record.charge.cost_usd, Decimal(record.spent.nano_usd) / 10**9
 

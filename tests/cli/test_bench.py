@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from gateway.bench.measure import WORKLOADS, Counted, Report, Row, Times
+from gateway.bench.measure import WORKLOADS, Counted, Report, ResultRow, Times
 from gateway.cli.bench import tell
 from tests.support.commands import Commands, command, environment
 from tests.support.gateways import STARTS_S, until
 
 FINE = Report(
-    workloads=(Row("small call, 32 clients", 32, 64, 500.0, None, Times(2.0, 3.0), Times(0.5, 0.9), 0),),
+    workloads=(ResultRow("small call, 32 clients", 32, 64, 500.0, None, Times(2.0, 3.0), Times(0.5, 0.9), 0),),
     counted=Counted(32, 64, 6_400, 6_400),
     hold_and_settle_us=110.0,
     start_s=0.7,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import app
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.commands import Commands, shut, to
 from tests.support.gateways import GatewayThread, until
@@ -23,7 +23,7 @@ ALICE = 'auth: {keys: [{name: alice, key: "0123456789abcdef"}]}'
 
 
 def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoked(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url)
     store = ["--store", f"sqlite://{gateway.store}"]

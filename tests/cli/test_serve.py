@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gateway import __version__
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartUpstream
 from tests.support.commands import Commands, Serving, command, environment
 from tests.support.gateways import ROOT, STARTS_S, until
@@ -200,7 +200,7 @@ def test_without_any_configuration_the_built_in_providers_are_shown_and_no_key_i
 
 
 def test_upstream_is_one_provider_for_every_model_and_gets_the_callers_key(
-    serving: Serve, mock_server: MockServer, mock: Provider
+    serving: Serve, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = serving("--upstream", mock_server.url, "--store", "memory://", env={"OPENAI_API_KEY": SECRET})
     gateway.web.headers["authorization"] = "Bearer sk-caller"
@@ -221,7 +221,7 @@ MODELS = [
 
 @pytest.mark.parametrize("way", ["--mock", "--upstream"])
 def test_one_provider_for_all_leaves_what_the_file_says_of_its_models(
-    way: str, serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+    way: str, serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     providers = {name: {"base_url": "http://127.0.0.1:1", "key": "${NOT_SET}"} for name in ("own", "other")}
     file = gateway_command.file(settings("", gateway_command.folder, providers=providers, models=MODELS))
@@ -510,7 +510,7 @@ def test_workers_that_cannot_start_end_with_1(workers: str, gateway_command: Com
 
 
 def test_sighup_puts_a_changed_file_into_force(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider, other_server: MockServer
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider, other_server: MockServer
 ) -> None:
     folder = gateway_command.folder
     gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)))
@@ -526,7 +526,7 @@ def test_sighup_puts_a_changed_file_into_force(
 
 
 def test_sighup_with_a_broken_file_changes_nothing_and_says_so(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder))
     gateway = serving("-c", file)
@@ -588,7 +588,7 @@ def test_an_idle_gateway_ends_at_once_on_a_signal(number: signal.Signals, servin
 
 
 def test_sigterm_lets_a_stream_end_and_its_usage_is_kept(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = serving("-c", gateway_command.file(settings(mock_server.url, gateway_command.folder)))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -604,7 +604,9 @@ def test_sigterm_lets_a_stream_end_and_its_usage_is_kept(
     assert shown["usage_source"] == "provider"
 
 
-def test_the_grace_is_kept(serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider) -> None:
+def test_the_grace_is_kept(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
+) -> None:
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder, server={"shutdown_grace_s": 1}))
     gateway = serving("-c", file)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -623,7 +625,7 @@ def test_the_grace_is_kept(serving: Serve, gateway_command: Commands, mock_serve
 
 
 def test_two_workers_share_a_store_reload_together_and_end_together(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider, other_server: MockServer
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider, other_server: MockServer
 ) -> None:
     folder = gateway_command.folder
     gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)), "--workers", "2")
@@ -668,7 +670,7 @@ def test_two_workers_share_a_store_reload_together_and_end_together(
     assert shown["usage_source"] == "provider"
 
 
-def test_a_worker_that_is_killed_is_replaced_and_no_total_is_lost(serving: Serve, mock: Provider) -> None:
+def test_a_worker_that_is_killed_is_replaced_and_no_total_is_lost(serving: Serve, mock: MockProvider) -> None:
     gateway = serving("--mock", "--workers", "2")
     workers = until(lambda: len(gateway.children) == 2 and gateway.children)
     assert gateway.web.chat("s", "tokens=10/5").status == 200
@@ -690,7 +692,7 @@ def test_a_worker_that_gives_no_sign_of_life_any_more_is_replaced(serving: Serve
 
 
 def test_workers_whose_parent_is_killed_end_their_calls_and_go(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder))
     gateway = serving("-c", file, "--workers", "2")
@@ -760,7 +762,7 @@ def alive(pid: int) -> bool:
 
 
 def test_no_key_of_anybody_is_ever_said(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     auth = {"keys": [{"name": "alice", "key": f"{SECRET}-alice"}], "admin_key": f"{SECRET}-admin"}
     text = settings(mock_server.url, gateway_command.folder, auth=auth, telemetry={"log": {"level": "debug"}})

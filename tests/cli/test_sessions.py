@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.ledger.session_key import SessionKey
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.stores.files import write
 from tests.support import records
@@ -24,7 +24,7 @@ ALICE = "alice-key-0123456789"
 
 
 @pytest.fixture
-def filled(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def filled(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     """A running gateway with the sessions "small" (two calls, 30+12 tokens) and "large" (one, 500+70)."""
     gateway = gateway_server(mock_server.url)
     for session, tokens in (("small", "10/5"), ("large", "500/70"), ("small", "20/7")):
@@ -86,7 +86,7 @@ def test_the_list_leaves_out_a_session_whose_account_cannot_be_read(
         assert [row["id"] for row in json.loads(done.out)] == ["large"]
 
 
-def test_the_list_shows_what_the_provider_billed(store: str, gateway_command: Commands, mock: Provider) -> None:
+def test_the_list_shows_what_the_provider_billed(store: str, gateway_command: Commands, mock: MockProvider) -> None:
     rows = json.loads(gateway_command("sessions", "list", "--json", "--store", store).out)
     billed = mock.billed()
     assert sum(row["cumulative_token_usage"]["total_tokens"] for row in rows) == billed.total_tokens
@@ -197,7 +197,7 @@ def test_a_session_that_is_not_there_is_named(
 
 
 @pytest.fixture
-def stepping(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def stepping(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     """A running gateway with budgets and steps, and a session "s" that has called."""
     gateway = gateway_server(mock_server.url, steps=[{"name": "work"}], **{"budget.calls": 9})
     assert gateway.web.chat("s").status == 200
@@ -252,7 +252,7 @@ def test_what_cannot_be_a_session_is_wrong_usage(
 
 
 def test_sessions_of_client_keys_are_told_apart(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.keys": [{"name": "alice", "key": ALICE}]})
     gateway.web.headers["authorization"] = f"Bearer {ALICE}"
@@ -266,7 +266,7 @@ def test_sessions_of_client_keys_are_told_apart(
 
 
 def test_a_name_with_markup_is_shown_as_it_is(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url)
     assert gateway.web.chat("s", model="[red]mock[/red]").status == 200
@@ -348,7 +348,7 @@ def test_what_would_not_be_heard_before_the_command_is_refused(
 
 
 def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 1})
     assert [gateway.web.chat("s").status for _ in range(2)] == [200, 400]

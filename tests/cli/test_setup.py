@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import closed_port
 from tests.support.commands import Commands
 from tests.support.gateways import ROOT
@@ -234,7 +234,7 @@ def test_it_is_said_who_has_which_steps(gateway_command: Commands) -> None:
 
 
 def test_online_asks_the_provider_and_opens_the_store(
-    gateway_command: Commands, mock_server: MockServer, mock: Provider
+    gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     done = gateway_command("check", "--online", "-c", gateway_command.file(only(mock_server.url)))
     assert (done.code, done.out) == (0, "")
@@ -244,7 +244,7 @@ def test_online_asks_the_provider_and_opens_the_store(
 
 
 def test_online_asks_providers_that_need_no_key_where_the_configuration_names_them(
-    gateway_command: Commands, mock_server: MockServer, mock: Provider
+    gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     nobody = f"http://127.0.0.1:{closed_port()}/v1"
     config = {
@@ -340,7 +340,7 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(text: str, gateway_command:
             assert SECRET not in done.all
 
 
-def test_held_keys_are_never_shown(gateway_command: Commands, mock_server: MockServer, mock: Provider) -> None:
+def test_held_keys_are_never_shown(gateway_command: Commands, mock_server: MockServer, mock: MockProvider) -> None:
     keys = [{"name": "alice", "key": f"{SECRET}-alice"}]
     settings = {**json.loads(only(mock_server.url, key="${OWN_KEY}")), "auth": {"keys": keys, "admin_key": SECRET}}
     file = gateway_command.file(json.dumps(settings))

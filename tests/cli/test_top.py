@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.commands import Commands, environment
 from tests.support.gateways import GatewayThread, until
@@ -23,7 +23,7 @@ from tests.support.web import CHAT, HI
 
 
 @pytest.fixture
-def served(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> GatewayThread:
+def served(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> GatewayThread:
     assert mock.calls == []
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 1000})
     for session, calls in (("quiet", 1), ("busy", 3)):

@@ -16,7 +16,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.steps import (
     Agent,
     BudgetBelow,
-    Facts,
+    ConditionFacts,
     MessageMatches,
     NotRecentlyUsed,
     SequenceMatch,
@@ -221,12 +221,12 @@ def test_the_example_in_the_document_does_what_it_says(tmp_path: Path) -> None:
     text = (EVALUATION.parent.parent.parent / "docs/steps.md").read_text("utf-8")
     written = text.partition("```yaml\n")[2].partition("```")[0]
     agent = agents_of(settings(tmp_path, **yaml.safe_load(written)))["default"]
-    state = agent.entered(StepState(), Facts())
+    state = agent.entered(StepState(), ConditionFacts())
     offered = ("read_page", "write_page", "comment", "approve", "publish", "search")
     seen = []
     for tool in ("write_page", "read_page", "approve", "publish", "write_page", "read_page", "comment"):
         assert tool in callable_now(agent, state, offered)
-        state = agent.used(state, [tool], Facts()).state
+        state = agent.used(state, [tool], ConditionFacts()).state
         seen.append((state.active, agent.place(state), callable_now(agent, state, offered)))
     assert seen[:4] == [
         ("review", 0, ("read_page",)),

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway import config
-from gateway.call.types import Asked
-from gateway.context.caches import Memory
-from gateway.context.planner import Planner, Threads
-from gateway.core.context_budget import ContextPolicy, Wishes
+from gateway.call.types import PlanRequest
+from gateway.context.caches import ContextCaches
+from gateway.context.planner import Planner, PlannerThreads
+from gateway.core.context_budget import ContextOptions, ContextPolicy
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.measure import Wire
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.plan import Plan
 from gateway.core.routing import ModelFacts, Route
@@ -39,10 +39,10 @@ FAMILIES = config.families()
 ITEMS = {"chat": "messages", "messages": "messages", "responses": "input"}
 MODELS = ("gpt-4o", "gpt-4o-mini", "claude-sonnet-4-5", "mistral-large", "gemini-2.5-pro", "deepseek-chat")
 POLICIES = (
-    ContextPolicy(fit=FitPolicy(recall="said")),
-    ContextPolicy(fit=FitPolicy(recall="all"), keep_last_turns=2, overflow="least"),
-    ContextPolicy(fit=FitPolicy(strategies=strategies_of(["dedupe", "shorten", "drop"], shorten_tokens=40))),
-    ContextPolicy(fit=FitPolicy(recall="said"), trim="shadow"),
+    ContextPolicy(fit=TrimPolicy(recall="said")),
+    ContextPolicy(fit=TrimPolicy(recall="all"), keep_last_turns=2, overflow="least"),
+    ContextPolicy(fit=TrimPolicy(strategies=strategies_of(["dedupe", "shorten", "drop"], shorten_tokens=40))),
+    ContextPolicy(fit=TrimPolicy(recall="said"), trim="shadow"),
 )
 WORDS = ("Parcel", "parcel", "Order", "depot", "Berlin", "berlin", "Müller", "配送", "Retry", "the", "was", "sent by")
 MARK: Json = {"cache_control": {"type": "ephemeral"}}
@@ -82,7 +82,7 @@ class Asks(NamedTuple):
 class Side:
     """Planners of several policies with one memory."""
 
-    def __init__(self, memory: Memory, learner: Learner, threads: Threads) -> None:
+    def __init__(self, memory: ContextCaches, learner: Learner, threads: PlannerThreads) -> None:
         estimator = Estimator(FAMILIES, Letters, memory.counts)
         self._newest = NewestMessages()
         self._planners = [
@@ -99,8 +99,8 @@ class Side:
         call = Call("chat", "m", stream=False, body=asks.body, fields=read_fields(asks.body))
         contents = contents_of(call, asks.wire, planner.known)
         assert contents is not None
-        facts, wishes = ModelFacts(tokenizer=asks.tokenizer), Wishes(budget=asks.budget)
-        asked = Asked(contents, Route("p", asks.model), facts, wishes, len(asks.body))
+        facts, wishes = ModelFacts(tokenizer=asks.tokenizer), ContextOptions(budget=asks.budget)
+        asked = PlanRequest(contents, Route("p", asks.model), facts, wishes, len(asks.body))
         plan = await planner.plan(asked, Remembered(asks.state))
         return plan, (contents.messages, contents.pinned, contents.priorities, self._newest.of(contents))
 
@@ -231,8 +231,8 @@ def _next(sessions: list[Session], chance: random.Random) -> Session:
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_planner_that_has_seen_anything_plans_as_one_that_has_seen_nothing(seed: int) -> None:
     chance, sessions, cuts = random.Random(seed), list[Session](), 0
-    threads, learner = Threads(), Learner(MemoryStore())
-    warm = [Side(Memory(size), learner, threads) for size in (2**14, 2**18, 2**28)]
+    threads, learner = PlannerThreads(), Learner(MemoryStore())
+    warm = [Side(ContextCaches(size), learner, threads) for size in (2**14, 2**18, 2**28)]
     for _ in range(45):
         session = _next(sessions, chance)
         if chance.random() < 0.8:
@@ -244,7 +244,7 @@ async def test_a_planner_that_has_seen_anything_plans_as_one_that_has_seen_nothi
         )
         policy, model = chance.choice([own, own, chance.randrange(4)]), chance.choice([model, model, *MODELS[:2]])
         asks = Asks(session.body(), session.wire, policy, model, chance.choice("ab"), budget, session.state)
-        plan, known = await Side(Memory(), learner, threads).plan(asks)
+        plan, known = await Side(ContextCaches(), learner, threads).plan(asks)
         for side in warm:
             found, known_too = await side.plan(asks)
             assert told(found) == told(plan)

@@ -11,10 +11,10 @@ import pytest
 
 from gateway import config
 from gateway.app.worker import Worker
-from gateway.call.types import Asked
-from gateway.context.caches import Memory
+from gateway.call.types import PlanRequest
+from gateway.context.caches import ContextCaches
 from gateway.context.planner import Planner
-from gateway.core.context_budget import ContextPolicy, Wishes
+from gateway.core.context_budget import ContextOptions, ContextPolicy
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import TokenCounter
@@ -41,7 +41,7 @@ class Noted(CharacterCounter):
         return super().count(text)
 
 
-def planner_of(memory: Memory, counter: TokenCounter) -> Planner:
+def planner_of(memory: ContextCaches, counter: TokenCounter) -> Planner:
     estimator = Estimator(config.families(), lambda _: counter, memory.counts)
     learner = Learner(MemoryStore())
     return Planner(
@@ -68,7 +68,7 @@ async def planned(
     call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
     contents = contents_of(call, "chat", planner.known)
     assert contents is not None
-    asked = Asked(contents, Route("p", model), ModelFacts(), Wishes(budget=budget), len(body))
+    asked = PlanRequest(contents, Route("p", model), ModelFacts(), ContextOptions(budget=budget), len(body))
     return await planner.plan(asked, Remembered(state or SessionState()))
 
 
@@ -79,8 +79,8 @@ async def plan(planner: Planner, messages: Sequence[dict[str, Any]], budget: int
 
 @pytest.mark.parametrize("budget", [100_000, 1_000])
 async def test_planners_of_one_memory_know_what_any_of_them_has_seen(budget: int) -> None:
-    memory, counter = Memory(), Noted()
-    first, second, stranger = (planner_of(one, counter) for one in (memory, memory, Memory()))
+    memory, counter = ContextCaches(), Noted()
+    first, second, stranger = (planner_of(one, counter) for one in (memory, memory, ContextCaches()))
     messages = conversation(1)
     sent = await plan(first, messages, budget)
     counter.asked.clear()
@@ -94,7 +94,7 @@ async def test_planners_of_one_memory_know_what_any_of_them_has_seen(budget: int
 
 async def test_all_tables_together_stay_within_the_limit_and_are_filled() -> None:
     limit = 2 * 2**20
-    memory = Memory(limit)
+    memory = ContextCaches(limit)
     planner = planner_of(memory, CharacterCounter())
     most = 0
     for number in range(60):
@@ -129,7 +129,7 @@ HOSTILE: dict[str, Callable[[str], Messages]] = {
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_what_names_something_may_be_long_and_takes_no_more_than_the_limit_either(kind: str) -> None:
     limit = 2**20
-    memory = Memory(limit)
+    memory = ContextCaches(limit)
     planner = planner_of(memory, CharacterCounter())
     await plan(planner, conversation(0), 1_000)
     tracemalloc.start()
@@ -149,8 +149,8 @@ async def test_models_of_one_family_with_other_rules_for_images_have_weights_of_
     image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
     messages = conversation(1, 10)
     messages[1:1] = [{"role": "user", "content": [{"type": "text", "text": "This is it."}, image]}]
-    memory = Memory()
-    warm, cold = (planner_of(one, CharacterCounter()) for one in (memory, Memory()))
+    memory = ContextCaches()
+    warm, cold = (planner_of(one, CharacterCounter()) for one in (memory, ContextCaches()))
     await planned(warm, messages, 900)
     assert await planned(warm, messages, 900, model="gpt-4o-mini") == await planned(
         cold, messages, 900, model="gpt-4o-mini"
@@ -174,7 +174,7 @@ async def test_a_reload_keeps_what_a_worker_remembers() -> None:
 
 async def test_what_stands_beside_the_messages_takes_no_more_than_the_limit() -> None:
     """A schema is kept as it was built, which takes many times its bytes; each of these is another one."""
-    memory = Memory(32 * 2**20)
+    memory = ContextCaches(32 * 2**20)
     planner = planner_of(memory, CharacterCounter())
     await planned(planner, conversation(0, 1), 1_000, schema={})
     tracemalloc.start()
@@ -192,7 +192,7 @@ async def test_what_stands_beside_the_messages_takes_no_more_than_the_limit() ->
 
 async def test_names_of_fields_that_nobody_knows_are_a_part_of_that() -> None:
     """They tell requests apart, and are as long as callers like; one odd letter makes each other one take four bytes."""
-    memory = Memory(32 * 2**20)
+    memory = ContextCaches(32 * 2**20)
     planner = planner_of(memory, CharacterCounter())
     await planned(planner, conversation(0, 1), 100_000)
     tracemalloc.start()

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import config
-from gateway.call.types import Asked
-from gateway.context.caches import Memory
-from gateway.context.planner import Planner, Threads
-from gateway.core.context_budget import ContextPolicy, Wishes
+from gateway.call.types import PlanRequest
+from gateway.context.caches import ContextCaches
+from gateway.context.planner import Planner, PlannerThreads
+from gateway.core.context_budget import ContextOptions, ContextPolicy
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import TokenCounter, Wire
-from gateway.core.counting.prefix_cache import Beginnings
+from gateway.core.counting.prefix_cache import PrefixCache
 from gateway.core.counting.request import read_request
 from gateway.core.fitting.overflow import TextTooLong
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.recall import Recall
 from gateway.core.plan import Plan
 from gateway.core.record import ContextRecord
@@ -62,18 +62,18 @@ class World:
     def __init__(
         self,
         policy: ContextPolicy | None = None,
-        threads: Threads | None = None,
+        threads: PlannerThreads | None = None,
         *,
         deadline_s: float = 60,
         clock: Callable[[], float] = time.monotonic,
-        memory: Memory | None = None,
+        memory: ContextCaches | None = None,
     ) -> None:
         #: what all count with; empty: what the model has
         self.tokenizer = ""
-        self.memory = memory or Memory()
+        self.memory = memory or ContextCaches()
         self.counters: dict[str, Letters] = {}
         self.weighing = CountedThreads(2)
-        threads = threads or Threads()
+        threads = threads or PlannerThreads()
         threads.weighing = self.weighing
         self.planner = Planner(
             Estimator(FAMILIES, self.counter, self.memory.counts),
@@ -95,7 +95,7 @@ class World:
     def asked(self) -> int:
         return sum(counter.asked for counter in self.counters.values())
 
-    def contents(self, body: bytes, wire: Wire = "chat", *, known: Beginnings | None = None) -> Contents:
+    def contents(self, body: bytes, wire: Wire = "chat", *, known: PrefixCache | None = None) -> Contents:
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
         contents = contents_of(call, wire, known if known is not None else self.planner.known)
         assert contents is not None
@@ -103,7 +103,9 @@ class World:
 
     async def estimate(self, body: bytes, wire: Wire = "chat", model: str = "gpt-4o", tokenizer: str = "") -> Estimate:
         contents = self.contents(body, wire)
-        asked = Asked(contents, Route("p", model), ModelFacts(tokenizer=tokenizer or None), Wishes(), len(body))
+        asked = PlanRequest(
+            contents, Route("p", model), ModelFacts(tokenizer=tokenizer or None), ContextOptions(), len(body)
+        )
         weighed, *_ = await self.planner.weigh(asked, Remembered())
         return weighed.estimate
 
@@ -223,7 +225,7 @@ def test_messages_are_the_same_whatever_of_them_is_known(changes: list[Change]) 
         for change in changes:
             messages = change(messages)[:40]
             body = body_of(messages)
-            warm, plain = world.contents(body), world.contents(body, known=Beginnings(0))
+            warm, plain = world.contents(body), world.contents(body, known=PrefixCache(0))
             assert warm.messages == plain.messages == tuple(json.dumps(message).encode() for message in messages)
             if warm.fresh:
                 assert warm.settled == plain.settled
@@ -347,7 +349,7 @@ async def test_tools_that_are_known_are_no_reason_to_weigh_a_request_beside_the_
 
 async def test_what_stands_beside_the_messages_is_counted_anew_by_another_tokenizer() -> None:
     """As after a reload that gives its model another one."""
-    body, memory = body_of([LONG], tools=TOOLS), Memory()
+    body, memory = body_of([LONG], tools=TOOLS), ContextCaches()
     for name in ("a", "another", "a"):
         warm, cold = World(memory=memory), World()
         warm.tokenizer = cold.tokenizer = name
@@ -380,11 +382,11 @@ def _said(turn: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("recall", ["off", "said", "all"])
 async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(recall: Recall) -> None:
-    policy = ContextPolicy(fit=FitPolicy(recall=recall))
+    policy = ContextPolicy(fit=TrimPolicy(recall=recall))
 
     async def planned(world: World, body: bytes, state: SessionState) -> Plan:
         contents = world.contents(body)
-        asked = Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=4000), len(body))
+        asked = PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(budget=4000), len(body))
         return await world.planner.plan(asked, Remembered(state))
 
     warm, state = World(policy), SessionState()
@@ -425,13 +427,13 @@ class Clock:
 async def test_a_choice_that_waits_for_others_is_no_worse_unless_it_waits_for_very_long(
     waited_s: float, rule: str
 ) -> None:
-    clock, threads, fitting, go_on = Clock(), Threads(), CountedThreads(1), threading.Event()
+    clock, threads, fitting, go_on = Clock(), PlannerThreads(), CountedThreads(1), threading.Event()
     threads.fitting = fitting
-    world = World(ContextPolicy(fit=FitPolicy(recall="off")), threads, deadline_s=1.0, clock=clock)
+    world = World(ContextPolicy(fit=TrimPolicy(recall="off")), threads, deadline_s=1.0, clock=clock)
     others = fitting.submit(go_on.wait, 30)
     pages = ("".join(f"Hotel A{page}0{line} has {line * 7}{page} rooms.\n" for line in range(9)) for page in range(40))
     body = body_of([{"role": "user", "content": page} for page in pages])
-    asked = Asked(world.contents(body), Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=700), len(body))
+    asked = PlanRequest(world.contents(body), Route("p", "gpt-4o"), ModelFacts(), ContextOptions(budget=700), len(body))
     plan = asyncio.create_task(world.planner.plan(asked, Remembered()))
     await eventually(lambda: fitting.handed == 2)
     clock.now += waited_s
@@ -485,12 +487,14 @@ PAY = {"name": "pay", "description": "With a card, such as card_78.", "parameter
 async def test_of_a_result_stays_what_the_tools_ask_for(
     wire: Wire, messages: list[Any], tools: list[Any], *, is_told: bool
 ) -> None:
-    world = World(ContextPolicy(fit=FitPolicy(recall="off")))
+    world = World(ContextPolicy(fit=TrimPolicy(recall="off")))
     said = [{"role": "user", "content": "Hi"}, *messages, {"role": "user", "content": "Go on."}]
     body = body_of(
         said, FIELDS[wire], tools=tools if is_told else json.loads(json.dumps(tools).replace("card_78", "one"))
     )
-    asked = Asked(world.contents(body, wire), Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=260), len(body))
+    asked = PlanRequest(
+        world.contents(body, wire), Route("p", "gpt-4o"), ModelFacts(), ContextOptions(budget=260), len(body)
+    )
     plan = await world.planner.plan(asked, Remembered())
     assert plan.messages is not None
     assert (b"card_4421" in b"".join(plan.messages)) is is_told
@@ -504,20 +508,20 @@ async def test_of_a_result_stays_what_the_tools_ask_for(
 @pytest.mark.parametrize(
     ("policy", "wishes", "is_refused"),
     [
-        (ContextPolicy(), Wishes(budget=400), True),
-        (ContextPolicy(), Wishes(budget=40_000), False),
-        (ContextPolicy(), Wishes("off", 400), False),
-        (ContextPolicy(), Wishes("shadow", 400), False),
-        (ContextPolicy(overflow="forward"), Wishes(budget=400), False),
-        (ContextPolicy(overflow="least"), Wishes(budget=400), False),
+        (ContextPolicy(), ContextOptions(budget=400), True),
+        (ContextPolicy(), ContextOptions(budget=40_000), False),
+        (ContextPolicy(), ContextOptions("off", 400), False),
+        (ContextPolicy(), ContextOptions("shadow", 400), False),
+        (ContextPolicy(overflow="forward"), ContextOptions(budget=400), False),
+        (ContextPolicy(overflow="least"), ContextOptions(budget=400), False),
     ],
 )
 async def test_one_text_is_sent_as_it_came_or_refused(
-    wire: Wire, field: str, policy: ContextPolicy, wishes: Wishes, *, is_refused: bool
+    wire: Wire, field: str, policy: ContextPolicy, wishes: ContextOptions, *, is_refused: bool
 ) -> None:
     world = World(policy)
     contents = world.contents(json.dumps({"model": "m", field: "a sea of words " * 500}).encode(), wire)
-    plan = await world.planner.plan(Asked(contents, Route("p", "m"), ModelFacts(), wishes, 7_500), Remembered())
+    plan = await world.planner.plan(PlanRequest(contents, Route("p", "m"), ModelFacts(), wishes, 7_500), Remembered())
     assert (plan.messages, plan.epoch) == (None, None)
     assert isinstance(plan.overflow, TextTooLong) is is_refused
     assert plan.overflow is None or plan.overflow.param == field
@@ -538,8 +542,8 @@ class Billed(World):
     async def turn(self, messages: list[Any], budget: int) -> tuple[ContextRecord, int]:
         """What was expected of what was sent, and what was billed."""
         body = body_of(messages, tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
-        wishes = Wishes(budget=budget)
-        asked = Asked(self.contents(body), Route("p", "gpt-4o"), ModelFacts(), wishes, len(body))
+        wishes = ContextOptions(budget=budget)
+        asked = PlanRequest(self.contents(body), Route("p", "gpt-4o"), ModelFacts(), wishes, len(body))
         plan = await self.planner.plan(asked, self.remembered)
         sent = [json.loads(raw) for raw in plan.messages] if plan.messages is not None else messages
         calls = sum(len(message.get("tool_calls", ())) for message in sent)
@@ -603,7 +607,7 @@ async def test_roles_keep_their_turns_where_the_format_and_the_model_may_ask_for
     followed = set[tuple[str, str]]()
     for budget in range(500, 1000, 50):
         contents = world.contents(body, wire)
-        asked = Asked(contents, Route(provider, model), ModelFacts(), Wishes(budget=budget), len(body))
+        asked = PlanRequest(contents, Route(provider, model), ModelFacts(), ContextOptions(budget=budget), len(body))
         plan = await world.planner.plan(asked, Remembered())
         assert plan.messages is not None
         followed.update(pairwise(json.loads(raw)["role"] for raw in plan.messages))
@@ -621,7 +625,9 @@ async def test_a_search_that_found_a_tool_stays_while_its_calls_do(world: World)
         items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
         items.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"{_WORDS * 3} {number}"})
     body = body_of(items, "input")
-    asked = Asked(world.contents(body, "responses"), Route("p", "m"), ModelFacts(), Wishes(budget=900), len(body))
+    asked = PlanRequest(
+        world.contents(body, "responses"), Route("p", "m"), ModelFacts(), ContextOptions(budget=900), len(body)
+    )
     plan = await world.planner.plan(asked, Remembered())
     assert plan.messages is not None
     sent = [json.loads(raw) for raw in plan.messages]
@@ -635,7 +641,9 @@ async def test_messages_of_another_format_weigh_what_they_weigh_as_those_of_a_ch
         items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
         items.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"{_WORDS * 3} {number}"})
     body = body_of(items, "input")
-    asked = Asked(world.contents(body, "responses"), Route("p", "m"), ModelFacts(), Wishes(budget=900), len(body))
+    asked = PlanRequest(
+        world.contents(body, "responses"), Route("p", "m"), ModelFacts(), ContextOptions(budget=900), len(body)
+    )
     context = (await world.planner.plan(asked, Remembered())).context
     assert sum(fate.tokens_before for fate in context.message_fates) == pytest.approx(context.original_tokens, rel=0.02)
 
@@ -662,7 +670,7 @@ SCHEMA = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "obj
 async def test_a_refusal_names_what_takes_most_be_it_no_message(wire: Wire, body: dict[str, Any], param: str) -> None:
     world = World(ContextPolicy())
     raw = json.dumps({"model": "m", **body}).encode()
-    asked = Asked(world.contents(raw, wire), Route("p", "m"), ModelFacts(), Wishes(budget=500), len(raw))
+    asked = PlanRequest(world.contents(raw, wire), Route("p", "m"), ModelFacts(), ContextOptions(budget=500), len(raw))
     plan = await world.planner.plan(asked, Remembered())
     assert plan.overflow is not None
     assert plan.overflow.param == param

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway import config
-from gateway.call.types import Asked
+from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
-from gateway.core.context_budget import ContextPolicy, Wishes
+from gateway.core.context_budget import ContextOptions, ContextPolicy
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
@@ -35,11 +35,11 @@ def planner_of(kind: type[P], counter: TokenCounter | None = None) -> P:
     return kind(estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
 
 
-def asked(planner: Planner, **wishes: Any) -> Asked:
+def asked(planner: Planner, **wishes: Any) -> PlanRequest:
     body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
     contents = contents_of(Call("chat", "m", stream=False, body=body, fields=read_fields(body)), "chat", planner.known)
     assert contents is not None
-    return Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(**wishes), len(body))
+    return PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(**wishes), len(body))
 
 
 def fitting_threads() -> set[threading.Thread]:
@@ -149,14 +149,14 @@ async def test_by_the_time_of_a_cut_all_messages_were_read_and_the_cut_is_the_sa
     warm, cold = Letters(), Letters()
     planner, other = (planner_of(Planner, counter) for counter in (warm, cold))
 
-    def now(planner: Planner, budget: int | None) -> Asked:
+    def now(planner: Planner, budget: int | None) -> PlanRequest:
         field = "input" if wire == "responses" else "messages"
         body = json.dumps({"model": "m", field: elements}).encode()
         contents = contents_of(
             Call("chat", "m", stream=False, body=body, fields=read_fields(body)), wire, planner.known
         )
         assert contents is not None
-        return Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=budget), len(body))
+        return PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(budget=budget), len(body))
 
     for number in range(40):
         elements += turn_of(wire, number)

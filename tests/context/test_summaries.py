@@ -13,7 +13,7 @@ import pytest
 from gateway.call.types import Caller
 from gateway.context.summaries import SUMMARY_S
 from gateway.core.context_budget import ContextPolicy, SummaryModel
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.http.request import Outgoing
 from gateway.core.record import CallRecord
@@ -35,7 +35,7 @@ class SummingWorld(World):
     def __init__(self, summary_s: float = SUMMARY_S) -> None:
         strategies = strategies_of(["summarize", "condense", "drop"], shorten_tokens=100, summary_tokens=100)
         summary = SummaryModel("q-1", ROUTES.resolve("q-1"), ModelFacts(), 100)
-        context = ContextPolicy(budget=1500, fit=FitPolicy(strategies=strategies), summary=summary)
+        context = ContextPolicy(budget=1500, fit=TrimPolicy(strategies=strategies), summary=summary)
         super().__init__(context=context, summary_s=summary_s)
 
     @property

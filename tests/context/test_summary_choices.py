@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.context.summary_choices import EXTRACT, Decisions
+from gateway.context.summary_choices import EXTRACT, SummaryChoices
 from gateway.core.ledger.session_key import SessionKey
 from gateway.stores.memory import MemoryStore
 
@@ -27,15 +27,15 @@ class Counting(MemoryStore):
 async def test_what_was_decided_is_known_to_all_workers_and_to_no_other_session() -> None:
     store = MemoryStore()
     said = {"a": "a summary", "b": EXTRACT}
-    await Decisions(store).decide(KEY, said, ROOM)
-    other_worker = Decisions(store)
+    await SummaryChoices(store).decide(KEY, said, ROOM)
+    other_worker = SummaryChoices(store)
     assert await other_worker.known(KEY, ["a", "b", "c"]) == said
     assert await other_worker.known(OTHER, ["a", "b"]) == {}
 
 
 async def test_the_first_decision_stays_whoever_made_it() -> None:
     store = MemoryStore()
-    first, second = Decisions(store), Decisions(store)
+    first, second = SummaryChoices(store), SummaryChoices(store)
     await first.decide(KEY, {"a": "first", "b": EXTRACT}, ROOM)
     await second.decide(KEY, {"a": "second", "b": "second"}, ROOM)
     for worker in (first, second):
@@ -44,8 +44,8 @@ async def test_the_first_decision_stays_whoever_made_it() -> None:
 
 async def test_decisions_of_a_turn_are_read_in_one_go_and_not_again() -> None:
     store = Counting()
-    await Decisions(store).decide(KEY, {"a": "x", "b": "y", "c": EXTRACT}, ROOM)
-    worker, store.reads = Decisions(store), 0
+    await SummaryChoices(store).decide(KEY, {"a": "x", "b": "y", "c": EXTRACT}, ROOM)
+    worker, store.reads = SummaryChoices(store), 0
     for _ in range(3):
         assert len(await worker.known(KEY, ["a", "b", "c"])) == 3
     assert store.reads == 1
@@ -55,7 +55,7 @@ async def test_decisions_of_a_turn_are_read_in_one_go_and_not_again() -> None:
 
 async def test_what_may_have_been_forgotten_is_looked_up() -> None:
     store = MemoryStore()
-    worker = Decisions(store)
+    worker = SummaryChoices(store)
     await worker.decide(KEY, {"a": "old", "b": "kept"}, ROOM)
     await store.delete(KEY)
     await store.keep_results(KEY, {"b_s": "kept"}, ROOM)
@@ -65,6 +65,6 @@ async def test_what_may_have_been_forgotten_is_looked_up() -> None:
 
 
 async def test_a_decision_that_there_is_no_room_for_is_none() -> None:
-    worker = Decisions(MemoryStore())
+    worker = SummaryChoices(MemoryStore())
     await worker.decide(KEY, {"a": "x" * 10, "b": EXTRACT}, 9)
     assert await worker.known(KEY, ["a", "b"]) == {"b": EXTRACT}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.context.tool_results import Results
+from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.conversation.message import text_of
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode
@@ -58,7 +58,7 @@ def is_short(raw: bytes) -> bool:
     return HANDLE in json.loads(raw)["content"]
 
 
-async def shown(results: Results, *texts: str, mode: ResponseMode = "handle_only") -> Sequence[bytes]:
+async def shown(results: ToolResultRenderer, *texts: str, mode: ResponseMode = "handle_only") -> Sequence[bytes]:
     """What is sent; what came, where nothing of it changes."""
     messages = [result(text) for text in texts]
     showing = await results.show(messages, [mode] * len(messages), KEY)
@@ -80,7 +80,7 @@ async def full_texts(store: MemoryStore, messages: Sequence[bytes]) -> list[str 
 async def test_a_text_of_just_the_room_there_is_is_kept_and_one_byte_more_is_not(mode: ResponseMode) -> None:
     for room, kept in ((SIZE, TEXTS[:1]), (SIZE - 1, [])):
         store = MemoryStore()
-        sent = await shown(Results(store, room), TEXTS[0], mode=mode)
+        sent = await shown(ToolResultRenderer(store, room), TEXTS[0], mode=mode)
         assert await full_texts(store, sent) == kept
         assert is_short(sent[0]) is bool(kept)
 
@@ -88,7 +88,7 @@ async def test_a_text_of_just_the_room_there_is_is_kept_and_one_byte_more_is_not
 @pytest.mark.parametrize("mode", LOSSY)
 async def test_what_there_is_no_room_for_is_sent_as_in_the_mode_table(mode: ResponseMode) -> None:
     store = MemoryStore()
-    results = Results(store, SIZE)
+    results = ToolResultRenderer(store, SIZE)
     first, rows, second = await shown(results, TEXTS[0], ROWS, TEXTS[1], mode=mode)
     assert is_short(first)
     assert second == result(TEXTS[1]), "text is no table"
@@ -99,7 +99,7 @@ async def test_what_there_is_no_room_for_is_sent_as_in_the_mode_table(mode: Resp
 async def test_every_handle_has_its_text_whichever_results_there_was_room_for() -> None:
     for room in range(0, 4 * SIZE, SIZE // 2):
         store = MemoryStore()
-        results = Results(store, room)
+        results = ToolResultRenderer(store, room)
         for turn in range(1, 4):
             sent = await shown(results, *TEXTS[:turn], ROWS)
             assert await full_texts(store, sent) == [
@@ -110,14 +110,14 @@ async def test_every_handle_has_its_text_whichever_results_there_was_room_for() 
 
 async def test_a_full_session_sends_the_same_bytes_on_every_turn_and_the_handles_it_has_sent_stay_good() -> None:
     store = MemoryStore()
-    results = Results(store, 2 * SIZE)
+    results = ToolResultRenderer(store, 2 * SIZE)
     before: list[bytes] = []
     for turn in range(1, 4):
         sent = await shown(results, *TEXTS[:turn])
         assert list(sent[: len(before)]) == before
         before = list(sent)
     assert [is_short(raw) for raw in before] == [True, True, False]
-    assert list(await shown(Results(store, 2 * SIZE), *TEXTS)) == before, (
+    assert list(await shown(ToolResultRenderer(store, 2 * SIZE), *TEXTS)) == before, (
         "nor does another worker, or a restart, change it"
     )
     assert await full_texts(store, before) == TEXTS[:2]
@@ -132,7 +132,7 @@ async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: 
     def found(call: str, text: str) -> bytes:
         return json.dumps({"role": "tool", "tool_call_id": call, "content": text}).encode()
 
-    results, text, rows = Results(MemoryStore(), 10 * SIZE), TEXTS[0], ROWS
+    results, text, rows = ToolResultRenderer(MemoryStore(), 10 * SIZE), TEXTS[0], ROWS
     messages = [calling(a="{}", b="{}"), found("a", text), found("b", rows)]
     first = await results.show(messages, [mode] * len(messages), KEY)
     assert first is not None
@@ -152,13 +152,13 @@ async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: 
 
 
 async def test_a_smaller_text_behind_one_that_there_is_no_room_for_is_kept() -> None:
-    sent = await shown(Results(MemoryStore(), 2 * SIZE), TEXTS[0], TEXTS[1] * 2, TEXTS[2])
+    sent = await shown(ToolResultRenderer(MemoryStore(), 2 * SIZE), TEXTS[0], TEXTS[1] * 2, TEXTS[2])
     assert [is_short(raw) for raw in sent] == [True, False, True]
 
 
 async def test_a_text_that_there_is_no_room_for_is_not_offered_to_the_store_on_any_turn() -> None:
     store = Counting()
-    results = Results(store, SIZE)
+    results = ToolResultRenderer(store, SIZE)
     for _ in range(3):
         await shown(results, *TEXTS)
     assert store.offered == TEXTS[:1]
@@ -166,22 +166,22 @@ async def test_a_text_that_there_is_no_room_for_is_not_offered_to_the_store_on_a
 
 async def test_a_text_that_is_in_several_messages_takes_its_room_once() -> None:
     store = MemoryStore()
-    sent = await shown(Results(store, SIZE), TEXTS[0], TEXTS[0])
+    sent = await shown(ToolResultRenderer(store, SIZE), TEXTS[0], TEXTS[0])
     assert [is_short(raw) for raw in sent] == [True, True]
-    sent = await shown(Results(MemoryStore(), SIZE - 1), TEXTS[0], TEXTS[0])
+    sent = await shown(ToolResultRenderer(MemoryStore(), SIZE - 1), TEXTS[0], TEXTS[0])
     assert [is_short(raw) for raw in sent] == [False, False]
 
 
 async def test_where_another_call_took_the_room_meanwhile_no_handle_is_sent() -> None:
     store = Raced()
-    sent = await shown(Results(store, 9 * SIZE), *TEXTS)
+    sent = await shown(ToolResultRenderer(store, 9 * SIZE), *TEXTS)
     assert not any(is_short(raw) for raw in sent)
     assert await full_texts(store, sent) == []
 
 
 async def test_nothing_is_kept_before_the_call_is_sure_to_be_sent() -> None:
     store = Counting()
-    results = Results(store, SIZE)
+    results = ToolResultRenderer(store, SIZE)
     showing = await results.show([result(TEXTS[0])], ["handle_only"], KEY)
     assert showing is not None
     assert (store.offered, await full_texts(store, showing.messages)) == ([], [None])
@@ -192,14 +192,14 @@ async def test_nothing_is_kept_before_the_call_is_sure_to_be_sent() -> None:
 @pytest.mark.parametrize("mode", LOSSY)
 async def test_without_any_room_there_are_no_handles_and_the_store_is_not_asked(mode: ResponseMode) -> None:
     store = Counting()
-    results = Results(store, 0)
+    results = ToolResultRenderer(store, 0)
     assert await shown(results, TEXTS[0], ROWS, mode=mode) == await shown(results, TEXTS[0], ROWS, mode="table")
     assert store.asked == 0
 
 
 async def test_a_room_that_became_smaller_keeps_what_is_there_and_takes_nothing_more() -> None:
     store = MemoryStore()
-    results = Results(store, 2 * SIZE)
+    results = ToolResultRenderer(store, 2 * SIZE)
     before = await shown(results, *TEXTS[:2])
     results.most = 1
     sent = await shown(results, *TEXTS)
@@ -209,7 +209,7 @@ async def test_a_room_that_became_smaller_keeps_what_is_there_and_takes_nothing_
 
 async def test_a_session_that_was_forgotten_has_its_room_again() -> None:
     store = MemoryStore()
-    results = Results(store, SIZE)
+    results = ToolResultRenderer(store, SIZE)
     await shown(results, *TEXTS[:2])
     await store.delete(KEY)
     sent = await shown(results, *TEXTS[1:])
@@ -233,7 +233,7 @@ async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_han
     mode: ResponseMode, gone: list[Any]
 ) -> None:
     store = MemoryStore()
-    results = Results(store, PLENTY)
+    results = ToolResultRenderer(store, PLENTY)
     showing = await results.show([result(MIXED)], [mode], KEY)
     assert showing is not None
     assert await results.keep(showing, KEY)
@@ -247,7 +247,7 @@ async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_han
 
 async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_as_a_table() -> None:
     parts = [{"type": "text", "text": ROWS}, PICTURE]
-    showing = await Results(MemoryStore(), 60_000).show([result(parts)], ["handle_only"], KEY)
+    showing = await ToolResultRenderer(MemoryStore(), 60_000).show([result(parts)], ["handle_only"], KEY)
     assert showing is not None
     assert showing.texts == {}
     [table, picture] = json.loads(showing.messages[0])["content"]
@@ -257,7 +257,7 @@ async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_a
 
 async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the_texts() -> None:
     store = MemoryStore()
-    results = Results(store, PLENTY)
+    results = ToolResultRenderer(store, PLENTY)
     message = result([{"type": "text", "text": LONG[0]}, PICTURE])
     showing = await results.show([message], ["summary"], KEY, is_summed=True)
     assert showing is not None
@@ -275,7 +275,7 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
 # --- with a model that makes summaries ------------------------------------------------------------------------------------
 
 
-async def summed(results: Results, *texts: str) -> tuple[list[str], list[str]]:
+async def summed(results: ToolResultRenderer, *texts: str) -> tuple[list[str], list[str]]:
     """What is shown of each text, and the handles of those that are open."""
     showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
     assert showing is not None
@@ -285,12 +285,12 @@ async def summed(results: Results, *texts: str) -> tuple[list[str], list[str]]:
 
 async def test_large_results_are_open_until_it_is_decided_what_stands_for_them() -> None:
     store = MemoryStore()
-    results = Results(store, PLENTY)
+    results = ToolResultRenderer(store, PLENTY)
     extracts, handles = await summed(results, *LONG, TEXTS[0])
     assert len(handles) == 3
     assert extracts == [text_of(raw) for raw in await shown(results, *LONG, TEXTS[0], mode="summary")]
     assert await results.decide({handles[0]: "Light parts.", handles[1]: ""}, KEY)
-    for worker in (results, Results(store, PLENTY)):
+    for worker in (results, ToolResultRenderer(store, PLENTY)):
         texts, still_open = await summed(worker, *LONG, TEXTS[0])
         assert texts[0] == f"Light parts.\n{extracts[0].splitlines()[-1]}"
         assert texts[1:] == extracts[1:]
@@ -298,7 +298,7 @@ async def test_large_results_are_open_until_it_is_decided_what_stands_for_them()
 
 
 async def test_the_room_that_summaries_may_need_is_that_of_those_open_that_are_asked_for() -> None:
-    results = Results(MemoryStore(), PLENTY)
+    results = ToolResultRenderer(MemoryStore(), PLENTY)
     more = []
     for count in (1, 4, 6):
         texts = [f"{number}\n{LONG[0]}" for number in range(count)]
@@ -309,7 +309,7 @@ async def test_the_room_that_summaries_may_need_is_that_of_those_open_that_are_a
 
 
 async def test_the_same_result_in_two_messages_is_summed_up_once_and_shown_alike() -> None:
-    results = Results(MemoryStore(), PLENTY)
+    results = ToolResultRenderer(MemoryStore(), PLENTY)
     _, [handle] = await summed(results, LONG[0], LONG[0])
     await results.decide({handle: "Light parts."}, KEY)
     texts, _ = await summed(results, LONG[0], LONG[0])
@@ -318,7 +318,7 @@ async def test_the_same_result_in_two_messages_is_summed_up_once_and_shown_alike
 
 
 async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
-    results = Results(MemoryStore(), len(LONG[0]) + 1_000)
+    results = ToolResultRenderer(MemoryStore(), len(LONG[0]) + 1_000)
     for _ in range(2):
         texts, handles = await summed(results, LONG[0])
         assert handles == []
@@ -326,7 +326,7 @@ async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
 
 
 async def test_a_result_that_has_no_handle_is_not_open() -> None:
-    results = Results(MemoryStore(), PLENTY)
+    results = ToolResultRenderer(MemoryStore(), PLENTY)
     results.most = len(LONG[0]) - 1
     showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summed=True)
     assert showing is not None
@@ -335,7 +335,7 @@ async def test_a_result_that_has_no_handle_is_not_open() -> None:
 
 async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:
     store = MemoryStore()
-    results = Results(store, PLENTY)
+    results = ToolResultRenderer(store, PLENTY)
     _, [handle] = await summed(results, LONG[0])
     await results.decide({handle: "Light parts."}, KEY)
     assert (await summed(results, LONG[0]))[1] == []
@@ -347,7 +347,7 @@ async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:
 
 async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
     store = Counting()
-    results = Results(store, PLENTY)
+    results = ToolResultRenderer(store, PLENTY)
     _, handles = await summed(results, *LONG)
     await results.decide(dict.fromkeys(handles, "Light parts."), KEY)
     store.asked = store.read = 0
@@ -356,7 +356,7 @@ async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
 
 
 async def test_in_a_stricter_mode_and_without_a_model_nothing_is_open() -> None:
-    results = Results(MemoryStore(), PLENTY)
+    results = ToolResultRenderer(MemoryStore(), PLENTY)
     for mode, is_summed in (("handle_only", True), ("summary", False), ("table", True)):
         showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summed=is_summed)  # type: ignore[list-item]
         assert showing is not None

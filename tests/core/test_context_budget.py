@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.context_budget import ContextPolicy, LengthLimit, SummaryModel, Wishes, budget_of, within
+from gateway.core.context_budget import ContextOptions, ContextPolicy, LengthLimit, SummaryModel, budget_of, within
 from gateway.core.routing import ModelFacts, Route
 
 
@@ -45,7 +45,7 @@ def test_the_budget_is_the_smallest_of_what_limits_a_call(
     learned: LengthLimit | None,
     budget: int | None,
 ) -> None:
-    asked = Wishes(**wishes)
+    asked = ContextOptions(**wishes)
     assert budget_of(ContextPolicy(**policy), within(ModelFacts(**facts), asked, learned), asked) == budget
 
 
@@ -61,7 +61,7 @@ def test_the_budget_is_the_smallest_of_what_limits_a_call(
 )
 def test_a_window_is_as_large_as_a_call_asks_for_and_the_model_has_one(betas: tuple[str, ...], window: int) -> None:
     facts = ModelFacts(window=200_000, betas={"wide-1": 1_000_000, "wider-1": 2_000_000, "small-1": 100_000})
-    wishes = Wishes(betas=frozenset(betas))
+    wishes = ContextOptions(betas=frozenset(betas))
     assert within(facts, wishes, None).window == window
     assert within(facts, wishes, LengthLimit(150_000)).window == 150_000
     assert within(ModelFacts(window=5), wishes, None).window == 5

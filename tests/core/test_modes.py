@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import text_of
-from gateway.core.modes import MODES, SHORTEST, ResponseMode, Shown, mode_for, show, stricter
+from gateway.core.modes import MODES, SHORTEST, ResponseMode, ShownResult, mode_for, show, stricter
 from gateway.core.modes.handle import points
 
 CHANGING = MODES[1:]
@@ -30,7 +30,7 @@ def result(content: Any, **fields: Any) -> bytes:
     return json.dumps({"role": "tool", "tool_call_id": "call_1", "content": content, **fields}).encode()
 
 
-def shown(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str] = handle) -> Shown:
+def shown(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str] = handle) -> ShownResult:
     found = show(raw, mode, handle_of)
     assert found is not None
     return found

@@ -18,13 +18,13 @@ from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
 from gateway.core.counting.estimate import Estimator
-from gateway.core.counting.families import Families
+from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import Request
-from gateway.core.counting.weighed import Learned, Weighed, weigh
+from gateway.core.counting.request import RequestParts
+from gateway.core.counting.weighed import CountedRequest, Learned, weigh
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.recall import Recall
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy, Summarize
@@ -34,7 +34,7 @@ from gateway.core.session import SessionState
 from gateway.core.views import view_of
 
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
-READER = Reader(lambda messages: ESTIMATOR.message_tokens(Request(wire="chat", model="gpt-4o", messages=messages)))
+READER = Reader(lambda messages: ESTIMATOR.message_tokens(RequestParts(wire="chat", model="gpt-4o", messages=messages)))
 SCALES = Scales(ESTIMATOR, READER)
 TOOL = {"type": "function", "function": {"name": "find", "description": "Finds."}}
 
@@ -52,8 +52,8 @@ def messages(turns: int) -> list[bytes]:
     return [json.dumps(message).encode() for message in found]
 
 
-def weighed(raws: Sequence[bytes], learned: Learned | None = None) -> Weighed:
-    request = Request(wire="chat", model="gpt-4o", provider="openai", messages=raws)
+def weighed(raws: Sequence[bytes], learned: Learned | None = None) -> CountedRequest:
+    request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws)
     return weigh(request, ESTIMATOR.estimate(request), learned or Learned())
 
 
@@ -149,11 +149,11 @@ def test_what_the_provider_keeps_is_expected_and_neither_cuts_anything_nor_is_le
 
 def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> None:
     raws, each = messages(30), 40
-    family = ESTIMATOR.family(Request(wire="chat", model="gpt-4o"))
-    dear = Families([replace(family, per_call=family.per_call + each)])
+    family = ESTIMATOR.family(RequestParts(wire="chat", model="gpt-4o"))
+    dear = TokenizerFamilies([replace(family, per_call=family.per_call + each)])
     known = Estimator(dear, lambda _: CharacterCounter(), CountCache())
-    reader = Reader(lambda some: known.message_tokens(Request(wire="chat", model="gpt-4o", messages=some)))
-    request = Request(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
+    reader = Reader(lambda some: known.message_tokens(RequestParts(wire="chat", model="gpt-4o", messages=some)))
+    request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
     key = weigh(request, ESTIMATOR.estimate(request), Learned()).key
     by_family = make_room(
         weigh(request, known.estimate(request), Learned((), (), (), LastTurn(key, 0, 30))),
@@ -197,7 +197,7 @@ def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(
 @pytest.mark.parametrize("each", [-40, 40])
 def test_calls_that_are_left_out_take_no_room_however_many_there_were(each: int) -> None:
     raws = messages(400)
-    request = Request(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
+    request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
     key = weigh(request, ESTIMATOR.estimate(request), Learned()).key
     learned = Learned(last_turn=LastTurn(key, each * 10, 10, each * 32, 32))
     came = weigh(request, ESTIMATOR.estimate(request), learned)
@@ -253,7 +253,7 @@ def test_what_cannot_be_fitted_is_refused_by_the_name_of_its_largest_message() -
 
 def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "word " * 500}}
-    request = Request(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
+    request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
     came = weigh(request, ESTIMATOR.estimate(request), Learned())
     with pytest.raises(BudgetTooSmall, match=r"Offer fewer tools") as refused:
         make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
@@ -261,7 +261,7 @@ def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
 
 
 def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -> None:
-    request = Request(wire="chat", model="gpt-4o", messages=messages(3), others=("word " * 500,))
+    request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), others=("word " * 500,))
     came = weigh(request, ESTIMATOR.estimate(request), Learned())
     with pytest.raises(BudgetTooSmall, match=r"long fields"):
         make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
@@ -269,7 +269,7 @@ def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
 def test_a_request_without_messages_is_refused_or_goes_as_it_came(wire: Wire) -> None:
-    request = Request(wire=wire, model="gpt-4o", provider="openai", messages=[])
+    request = RequestParts(wire=wire, model="gpt-4o", provider="openai", messages=[])
     came = weigh(request, ESTIMATOR.estimate(request), Learned())
     parts = came, view_of(wire, []), Conversation.of([], READER)
     with pytest.raises(BudgetTooSmall):
@@ -355,7 +355,7 @@ def elements(wire: Wire, turns: int) -> list[bytes]:
 
 def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[Any] = ()) -> Plan:
     model = "gpt-4o" if wire == "responses" else "claude-sonnet-4-5"
-    request = Request(wire=wire, model=model, provider="p", messages=raws, tools=tuple(tools), system=SYSTEM)
+    request = RequestParts(wire=wire, model=model, provider="p", messages=raws, tools=tuple(tools), system=SYSTEM)
     came = weigh(request, ESTIMATOR.estimate(request), place.learned)
     view = view_of(wire, raws)
     # weighed as chat messages by the model's own numbers, as the planner does
@@ -472,7 +472,7 @@ def test_the_least_is_sent_beside_tools_that_are_over_the_budget(wire: Wire) -> 
 @pytest.mark.parametrize("recall", ["off", "said", "all"])
 @pytest.mark.parametrize("wire", OTHERS)
 def test_the_same_request_is_sent_as_the_same_bytes_again(wire: Wire, recall: Recall) -> None:
-    policy = ContextPolicy(safety=1.3, fit=FitPolicy(recall=recall))
+    policy = ContextPolicy(safety=1.3, fit=TrimPolicy(recall=recall))
     resumed = 0
     for budget in range(500, 620, 20):
         state, raws = SessionState(), elements(wire, 10)
@@ -547,7 +547,7 @@ def test_old_results_of_a_run_that_is_not_over_are_cut_and_its_calls_stay_with_t
     with pytest.raises(ContextOverflow):
         planned_as("responses", raws, room(600))
     for budget in (whole - 100, whole // 2, whole // 3):
-        for policy in (FitPolicy(), FitPolicy(strategies=(Drop(),)), FitPolicy(strategies=(Shorten(20), Drop()))):
+        for policy in (TrimPolicy(), TrimPolicy(strategies=(Drop(),)), TrimPolicy(strategies=(Shorten(20), Drop()))):
             plan = planned_as("responses", raws, room(budget, policy=ContextPolicy(fit=policy)))
             assert plan.messages is not None
             assert plan.safe_tokens <= budget
@@ -585,7 +585,7 @@ def test_an_answered_run_of_one_reasoning_goes_as_a_whole() -> None:
 def summing(window: int | None = 8_000, **changes: Any) -> Room:
     facts = ModelFacts(window=window, output=150)
     model = SummaryModel("short", Route("other", "short-1"), facts, 200)
-    fit = FitPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop()))
+    fit = TrimPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop()))
     return room(2_000, policy=ContextPolicy(fit=fit, summary=model), use="ask", **changes)
 
 
@@ -641,7 +641,7 @@ def test_a_model_that_can_take_too_little_is_not_asked(window: int) -> None:
 
 def test_without_its_summaries_a_conversation_is_cut_as_rarely_as_by_leaving_out() -> None:
     def cuts(strategy: Strategy) -> int:
-        place = room(2_000, policy=ContextPolicy(fit=FitPolicy(strategies=(strategy,))))
+        place = room(2_000, policy=ContextPolicy(fit=TrimPolicy(strategies=(strategy,))))
         state, found = SessionState(), 0
         for turns in range(12, 24):
             plan = planned(messages(turns), replace(place, state=state))
@@ -666,7 +666,7 @@ def test_what_a_small_model_is_asked_fits_its_window() -> None:
     asked = planned(messages(12), summing(1_200))
     assert asked.needs is not None
     raws = [json.dumps(message).encode() for message in asked.needs.messages]
-    request = Request(wire="chat", model="short-1", provider="other", messages=raws)
+    request = RequestParts(wire="chat", model="short-1", provider="other", messages=raws)
     assert ESTIMATOR.estimate(request).tokens <= 900
     assert "[...]" in asked.needs.messages[1]["content"]
 
@@ -683,7 +683,7 @@ def talk(rounds: int) -> list[bytes]:
 def test_a_model_that_wants_roles_by_turns_does_not_go_on_from_a_cut_for_one_that_does_not() -> None:
     def turn(raws: list[bytes], state: SessionState, *, takes_turns: bool) -> tuple[list[str], Plan]:
         conversation = Conversation.of(raws, READER, takes_turns=takes_turns)
-        place = room(1_500, state=state, policy=ContextPolicy(fit=FitPolicy(recall="off")))
+        place = room(1_500, state=state, policy=ContextPolicy(fit=TrimPolicy(recall="off")))
         plan = make_room(weighed(raws), view_of("chat", raws), conversation, place, SCALES)
         assert plan.messages is not None
         return [json.loads(raw)["role"] for raw in plan.messages], plan

@@ -15,7 +15,7 @@ from gateway.core.session import (
     kept_as,
 )
 from gateway.core.steps import StepState
-from gateway.core.thinking_origin import Origin
+from gateway.core.thinking_origin import ThinkingOrigin
 
 
 def epoch(prefix: str) -> dict[str, object]:
@@ -134,8 +134,8 @@ def test_what_is_damaged_is_not_known(damage: str) -> None:
 def test_the_conversation_whose_thinking_was_not_seen_longest_gives_way() -> None:
     state = SessionState()
     for number in range(MAX_EPOCHS + 2):
-        state = state.with_thinking(str(number), (Origin("a", "m", number),))
-    state = state.with_thinking("2", (Origin("b", "m", 0),)).with_thinking("new", ())
+        state = state.with_thinking(str(number), (ThinkingOrigin("a", "m", number),))
+    state = state.with_thinking("2", (ThinkingOrigin("b", "m", 0),)).with_thinking("new", ())
     assert list(state.thinking)[:1] == ["4"]
     assert list(state.thinking)[-2:] == ["2", "new"]
     assert len(state.thinking) == MAX_EPOCHS

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from gateway import config
-from gateway.core.thinking_origin import MAX_ORIGINS, Origin, Unread, followed, thinking_blocks, unread
+from gateway.core.thinking_origin import (
+    MAX_ORIGINS,
+    ThinkingOrigin,
+    UnreadableThinking,
+    followed,
+    thinking_blocks,
+    unread,
+)
 
 RULES = config.families().thinking
 OPUS, SONNET, HAIKU, FABLE = "claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-fable-5-1"
@@ -44,7 +51,7 @@ OPUS, SONNET, HAIKU, FABLE = "claude-opus-5-5", "claude-sonnet-5-5", "claude-hai
     ],
 )
 def test_a_model_switch_says_which_blocks_are_dropped(maker: str, target: str, reason: str | None) -> None:
-    found = unread([Origin("a", maker, 0)], 3, "a", target, RULES)
+    found = unread([ThinkingOrigin("a", maker, 0)], 3, "a", target, RULES)
     assert [(one.blocks, one.reason, one.model) for one in found] == ([(3, reason, maker)] if reason else [])
 
 
@@ -53,28 +60,30 @@ def test_a_model_switch_says_which_blocks_are_dropped(maker: str, target: str, r
     [(SONNET, True), (HAIKU, True), (OPUS, False), (FABLE, False), ("claude-sonnet-5", False), ("other", False)],
 )
 def test_another_provider_cannot_read_blocks_that_are_bound_to_an_account(model: str, *, is_bound: bool) -> None:
-    found = unread([Origin("a", model, 0)], 2, "b", model, RULES)
-    assert found == ((Unread(2, "provider", "a", model),) if is_bound else ())
-    assert unread([Origin("a", model, 0)], 2, "a", model, RULES) == ()
+    found = unread([ThinkingOrigin("a", model, 0)], 2, "b", model, RULES)
+    assert found == ((UnreadableThinking(2, "provider", "a", model),) if is_bound else ())
+    assert unread([ThinkingOrigin("a", model, 0)], 2, "a", model, RULES) == ()
 
 
 def test_blocks_are_counted_by_who_made_them() -> None:
-    origins = followed([Origin("a", SONNET, 0)], 3, "b", SONNET)
-    assert origins == (Origin("a", SONNET, 0), Origin("b", SONNET, 3))
-    assert unread(origins, 5, "b", SONNET, RULES) == (Unread(3, "provider", "a", SONNET),)
-    assert unread(origins, 5, "a", SONNET, RULES) == (Unread(2, "provider", "b", SONNET),)
-    assert unread(origins, 2, "b", SONNET, RULES) == (Unread(2, "provider", "a", SONNET),), "the client left some out"
+    origins = followed([ThinkingOrigin("a", SONNET, 0)], 3, "b", SONNET)
+    assert origins == (ThinkingOrigin("a", SONNET, 0), ThinkingOrigin("b", SONNET, 3))
+    assert unread(origins, 5, "b", SONNET, RULES) == (UnreadableThinking(3, "provider", "a", SONNET),)
+    assert unread(origins, 5, "a", SONNET, RULES) == (UnreadableThinking(2, "provider", "b", SONNET),)
+    assert unread(origins, 2, "b", SONNET, RULES) == (UnreadableThinking(2, "provider", "a", SONNET),), (
+        "the client left some out"
+    )
     assert unread(origins, 0, "b", SONNET, RULES) == ()
 
 
 def test_origins_change_with_the_model_or_the_provider_only() -> None:
     first = many = followed((), 4, "a", OPUS)
-    assert first == (Origin("a", OPUS, 0),), "what made earlier blocks is not known: most likely this one"
+    assert first == (ThinkingOrigin("a", OPUS, 0),), "what made earlier blocks is not known: most likely this one"
     assert followed(first, 9, "a", OPUS) == first
     for number in range(20):
         many = followed(many, number, f"p{number}", OPUS)
     assert len(many) == MAX_ORIGINS
-    assert many[-1] == Origin("p19", OPUS, 19)
+    assert many[-1] == ThinkingOrigin("p19", OPUS, 19)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.alike import Frame
+from gateway.dialects.alike import TextFrame
 
-FRAME = Frame(b'{"a":1,"t":"', b"", b'","z":0}')
-PADDED = Frame(FRAME.before, b'","obfuscation":"', FRAME.after)
+FRAME = TextFrame(b'{"a":1,"t":"', b"", b'","z":0}')
+PADDED = TextFrame(FRAME.before, b'","obfuscation":"', FRAME.after)
 
 
 def event(written: bytes) -> bytes:
@@ -50,8 +50,8 @@ def test_nor_is_it_where_the_text_has_padding_behind_it(written: list[tuple[byte
 def test_what_stands_around_a_text_is_found_with_the_padding_behind_it() -> None:
     plain, hidden = event(b"abc"), padded(b"abc", b"xy")
     start, end = len(FRAME.before), len(FRAME.before) + 3
-    assert Frame.around(plain, start, end) == FRAME
-    assert Frame.around(hidden, start, end) == PADDED
+    assert TextFrame.around(plain, start, end) == FRAME
+    assert TextFrame.around(hidden, start, end) == PADDED
     assert PADDED.texts([hidden, padded(b"", b""), padded(b"d\\n", b"z")]) == ["abc", "", "d\n"]
     assert PADDED.texts([hidden, plain]) is None
     assert PADDED.texts([hidden, padded(b"d", b'","t":"e')]) is None

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects.anthropic_messages import AnthropicMessages
-from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
+from gateway.dialects.base import Call, EventReader, ParsedResponse, StreamMeter, Verdict
 from gateway.dialects.fields import join
 from tests.support.nesting import DEEP
 
@@ -29,11 +29,11 @@ def reader_after(*events: object) -> EventReader:
     return reader
 
 
-def answer_to(*events: object) -> Answer:
+def answer_to(*events: object) -> ParsedResponse:
     return reader_after(*events).answer()
 
 
-def usage_of(answer: Answer) -> Usage:
+def usage_of(answer: ParsedResponse) -> Usage:
     assert answer.usage is not None
     return answer.usage.complete(0, 0)[0]
 
@@ -148,7 +148,7 @@ def test_a_whole_answer_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
 def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
-    assert DIALECT.answer(body) == Answer()
+    assert DIALECT.answer(body) == ParsedResponse()
 
 
 def test_an_error_with_a_good_status_is_noted() -> None:
@@ -165,7 +165,7 @@ def test_an_error_with_a_good_status_is_noted() -> None:
     ],
 )
 def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -> None:
-    assert DIALECT.answer(json.dumps(body).encode()) == Answer()
+    assert DIALECT.answer(json.dumps(body).encode()) == ParsedResponse()
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
 def test_an_event_of_the_wrong_types_is_read_as_nothing(event: object) -> None:
     reader = DIALECT.reader(call(), drop_usage=True)
     assert reader.read(json.dumps(event).encode()) is Verdict.PASS
-    assert reader.answer() == Answer()
+    assert reader.answer() == ParsedResponse()
     assert reader.cut_short().endswith(b'{"type":"message_stop"}\n\n')
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.audio import Sound, asks_for_more_than_text
+from gateway.dialects.audio import AudioCounter, asks_for_more_than_text
 from gateway.dialects.choices import CHAT_FORM, ChoicesReader
 from gateway.dialects.fields import read_fields
 from gateway.dialects.openai_responses import OpenAIResponses
@@ -24,7 +24,7 @@ def packed(head: bytes) -> str:
 
 
 def weighed(*pieces: str) -> float:
-    sound = Sound()
+    sound = AudioCounter()
     return sum(map(sound.tokens, pieces))
 
 

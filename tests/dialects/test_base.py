@@ -15,7 +15,7 @@ from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.sse import MAX_EVENT_BYTES
 from gateway.core.identity import hash_of, text_of
-from gateway.dialects.base import Answer, EventReader, StreamMeter, Verdict
+from gateway.dialects.base import EventReader, ParsedResponse, StreamMeter, Verdict
 from gateway.dialects.fields import decode, flag_field, read_fields, read_piece, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import estimate, texts, token_ids
@@ -39,8 +39,8 @@ class Reader(EventReader):
         self.seen.append(data)
         return {b"drop": Verdict.DROP, b"end": Verdict.LAST}.get(data, Verdict.PASS)
 
-    def answer(self) -> Answer:
-        return Answer(output_estimate=len(self.seen))
+    def answer(self) -> ParsedResponse:
+        return ParsedResponse(output_estimate=len(self.seen))
 
     def next_number(self) -> int:
         return len(self.seen)

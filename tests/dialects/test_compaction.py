@@ -12,7 +12,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.http.sse import data_of_events
 from gateway.dialects.base import Call
 from gateway.dialects.compaction import (
-    Made,
+    MadeCompaction,
     asks_for_compaction,
     compacted_response,
     compaction_in,
@@ -128,8 +128,8 @@ def test_messages_that_a_client_kept_before_the_item_are_read_once() -> None:
     assert found == [kept[2], *compacted, user("a")]
 
 
-def made(usage: Any = None) -> Made:
-    return Made(handle_of("", "x"), "resp_1", "m", 5, usage)
+def made(usage: Any = None) -> MadeCompaction:
+    return MadeCompaction(handle_of("", "x"), "resp_1", "m", 5, usage)
 
 
 def test_a_stream_has_one_compaction_item_and_its_end() -> None:

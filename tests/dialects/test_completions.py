@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
-from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
+from gateway.dialects.base import Call, ParsedResponse, StreamMeter, Verdict
 from gateway.dialects.completions import Completions
 
 DIALECT = Completions()
@@ -24,7 +24,7 @@ def piece(text: object, index: int = 0, reason: str | None = None, **fields: Any
     return {"choices": [{"text": text, "index": index, "logprobs": None, "finish_reason": reason}], **fields}
 
 
-def answer_to(*chunks: object) -> Answer:
+def answer_to(*chunks: object) -> ParsedResponse:
     reader = DIALECT.reader(call(), drop_usage=False)
     for chunk in chunks:
         reader.read(json.dumps(chunk).encode())
@@ -106,7 +106,7 @@ def test_a_whole_answer_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b'{"choices":7}', b'{"choices":[{"text":7}]}', b"{}"])
 def test_an_answer_that_is_none_is_read_as_nothing(body: bytes) -> None:
-    assert DIALECT.answer(body) == Answer()
+    assert DIALECT.answer(body) == ParsedResponse()
 
 
 def test_a_chunk_of_the_wrong_types_is_read_as_far_as_it_can_be() -> None:

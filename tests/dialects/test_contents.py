@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import keys_of, plain
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.prefix_cache import Beginning, Beginnings
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
+from gateway.core.counting.sums import MessageSums
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
@@ -222,7 +222,7 @@ def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginni
     rest: list[bytes], comma: bytes, ends: list[int], some: list[int]
 ) -> None:
     everything = [json.dumps({"role": "system", "content": "long " * 1000}).encode(), *rest]
-    known = Beginnings(2**20)
+    known = PrefixCache(2**20)
     for end in [*ends, len(everything)]:
         body = b'{"messages": [ ' + comma.join(everything[:end]) + b" ]}"
         found = contents_of(call(body), "chat", known)
@@ -232,6 +232,6 @@ def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginni
         assert found.messages == tuple(everything[:end])
         plains = tuple(plain(raw) for raw in everything[:end])
         settled = plains[:-1] if found.fresh else plains
-        begun = Beginning(found.settled, found.bounds, keys_of(settled), "", Sums())
+        begun = CachedPrefix(found.settled, found.bounds, keys_of(settled), "", MessageSums())
         assert begun.messages == settled
         known.keep("chat", begun, instead_of=found.start)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects import CHAT
-from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
+from gateway.dialects.base import Call, ParsedResponse, StreamMeter, Verdict
 from gateway.dialects.choices import CHAT_FORM, ChoicesReader
 from gateway.dialects.fields import join
 from gateway.dialects.openai_chat import completion_request, completion_text
@@ -29,7 +29,7 @@ def raw_call(body: bytes) -> Call:
     return CHAT.read(body)
 
 
-def answer_to(*chunks: object) -> Answer:
+def answer_to(*chunks: object) -> ParsedResponse:
     reader = CHAT.reader(call(), drop_usage=False)
     for chunk in chunks:
         reader.read(chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode())
@@ -44,7 +44,7 @@ def usage(prompt: int, output: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def stream(*chunks: object, drop_usage: bool = True) -> tuple[bytes, Answer]:
+def stream(*chunks: object, drop_usage: bool = True) -> tuple[bytes, ParsedResponse]:
     """What of a stream passes that comes in one piece, and what is read of it."""
     events = [b"data: " + json.dumps(one, separators=(",", ":")).encode() + b"\n\n" for one in chunks]
     meter = StreamMeter(CHAT.reader(call(), drop_usage=drop_usage))
@@ -286,7 +286,7 @@ def test_a_whole_answer_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"7", b"[]", b"\xff", b"[" * DEEP, b'{"choices":7}', b"{}"])
 def test_an_answer_that_is_none_is_read_as_nothing(body: bytes) -> None:
-    assert CHAT.answer(body) == Answer()
+    assert CHAT.answer(body) == ParsedResponse()
 
 
 def test_the_text_of_a_stream_is_weighed_once_and_rounded_up_at_the_end() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
-from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
+from gateway.dialects.base import Call, EventReader, ParsedResponse, StreamMeter, Verdict
 from gateway.dialects.fields import join
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.responses_output import MAX_KEPT
@@ -25,18 +25,18 @@ def call(**fields: object) -> Call:
     return DIALECT.read(json.dumps({"model": "asked", "input": "x" * 40, **fields}).encode())
 
 
-def answer_to(*events: object) -> Answer:
+def answer_to(*events: object) -> ParsedResponse:
     reader = DIALECT.reader(call(), drop_usage=True)
     for event in events:
         reader.read(json.dumps(event).encode())
     return reader.answer()
 
 
-def whole(**fields: object) -> Answer:
+def whole(**fields: object) -> ParsedResponse:
     return DIALECT.answer(json.dumps({"object": "response", **fields}).encode())
 
 
-def usage_of(answer: Answer) -> Usage:
+def usage_of(answer: ParsedResponse) -> Usage:
     assert answer.usage is not None
     return answer.usage.complete(0, 0)[0]
 
@@ -171,7 +171,7 @@ def test_an_error_with_a_good_status_is_noted(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
 def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
-    assert DIALECT.answer(body) == Answer()
+    assert DIALECT.answer(body) == ParsedResponse()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
     ],
 )
 def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -> None:
-    assert whole(**body) == Answer()
+    assert whole(**body) == ParsedResponse()
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_an_event_is_the_last_one_or_passes(data: bytes, verdict: Verdict) -> No
 def test_an_event_of_the_wrong_types_is_read_as_nothing(event: dict[str, Any]) -> None:
     reader = DIALECT.reader(call(), drop_usage=True)
     assert reader.read(json.dumps(event).encode()) is Verdict.PASS
-    assert reader.answer() == Answer()
+    assert reader.answer() == ParsedResponse()
     assert b"response.incomplete" in reader.cut_short()
 
 

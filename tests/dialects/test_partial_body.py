@@ -7,8 +7,8 @@ import json
 import pytest
 
 from gateway.dialects import CHAT, endpoint
-from gateway.dialects.base import Answer
-from gateway.dialects.partial_body import Glimpse, glimpsed, read_whole
+from gateway.dialects.base import ParsedResponse
+from gateway.dialects.partial_body import PartialBody, glimpsed, read_whole
 from gateway.dialects.passthrough import PassThrough
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 140}
@@ -20,7 +20,7 @@ def chat(text: str, **more: object) -> bytes:
     return json.dumps({"id": "x", "choices": [{"index": 0, "message": message}], **more}).encode()
 
 
-def told(answer: Answer) -> tuple[int | None, int | None] | None:
+def told(answer: ParsedResponse) -> tuple[int | None, int | None] | None:
     return (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else None
 
 
@@ -34,12 +34,12 @@ def test_one_that_surely_lacks_a_part_is_not_read_as_a_whole_one() -> None:
     asked = []
 
     class Asked(PassThrough):
-        def answer(self, body: bytes) -> Answer:
+        def answer(self, body: bytes) -> ParsedResponse:
             asked.append(body)
             return super().answer(body)
 
     vectors = b'{"data": [{"embedding": [0.5' + b",0.5" * 100_000
-    assert glimpsed(Asked("embeddings"), vectors, has_texts=False) == Answer()
+    assert glimpsed(Asked("embeddings"), vectors, has_texts=False) == ParsedResponse()
     assert asked == []
 
 
@@ -70,7 +70,7 @@ def test_without_usage_its_texts_are_weighed_as_far_as_they_came() -> None:
 @pytest.mark.parametrize("cut", [1, 3, 5_000])
 def test_numbers_and_pictures_are_no_tokens(cut: int) -> None:
     vector = json.dumps({"data": [{"embedding": [0.123456] * 20_000}], "model": "e"}).encode()
-    assert glimpsed(EMBEDDINGS, vector[:-cut], has_texts=False) == Answer()
+    assert glimpsed(EMBEDDINGS, vector[:-cut], has_texts=False) == ParsedResponse()
     images = endpoint("POST", "images/generations").dialect
     picture = json.dumps({"created": 1, "data": [{"b64_json": "iVBORw0KGgo" * 20_000}]}).encode()
     seen = glimpsed(images, picture[:-cut], has_texts=True)
@@ -80,7 +80,7 @@ def test_numbers_and_pictures_are_no_tokens(cut: int) -> None:
 
 def test_of_a_long_one_the_beginning_and_the_end_are_enough() -> None:
     body = json.dumps({"data": [{"embedding": [0.5] * 1_000_000}], "usage": {"prompt_tokens": 9, "total_tokens": 9}})
-    glimpse = Glimpse(EMBEDDINGS, has_texts=False)
+    glimpse = PartialBody(EMBEDDINGS, has_texts=False)
     for start in range(0, len(body), 10_000):
         glimpse.feed(body[start : start + 10_000].encode())
     answer = glimpse.answer()
@@ -97,7 +97,7 @@ def test_what_says_nothing_of_usage_is_taken_for_none() -> None:
         b'{"usage": null' + b" " * 99,
         b'\xef\xbb\xbf [{"usage": 7',
     ):
-        assert glimpsed(CHAT, body, has_texts=True) == Answer()
+        assert glimpsed(CHAT, body, has_texts=True) == ParsedResponse()
 
 
 def test_what_is_no_json_is_text() -> None:
@@ -142,4 +142,4 @@ def test_a_whole_one_with_a_flaw_is_read(path: str, body: bytes, flaw: str) -> N
 def test_a_whole_one_that_is_no_json_or_says_nothing_is_not_searched() -> None:
     ranked = json.dumps({"created": 1, "data": [{"score": 1, "document": {"text": "hello"}}]}).encode()
     for body in (b"", b"{}", b"null", b"<html>hello</html>", ranked):
-        assert read_whole(endpoint("POST", "rerank").dialect, body, has_texts=True) == Answer()
+        assert read_whole(endpoint("POST", "rerank").dialect, body, has_texts=True) == ParsedResponse()

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
-from gateway.dialects.base import Answer, Verdict
+from gateway.dialects.base import ParsedResponse, Verdict
 from gateway.dialects.passthrough import PassThrough, PassThroughReader
 from tests.support.nesting import DEEP
 
@@ -17,14 +17,14 @@ DIALECT = PassThrough("rerank")
 MULTIPART = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x--'
 
 
-def answer_to(*events: object) -> Answer:
+def answer_to(*events: object) -> ParsedResponse:
     reader = PassThroughReader()
     for event in events:
         reader.read(event if isinstance(event, bytes) else json.dumps(event).encode())
     return reader.answer()
 
 
-def usage_of(answer: Answer) -> Usage:
+def usage_of(answer: ParsedResponse) -> Usage:
     assert answer.usage is not None
     return answer.usage.complete(0, 0)[0]
 
@@ -136,7 +136,7 @@ def test_an_embeddings_answer_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
 def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
-    assert DIALECT.answer(body) == Answer()
+    assert DIALECT.answer(body) == ParsedResponse()
 
 
 @pytest.mark.parametrize("place", ["response", "message", "x_groq"])
@@ -159,7 +159,7 @@ def test_usage_is_found_wherever_the_known_apis_put_it(place: str) -> None:
     ],
 )
 def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -> None:
-    assert DIALECT.answer(json.dumps(body).encode()) == Answer()
+    assert DIALECT.answer(json.dumps(body).encode()) == ParsedResponse()
 
 
 @pytest.mark.parametrize(

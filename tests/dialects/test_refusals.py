@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.usage import Usage
-from gateway.dialects.base import Answer
+from gateway.dialects.base import ParsedResponse
 from gateway.dialects.refusals import as_billed
 from gateway.dialects.reported import UsageReader
 
@@ -16,13 +16,13 @@ BILLED = ("bio", "frontier_llm", "reasoning_extraction")
 FABLE, OPUS = "claude-fable-5", "claude-opus-4-8"
 
 
-def answer(usage: dict[str, Any] | None, reason: str = "refusal", **fields: Any) -> Answer:
+def answer(usage: dict[str, Any] | None, reason: str = "refusal", **fields: Any) -> ParsedResponse:
     reader = UsageReader()
     reader.add(usage)
-    return Answer(reader.reported(), finish_reason=reason, **fields)
+    return ParsedResponse(reader.reported(), finish_reason=reason, **fields)
 
 
-def billed_usage(of: Answer, categories: Collection[str] = BILLED) -> Usage:
+def billed_usage(of: ParsedResponse, categories: Collection[str] = BILLED) -> Usage:
     billed, _ = as_billed(of, categories)
     assert billed.usage is not None
     return billed.usage.complete(99, 99)[0]
@@ -60,7 +60,7 @@ def test_a_refusal_of_a_billed_category_is_billed(category: str) -> None:
     ],
     ids=["output", "no refusal", "delivered text", "an attempt with output", "nothing was asked for"],
 )
-def test_what_is_no_refusal_before_any_output_is_billed_as_reported(billed: Answer) -> None:
+def test_what_is_no_refusal_before_any_output_is_billed_as_reported(billed: ParsedResponse) -> None:
     assert as_billed(billed, BILLED) == (billed, None)
 
 

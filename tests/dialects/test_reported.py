@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.core.usage import MAX_TOKENS, Usage
-from gateway.dialects.reported import Reported, UsageReader, count
+from gateway.dialects.reported import ReportedUsage, UsageReader, count
 
 
-def read(*objects: object) -> Reported | None:
+def read(*objects: object) -> ReportedUsage | None:
     reader = UsageReader()
     for item in objects:
         reader.add(item)

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.core.errors import InvalidRequest, PreviousNotFound, SocketExpired
 from gateway.dialects.responses_frames import (
-    AnswerFrames,
-    Create,
-    Told,
+    CreateFrame,
+    EarlierTurn,
+    ResponseFrames,
     error_message,
     fault_message,
     read_create,
@@ -22,13 +22,13 @@ from gateway.dialects.responses_frames import (
 )
 
 
-def create(**fields: Any) -> Create:
+def create(**fields: Any) -> CreateFrame:
     found = read_create(json.dumps({"type": "response.create", "model": "m", **fields}))
     assert found is not None
     return found
 
 
-def body(made: Create, told: Told | None = None) -> Any:
+def body(made: CreateFrame, told: EarlierTurn | None = None) -> Any:
     return json.loads(request_of(made, told))
 
 
@@ -36,14 +36,14 @@ def data(kind: str, **fields: Any) -> bytes:
     return json.dumps({"type": kind, **fields}).encode()
 
 
-def told_by(made: Create, *events: bytes, before: Told | None = None) -> Told | None:
-    frames = AnswerFrames(made, before)
+def told_by(made: CreateFrame, *events: bytes, before: EarlierTurn | None = None) -> EarlierTurn | None:
+    frames = ResponseFrames(made, before)
     for event in events:
         frames.message(event, {})
     return frames.told
 
 
-def items(told: Told) -> Any:
+def items(told: EarlierTurn) -> Any:
     return json.loads(b"[%b]" % told.items)
 
 
@@ -126,7 +126,7 @@ def test_nothing_said_yet_leaves_no_comma_behind() -> None:
     assert body(again, empty)["input"] == [ASKED]
     for nothing in ({}, {"input": None}):
         again = create(previous_response_id="resp_w", **nothing)
-        assert body(again, Told("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
+        assert body(again, EarlierTurn("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
 
 
 def test_what_is_remembered_takes_what_it_was_sent_as() -> None:
@@ -153,7 +153,7 @@ def test_a_host_that_says_it_keeps_nothing_is_believed() -> None:
 
 @pytest.mark.parametrize("response", [None, 7, {"id": None}, {"id": 7, "output": {}}])
 def test_a_last_event_of_another_shape_is_the_last_all_the_same(response: object) -> None:
-    frames = AnswerFrames(create(store=False, input="Hello"), None)
+    frames = ResponseFrames(create(store=False, input="Hello"), None)
     assert frames.message(data("response.completed", response=response), {}) is not None
     assert (frames.has_ended, frames.told) == (True, None)
 
@@ -191,24 +191,24 @@ def test_reasoning_goes_back_only_with_what_the_provider_takes_it_by() -> None:
 
 def test_events_pass_as_they_came_and_with_their_lane() -> None:
     event = b'{"type": "response.output_text.delta", "delta":"caf\\u00e9 1.10", "x": 1}'
-    assert AnswerFrames(create(), None).message(event, {}) == event.decode()
-    laned = AnswerFrames(create(stream_id="a"), None).message(event, {})
+    assert ResponseFrames(create(), None).message(event, {}) == event.decode()
+    laned = ResponseFrames(create(stream_id="a"), None).message(event, {})
     assert laned == '{"stream_id":"a",' + event.decode()[1:]
 
 
 def test_an_end_mark_is_no_message() -> None:
-    assert AnswerFrames(create(), None).message(b"[DONE]", {}) is None
+    assert ResponseFrames(create(), None).message(b"[DONE]", {}) is None
 
 
 def test_a_text_that_speaks_of_the_end_is_not_the_end() -> None:
-    frames = AnswerFrames(create(), None)
+    frames = ResponseFrames(create(), None)
     event = data("response.output_text.delta", delta="response.completed")
     assert frames.message(event, {"x-a": "1"}) == event.decode()
     assert not frames.has_ended
 
 
 def test_the_last_event_says_what_headers_would_say() -> None:
-    frames = AnswerFrames(create(stream_id="a"), None)
+    frames = ResponseFrames(create(stream_id="a"), None)
     message = frames.message(ended(headers_of="x"), {"x-session-id": "s"})
     assert message is not None
     assert json.loads(message)["headers"] == {"x-session-id": "s"}
@@ -218,33 +218,33 @@ def test_the_last_event_says_what_headers_would_say() -> None:
 
 def test_headers_of_the_provider_in_its_event_stay() -> None:
     last = data("response.completed", response={"id": "r"}, headers={"openai-model": "m"})
-    message = AnswerFrames(create(), None).message(last, {"x-session-id": "s"})
+    message = ResponseFrames(create(), None).message(last, {"x-session-id": "s"})
     assert message is not None
     assert json.loads(message)["headers"] == {"x-session-id": "s", "openai-model": "m"}
 
 
 def test_an_error_within_a_stream_has_the_shape_of_a_websocket() -> None:
     flat = data("error", code="server_error", message="broke", param=None, sequence_number=3)
-    message = AnswerFrames(create(), None).message(flat, {})
+    message = ResponseFrames(create(), None).message(flat, {})
     assert message is not None
     assert json.loads(message)["error"] == {"code": "server_error", "message": "broke", "param": None}
     assert json.loads(message)["status"] == 500
 
 
 def test_an_error_that_has_a_status_keeps_it() -> None:
-    message = AnswerFrames(create(), None).message(data("error", status=429, error={"code": "server_error"}), {})
+    message = ResponseFrames(create(), None).message(data("error", status=429, error={"code": "server_error"}), {})
     assert message is not None
     assert json.loads(message)["status"] == 429
 
 
 def test_nothing_follows_the_last_event() -> None:
-    frames = AnswerFrames(create(), None)
+    frames = ResponseFrames(create(), None)
     assert frames.message(data("error", error={"code": "insufficient_quota"}), {}) is not None
     assert frames.message(data("response.failed", response={"id": "resp_1"}), {}) is None
 
 
 def test_a_response_that_came_whole_is_its_last_event() -> None:
-    frames = AnswerFrames(create(store=False, input="Hello", stream_id="a"), None)
+    frames = ResponseFrames(create(store=False, input="Hello", stream_id="a"), None)
     response = {"id": "resp_1", "output": [MESSAGE], "temperature": 1.1}
     event = json.loads(frames.whole(json.dumps(response).encode(), {"x-a": "1"}))
     assert (event["type"], event["response"], event["stream_id"]) == ("response.completed", response, "a")
@@ -261,14 +261,14 @@ def test_a_response_that_came_whole_is_its_last_event() -> None:
     ],
 )
 def test_a_response_that_came_whole_ends_as_it_says(status: str, kind: str, goes_on: bool) -> None:
-    frames = AnswerFrames(create(store=False, input="Hello"), None)
+    frames = ResponseFrames(create(store=False, input="Hello"), None)
     event = json.loads(frames.whole(json.dumps({"id": "resp_1", "status": status, "output": []}).encode(), {}))
     assert event["type"] == kind
     assert (frames.told is not None) is goes_on
 
 
 def test_an_answer_that_is_none_is_an_error() -> None:
-    event = json.loads(AnswerFrames(create(), None).whole(b"<html>", {}))
+    event = json.loads(ResponseFrames(create(), None).whole(b"<html>", {}))
     assert (event["type"], event["status"], event["error"]["message"]) == ("error", 502, "<html>")
 
 
@@ -296,7 +296,7 @@ def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
 
 def test_an_input_that_is_neither_text_nor_list_is_refused_where_it_has_to_be_joined() -> None:
     with pytest.raises(InvalidRequest, match="input is"):
-        body(create(previous_response_id="resp_1", input=7), Told("resp_1", b""))
+        body(create(previous_response_id="resp_1", input=7), EarlierTurn("resp_1", b""))
     assert body(create(input=7))["input"] == 7
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.core.conversation.message import keys_of
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.prefix_cache import Beginning, Beginnings
+from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.request import ITEMS
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.sums import MessageSums
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import read_fields
@@ -135,7 +135,7 @@ def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], 
 def test_what_is_known_of_the_beginning_is_not_looked_for_again(
     wire: Wire, items: list[object], kept: tuple[str, ...]
 ) -> None:
-    name, begun, known = ITEMS[wire], said("word " * 1_000), Beginnings(2**20)
+    name, begun, known = ITEMS[wire], said("word " * 1_000), PrefixCache(2**20)
     for made in (items, said("more")):
         body = json.dumps({"model": "m", name: [*begun, *made, *said("end")]}).encode()
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body), usage_asked=False)
@@ -145,7 +145,7 @@ def test_what_is_known_of_the_beginning_is_not_looked_for_again(
         elsewhere = named_in(wire, contents.rest, contents.fresh[:-1])
         assert tuple(sorted(elsewhere)) == (() if contents.start is not None else tuple(sorted(kept)))
         keys = keys_of(contents.messages or ())[:-1]
-        known.keep(wire, Beginning(contents.settled, contents.bounds, keys, "", Sums(), elsewhere))
+        known.keep(wire, CachedPrefix(contents.settled, contents.bounds, keys, "", MessageSums(), elsewhere))
         begun += items
 
 

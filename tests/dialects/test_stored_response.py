@@ -9,12 +9,12 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.dialects import endpoint
-from gateway.dialects.base import Answer
+from gateway.dialects.base import ParsedResponse
 
 RESPONSES, DEFERRED = "responses/resp_1", "chat/deferred-completion/f15c"
 
 
-def streamed(path: str, *events: dict[str, Any]) -> Answer:
+def streamed(path: str, *events: dict[str, Any]) -> ParsedResponse:
     dialect = endpoint("GET", path).dialect
     reader = dialect.reader(dialect.read(b""), drop_usage=True)
     for event in events:

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import endpoint
-from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
+from gateway.dialects.base import Call, EventReader, ParsedResponse, StreamMeter, Verdict
 
 FOLDER = Path(__file__).parent / "streams"
 STREAMS: list[dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))["streams"]
@@ -55,7 +55,7 @@ class Recorder:
         self.seen += events
         self._reader.read_all(events)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ParsedResponse:
         return self._reader.answer()
 
     def next_number(self) -> int:
@@ -143,7 +143,9 @@ def is_usage_only(data: bytes) -> bool:
     return isinstance(chunk.get("usage"), dict) and not chunk.get("choices") and "error" not in chunk
 
 
-def metered(stream: dict[str, Any], body: bytes, cut: Cut, *, drop_usage: bool) -> tuple[bytes, Answer, list[bytes]]:
+def metered(
+    stream: dict[str, Any], body: bytes, cut: Cut, *, drop_usage: bool
+) -> tuple[bytes, ParsedResponse, list[bytes]]:
     recorder = Recorder(reader_of(stream, drop_usage=drop_usage))
     meter = StreamMeter(recorder)
     out = b"".join(map(meter.feed, cut(body)))
@@ -151,7 +153,7 @@ def metered(stream: dict[str, Any], body: bytes, cut: Cut, *, drop_usage: bool) 
     return out, meter.answer(), recorder.seen
 
 
-def sums(answer: Answer) -> dict[str, int] | None:
+def sums(answer: ParsedResponse) -> dict[str, int] | None:
     if answer.usage is None:
         return None
     usage, source = answer.usage.complete(-1, -1)

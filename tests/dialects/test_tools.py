@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from gateway.core.counting.families import Family
+from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.fields import read_fields, write_fields
-from gateway.dialects.tool_restriction import Takes, narrowed, takes_forced
-from gateway.dialects.tools import Offer, offer_of
+from gateway.dialects.tool_restriction import RestrictionSupport, narrowed, takes_forced
+from gateway.dialects.tools import ToolOffer, offer_of
 
 Json = dict[str, Any]
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages")
@@ -32,7 +32,7 @@ def body(wire: Wire, names: Sequence[str], **fields: Any) -> Json:
     return {"model": "m", "tools": [tool(wire, name) for name in names], "x_field": {"kept": [1.0]}, **fields}
 
 
-def offered(wire: Wire, request: Json) -> Offer:
+def offered(wire: Wire, request: Json) -> ToolOffer:
     found = offer_of(read_fields(json.dumps(request).encode()), wire)
     assert found is not None
     return found
@@ -45,13 +45,13 @@ def sent(
     *,
     must: bool = False,
     has_choice: bool = False,
-    takes: Takes | None = None,
+    takes: RestrictionSupport | None = None,
 ) -> Json:
     """The body that a provider gets. `takes`: what its model accepts, else as a family without rules does."""
     fields = read_fields(json.dumps(request).encode())
     offer = offer_of(fields, wire)
     assert offer is not None
-    takes = takes or Takes(has_choice, takes_forced(Family(name="any"), offer))
+    takes = takes or RestrictionSupport(has_choice, takes_forced(TokenizerFamily(name="any"), offer))
     narrowing = narrowed(offer, tuple(keep), must=must, takes=takes)
     weighed = dict(narrowing.weighed)
     if narrowing.is_choice_among and not weighed:
@@ -322,26 +322,33 @@ OFF = {"thinking": {"type": "disabled"}}
 @pytest.mark.parametrize(
     ("family", "wire", "fields", "expected"),
     [
-        (Family(name="x"), "chat", THINKS, True),
-        (Family(name="x"), "messages", {}, True),
-        (Family(name="x"), "messages", THINKS, False),
-        (Family(name="x", binding="prefix"), "messages", THINKS, True),
-        (Family(name="x", forced_choice="refused"), "messages", OFF, False),
-        (Family(name="x", forced_choice="not_thinking"), "chat", {}, True),
-        (Family(name="x", forced_choice="not_thinking"), "chat", {"enable_thinking": True}, False),
-        (Family(name="x", forced_choice="not_thinking", thinks="unasked"), "chat", {}, False),
-        (Family(name="x", forced_choice="not_thinking", thinks="unasked"), "chat", OFF, True),
-        (Family(name="x", forced_choice="not_thinking", thinks="unasked"), "responses", {"reasoning": {}}, False),
+        (TokenizerFamily(name="x"), "chat", THINKS, True),
+        (TokenizerFamily(name="x"), "messages", {}, True),
+        (TokenizerFamily(name="x"), "messages", THINKS, False),
+        (TokenizerFamily(name="x", binding="prefix"), "messages", THINKS, True),
+        (TokenizerFamily(name="x", forced_choice="refused"), "messages", OFF, False),
+        (TokenizerFamily(name="x", forced_choice="not_thinking"), "chat", {}, True),
+        (TokenizerFamily(name="x", forced_choice="not_thinking"), "chat", {"enable_thinking": True}, False),
+        (TokenizerFamily(name="x", forced_choice="not_thinking", thinks="unasked"), "chat", {}, False),
+        (TokenizerFamily(name="x", forced_choice="not_thinking", thinks="unasked"), "chat", OFF, True),
+        (
+            TokenizerFamily(name="x", forced_choice="not_thinking", thinks="unasked"),
+            "responses",
+            {"reasoning": {}},
+            False,
+        ),
     ],
 )
-def test_a_family_says_when_a_tool_may_be_forced(family: Family, wire: Wire, fields: Json, expected: bool) -> None:
+def test_a_family_says_when_a_tool_may_be_forced(
+    family: TokenizerFamily, wire: Wire, fields: Json, expected: bool
+) -> None:
     assert takes_forced(family, offered(wire, body(wire, ["a"], **fields))) is expected
 
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("has_choice", [True, False])
 def test_a_model_that_refuses_force_is_restricted_without_it(wire: Wire, has_choice: bool) -> None:
-    takes = Takes(has_choice, forced=False)
+    takes = RestrictionSupport(has_choice, forced=False)
     narrow = sent(wire, body(wire, ["a", "b", "c"]), ["a", "b"], must=True, takes=takes)
     assert may_call(wire, narrow) == ({"a", "b"}, False)
     assert may_call(wire, sent(wire, body(wire, ["a", "b"]), ["a"], must=True, takes=takes)) == ({"a"}, False)
@@ -349,7 +356,7 @@ def test_a_model_that_refuses_force_is_restricted_without_it(wire: Wire, has_cho
 
 def test_a_forced_choice_of_the_client_stays_where_the_model_refuses_it() -> None:
     request = body("chat", ["a", "b"], tool_choice="required")
-    assert sent("chat", request, ["a", "b"], must=True, takes=Takes(forced=False)) == request
+    assert sent("chat", request, ["a", "b"], must=True, takes=RestrictionSupport(forced=False)) == request
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -359,7 +366,7 @@ def test_a_forced_choice_of_the_client_stays_where_the_model_refuses_it() -> Non
 def test_a_list_that_thinking_is_bound_to_is_the_same_whatever_may_be_called(
     wire: Wire, keep: list[str], must: bool, forced: bool
 ) -> None:
-    takes = Takes(forced=forced, listed=frozenset("abc"))
+    takes = RestrictionSupport(forced=forced, listed=frozenset("abc"))
     narrow = sent(wire, body(wire, ["a", "x", "b", "c"]), keep, must=must, takes=takes)
     assert [(one.get("function") or one)["name"] for one in narrow["tools"]] == ["a", "b", "c"]
     names, is_forced = may_call(wire, narrow)
@@ -386,30 +393,32 @@ def test_what_stays_offered_beyond_the_step_is_named(
     keep: tuple[str, ...], must: bool, choice: bool, beyond: tuple[str, ...]
 ) -> None:
     offer = offered("chat", body("chat", ["a", "b"]))
-    assert narrowed(offer, keep, must=must, takes=Takes(choice, listed=frozenset("ab"))).beyond == beyond
+    assert narrowed(offer, keep, must=must, takes=RestrictionSupport(choice, listed=frozenset("ab"))).beyond == beyond
 
 
 def test_a_bound_list_is_the_same_where_the_client_itself_rules_tools_out() -> None:
     request = body("messages", ["a", "b"], tool_choice={"type": "none"})
-    narrow = sent("messages", request, [], takes=Takes(listed=frozenset("a")))
+    narrow = sent("messages", request, [], takes=RestrictionSupport(listed=frozenset("a")))
     assert (narrow["tools"], narrow["tool_choice"]) == ([tool("messages", "a")], {"type": "none"})
 
 
 def test_a_bound_list_of_nothing_is_left_as_it_is() -> None:
-    narrow = sent("messages", body("messages", ["a"]), [], takes=Takes(listed=frozenset()))
+    narrow = sent("messages", body("messages", ["a"]), [], takes=RestrictionSupport(listed=frozenset()))
     assert narrow == {**body("messages", ["a"]), "tool_choice": {"type": "none"}}
 
 
 def test_a_shorter_list_keeps_the_tools_that_messages_refer_to() -> None:
     request = body("messages", ["a", "b", "c"])
-    takes = Takes(referenced=frozenset(["c", "gone"]))
+    takes = RestrictionSupport(referenced=frozenset(["c", "gone"]))
     assert [one["name"] for one in sent("messages", request, ["a"], takes=takes)["tools"]] == ["a", "c"]
     assert narrowed(offered("messages", request), ("a",), must=False, takes=takes).beyond == ("c",)
 
 
 def test_only_a_force_that_the_client_did_not_ask_for_is_ours() -> None:
     def is_forced(**fields: Any) -> bool:
-        return narrowed(offered("chat", body("chat", ["a", "b"], **fields)), ("a",), must=True, takes=Takes()).is_forced
+        return narrowed(
+            offered("chat", body("chat", ["a", "b"], **fields)), ("a",), must=True, takes=RestrictionSupport()
+        ).is_forced
 
     assert is_forced()
     assert not is_forced(tool_choice="required")
@@ -492,7 +501,7 @@ def test_what_is_kept_of_a_list_keeps_its_bytes() -> None:
     raw = b'{"tools": [ {"name" : "a", "n": 1e999} ,{"name":"b","x":1.0e0} ]}'
     offer = offer_of(read_fields(raw), "messages")
     assert offer is not None
-    kept = bytes(narrowed(offer, ("a",), must=False, takes=Takes()).fields["tools"])
+    kept = bytes(narrowed(offer, ("a",), must=False, takes=RestrictionSupport()).fields["tools"])
     assert kept == b'[{"name" : "a", "n": 1e999}]'
 
 
@@ -532,7 +541,7 @@ def test_each_of_many_tools_is_looked_up_and_not_searched_for() -> None:
     names = [f"tool_{number}" * 10 for number in range(1_000)]
     offer = offered("chat", body("chat", names))
     assert not offer.is_known
-    found = narrowed(offer, Names(names[:2]), must=False, takes=Takes(choice=True))
+    found = narrowed(offer, Names(names[:2]), must=False, takes=RestrictionSupport(choice=True))
     assert found.is_choice_among
 
 
@@ -625,7 +634,7 @@ def test_no_odd_json_breaks_it(wire: Wire, fields: Mapping[str, Any], must: bool
     if offer is None:
         return
     for keep in (offer.names, offer.names[:1], ()):
-        changes = narrowed(offer, keep, must=must, takes=Takes(has_choice, forced=True))
+        changes = narrowed(offer, keep, must=must, takes=RestrictionSupport(has_choice, forced=True))
         again = offer_of(read_fields(write_fields(raw, changes.fields)), wire)
         assert again is None or set(again.names) <= set(keep)
         offer.known_as("web_search_call")

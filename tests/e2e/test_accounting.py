@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider, Turn
+from gateway.mock import MockProvider, MockServer, Turn
 from gateway.mock.turns import Behaviour
 from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
@@ -26,13 +26,13 @@ TOOLS: Any = [
 ]
 
 
-def billed(provider: Provider) -> tuple[int, int, int]:
+def billed(provider: MockProvider) -> tuple[int, int, int]:
     ledger = provider.billed()
     return ledger.input_tokens, ledger.output_tokens, ledger.total_tokens
 
 
 def test_a_session_of_twenty_calls_adds_up(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     reported = [0, 0, 0]
@@ -97,7 +97,7 @@ def test_a_session_of_twenty_calls_adds_up(
 
 
 def test_a_stream_says_the_totals_before_it_in_its_headers_and_after_it_in_its_last_comment(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     before = web.chat(session).totals
     answer = web.stream(session)
@@ -114,7 +114,7 @@ def test_a_stream_says_the_totals_before_it_in_its_headers_and_after_it_in_its_l
 
 
 def test_totals_can_be_kept_out_of_streams(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.stream_totals": "off"})
     answer = gateway.web.stream("s")
@@ -125,7 +125,7 @@ def test_totals_can_be_kept_out_of_streams(
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("placement", ["trailing", "finish", "running", "groq", "groq_both", "twice"])
 def test_usage_counts_once_wherever_a_stream_carries_it(
-    placement: str, asked: bool, web: Web, mock: Provider, session: str
+    placement: str, asked: bool, web: Web, mock: MockProvider, session: str
 ) -> None:
     options = {"stream_options": {"include_usage": True}} if asked else {}
     answer = web.stream(session, f"usage={placement};chunks=5;tokens=100/20", **options)
@@ -136,7 +136,7 @@ def test_usage_counts_once_wherever_a_stream_carries_it(
 
 @pytest.mark.parametrize("placement", ["trailing", "groq", "groq_both"])
 def test_usage_counts_once_wherever_a_whole_answer_carries_it(
-    placement: str, web: Web, mock: Provider, session: str
+    placement: str, web: Web, mock: MockProvider, session: str
 ) -> None:
     answer = web.chat(session, f"usage={placement};tokens=100/20")
     assert answer.totals == billed(mock) == (100, 20, 120)
@@ -156,7 +156,7 @@ def test_usage_that_nobody_reported_is_estimated_and_said_to_be(stream: bool, we
 
 
 def test_usage_that_nobody_reported_may_cost_nothing(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.usage_missing": "zero"})
     answer = gateway.web.chat("s", "usage=none")
@@ -173,7 +173,7 @@ def test_zero_is_zero_and_not_missing(stream: bool, web: Web, session: str) -> N
     assert view["usage_source"] == "provider"
 
 
-def test_all_choices_and_parallel_tool_calls_are_counted_once(web: Web, mock: Provider, session: str) -> None:
+def test_all_choices_and_parallel_tool_calls_are_counted_once(web: Web, mock: MockProvider, session: str) -> None:
     web.chat(session, n=3)
     web.stream(session, n=3)
     messages = [{"role": "user", "content": "use tools in parallel"}]
@@ -185,7 +185,7 @@ def test_all_choices_and_parallel_tool_calls_are_counted_once(web: Web, mock: Pr
     assert web.chat(session).totals == billed(mock)
 
 
-def test_a_request_id_that_repeats_does_not_suppress_a_charge(web: Web, mock: Provider, session: str) -> None:
+def test_a_request_id_that_repeats_does_not_suppress_a_charge(web: Web, mock: MockProvider, session: str) -> None:
     headers = {"x-session-id": session, "x-request-id": "same", "idempotency-key": "same"}
     body = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}]}
     answers = [web.post(CHAT, body, headers) for _ in range(3)]
@@ -250,7 +250,7 @@ def test_numbers_no_json_should_hold_never_break_an_answer(
     assert total >= tokens_in + tokens_out
 
 
-def test_scripted_usage_of_a_turn_is_what_is_charged(web: Web, mock: Provider, session: str) -> None:
+def test_scripted_usage_of_a_turn_is_what_is_charged(web: Web, mock: MockProvider, session: str) -> None:
     mock.push(Turn(text="one", usage=(7, 3)), Turn(text="two", behaviour=Behaviour(tokens=(11, 2))))
     web.chat(session)
     assert web.chat(session).totals == (18, 5, 23)

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import Web
@@ -31,7 +31,7 @@ def azure(request: pytest.FixtureRequest, gateway: GatewayThread, session: str) 
         yield client
 
 
-def test_calls_of_every_kind_are_metered(azure: openai.AzureOpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_calls_of_every_kind_are_metered(azure: openai.AzureOpenAI, web: Web, mock: MockProvider, session: str) -> None:
     hi: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
     assert azure.chat.completions.create(model="mock-small", messages=hi).usage is not None
     with azure.chat.completions.create(model="mock-small", messages=hi, stream=True) as stream:
@@ -49,7 +49,7 @@ def test_calls_of_every_kind_are_metered(azure: openai.AzureOpenAI, web: Web, mo
     assert found["cumulative_token_usage"]["total_tokens"] == mock.billed().total_tokens
 
 
-def test_the_deployment_in_the_path_is_the_model(web: Web, mock: Provider) -> None:
+def test_the_deployment_in_the_path_is_the_model(web: Web, mock: MockProvider) -> None:
     hi = {"messages": [{"role": "user", "content": "hi"}]}
     bodies: list[dict[str, Any]] = [hi, {"model": "gpt-4o", **hi}]
     for body in bodies:
@@ -58,7 +58,7 @@ def test_the_deployment_in_the_path_is_the_model(web: Web, mock: Provider) -> No
         assert json.loads(mock.calls[-1].body) == {**body, "model": "mock-small"}
 
 
-def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, mock: Provider) -> None:
+def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, mock: MockProvider) -> None:
     root = f"{gateway.url}/openai/deployments/mock-small"
     with openai.AzureOpenAI(base_url=root, api_version=VERSION, api_key="any", max_retries=0) as client:
         assert client.audio.transcriptions.create(model="whisper-1", file=("a.wav", b"RIFF")).text
@@ -67,7 +67,7 @@ def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, 
 
 
 def test_keys_in_azures_header_are_checked(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys = [{"name": "azure", "key": KEY, "models": ["mock-small"]}]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys})

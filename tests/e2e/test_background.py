@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import Scripted, StartGateway, StartProcess, StartUpstream
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread, until
@@ -48,12 +48,12 @@ def outcomes(web: Web, session: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def limited(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> GatewayThread:
+def limited(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> GatewayThread:
     return gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
 
 
 def test_a_session_is_charged_what_the_provider_reports_once_its_answer_is_fetched(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     begun = begin(web, session)
     assert begun.json["status"] == "queued"
@@ -95,7 +95,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str,
 
 
 def test_a_budget_holds_all_that_the_answer_may_cost_until_it_is_fetched_also_after_a_restart(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, stored: dict[str, Any]
 ) -> None:
     flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.modes": False, **stored}
     gateway = gateway_server(mock_server.url, **flags)
@@ -114,7 +114,7 @@ def test_a_budget_holds_all_that_the_answer_may_cost_until_it_is_fetched_also_af
     assert used(again.web, "s") == billed
 
 
-def test_the_limit_of_an_answer_is_lowered_to_what_is_left(limited: GatewayThread, mock: Provider) -> None:
+def test_the_limit_of_an_answer_is_lowered_to_what_is_left(limited: GatewayThread, mock: MockProvider) -> None:
     begin(limited.web, "s", max_output_tokens=100_000)
     assert json.loads(mock.calls[-1].body)["max_output_tokens"] < BUDGET
     refused = limited.web.post("/v1/responses", ASKED, {"x-session-id": "s"})
@@ -122,7 +122,7 @@ def test_the_limit_of_an_answer_is_lowered_to_what_is_left(limited: GatewayThrea
 
 
 def test_a_budget_in_usd_is_charged_at_the_price_of_the_entry_that_decided(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     entry = {"provider": "upstream", "name": "mock-small"}
     models = [
@@ -151,7 +151,7 @@ def test_a_cancelled_answer_is_charged_for_its_request(limited: GatewayThread) -
 
 
 def test_a_stream_that_its_client_left_is_found_when_it_is_fetched(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET, "sessions.on_disconnect": "cancel"})
     body = json.dumps({**ASKED, "stream": True}).encode()
@@ -169,14 +169,14 @@ def test_a_stream_that_its_client_left_is_found_when_it_is_fetched(
     assert outcomes(gateway.web, "s") == [("ok", "provider")]
 
 
-def test_a_stream_that_comes_to_its_end_is_settled_as_any_other(limited: GatewayThread, mock: Provider) -> None:
+def test_a_stream_that_comes_to_its_end_is_settled_as_any_other(limited: GatewayThread, mock: MockProvider) -> None:
     reply = begin(limited.web, "s", stream=True)
     assert reply.totals[2] == mock.billed().total_tokens == used(limited.web, "s")
     assert outcomes(limited.web, "s") == [("ok", "provider")]
 
 
 def test_another_client_key_that_fetches_it_is_told_no_totals(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys = [{"name": name, "key": f"{name}-key-0123456789"} for name in ("ann", "bob")]
     web = gateway_server(mock_server.url, **{"auth.keys": keys}).web
@@ -195,7 +195,7 @@ def test_another_client_key_that_fetches_it_is_told_no_totals(
 
 
 def test_a_limited_client_key_fetches_its_own_answers_and_no_others(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys = [{"name": name, "key": f"{name}-key-0123456789", "models": ["mock-small"]} for name in ("ann", "bob")]
     web = gateway_server(mock_server.url, **{"auth.keys": keys, "budget.tokens": BUDGET}).web
@@ -212,7 +212,7 @@ def test_a_limited_client_key_fetches_its_own_answers_and_no_others(
     assert made.totals[2] == mock.billed().total_tokens
 
 
-def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Provider) -> None:
+def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: MockProvider) -> None:
     begun = begin(limited.web, "s").json["id"]
 
     def metric(name: str) -> float:
@@ -232,7 +232,7 @@ def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Prov
 
 
 def test_observers_are_told_once_of_a_stream_that_came_to_its_end_and_is_fetched(
-    limited: GatewayThread, mock: Provider
+    limited: GatewayThread, mock: MockProvider
 ) -> None:
     headers = {"x-session-id": "s", "x-mock": "interval=0.05,chunks=5"}
     reply = limited.web.post("/v1/responses", {**ASKED, "stream": True}, headers)
@@ -246,7 +246,7 @@ def test_observers_are_told_once_of_a_stream_that_came_to_its_end_and_is_fetched
 
 
 def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_once(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, stored: dict[str, Any]
 ) -> None:
     one = gateway_server(mock_server.url, **stored)
     workers = one, gateway_server(mock_server.url, folder=one.folder, **stored)
@@ -268,7 +268,7 @@ def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_on
 
 
 def test_observers_are_told_what_it_took_also_of_a_call_without_a_session(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, stored: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"sessions.on_missing": "none", **stored}).web
     begun = web.post("/v1/responses", ASKED).json["id"]
@@ -279,7 +279,7 @@ def test_observers_are_told_what_it_took_also_of_a_call_without_a_session(
     assert told == mock.billed().total_tokens
 
 
-def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mock: Provider) -> None:
+def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mock: MockProvider) -> None:
     long = "The boat went up the river, past the mill. " * 300
     begun = begin(web, session, input=long).json["id"]
     for _ in range(2):
@@ -293,7 +293,11 @@ def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mo
 
 @pytest.mark.parametrize("key", ["held", None])
 def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_for_another(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, key: str | None
+    gateway_server: StartGateway,
+    mock_server: MockServer,
+    mock: MockProvider,
+    byte_server: StartUpstream,
+    key: str | None,
 ) -> None:
     usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
     elsewhere = byte_server(lambda connection: connection.whole(response("completed", usage=usage)))
@@ -375,7 +379,7 @@ def test_a_stream_that_breaks_off_after_its_answer_was_fetched_is_charged_what_i
 
 
 def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answer_is_fetched(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.lease_s": 5}
     gateway = gateway_process(mock_server.url, **flags)
@@ -396,7 +400,7 @@ def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answe
 
 
 def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_where_its_answer_was_fetched_before_that_was_known(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, stored: dict[str, Any]
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, stored: dict[str, Any]
 ) -> None:
     flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.lease_s": 8, "budget.modes": False, **stored}
     gateway = gateway_process(mock_server.url, **flags)
@@ -422,7 +426,7 @@ def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_where_its_answ
     assert told_tokens() == mock.billed().total_tokens
 
 
-def test_the_sdk_polls(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_the_sdk_polls(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     headers = {"x-session-id": session}
     with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, default_headers=headers) as client:
         answer = client.responses.create(model="mock-small", input="hi", background=True)
@@ -549,7 +553,7 @@ def test_an_answer_whose_id_no_text_can_hold_is_passed_on(scripted: Scripted, se
 
 
 def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
     begun = begin(gateway.web, "s").json["id"]
@@ -561,7 +565,7 @@ def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
 
 
 def test_a_call_that_took_the_id_of_one_whose_record_is_gone_is_not_charged_by_its_answer(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
     begun = begin(gateway.web, "small").json["id"]
@@ -580,7 +584,7 @@ def test_a_call_that_took_the_id_of_one_whose_record_is_gone_is_not_charged_by_i
 def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobody_asks_the_store_again(
     gateway_server: StartGateway,
     mock_server: MockServer,
-    mock: Provider,
+    mock: MockProvider,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -635,7 +639,11 @@ def test_a_call_that_ends_while_the_store_is_away_is_found_by_its_answer_when_th
 
 
 def test_nobody_is_told_while_the_store_is_away_that_an_answer_does_not_exist(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, tmp_path: Path
+    gateway_server: StartGateway,
+    mock_server: MockServer,
+    mock: MockProvider,
+    byte_server: StartUpstream,
+    tmp_path: Path,
 ) -> None:
     first = byte_server(lambda connection: connection.whole(b"{}", status=b"404 Not Found"))
     providers = {"first": {"base_url": first.url}, "second": {"base_url": mock_server.url, "key": "held"}}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import Scripted
 from tests.support.gateways import GatewayThread
 from tests.support.nesting import DEEP
@@ -74,7 +74,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_a_bad_body_is_refused_and_harms_nothing(name: str, web: Web, mock: Provider, session: str) -> None:
+def test_a_bad_body_is_refused_and_harms_nothing(name: str, web: Web, mock: MockProvider, session: str) -> None:
     before = web.chat(session).totals
     with in_time():
         answer = web.post(CHAT, BAD_BODIES[name], {"x-session-id": session})
@@ -155,7 +155,7 @@ def test_an_odd_body_is_answered_or_refused(name: str, streamed: bool, named: bo
     assert web.chat(session).status == 200
 
 
-def test_a_hundred_thousand_messages_are_answered_in_time(web: Web, mock: Provider, session: str) -> None:
+def test_a_hundred_thousand_messages_are_answered_in_time(web: Web, mock: MockProvider, session: str) -> None:
     body = json.dumps({"model": "mock-small", "messages": HI * 100_000}).encode()
     with in_time():
         assert web.post(CHAT, body).status == 200
@@ -165,7 +165,7 @@ def test_a_hundred_thousand_messages_are_answered_in_time(web: Web, mock: Provid
 # --- size ---------------------------------------------------------------------------------------------------------
 
 
-def test_65_mib_are_refused_and_the_answer_arrives(web: Web, mock: Provider, session: str) -> None:
+def test_65_mib_are_refused_and_the_answer_arrives(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.post(CHAT, PLAIN + b" " * (65 << 20), {"x-session-id": session})
     is_a_clear_refusal(answer, 413)
     assert answer.error["code"] == "request_too_large"
@@ -173,7 +173,7 @@ def test_65_mib_are_refused_and_the_answer_arrives(web: Web, mock: Provider, ses
     assert mock.calls == []
 
 
-def test_a_client_that_asks_first_is_refused_at_once(web: Web, mock: Provider, session: str) -> None:
+def test_a_client_that_asks_first_is_refused_at_once(web: Web, mock: MockProvider, session: str) -> None:
     head = chat_bytes(b"", b"expect: 100-continue").replace(b"length: 0", b"length: %d" % (65 << 20))
     with in_time(), connect(web.url) as sock:
         sock.sendall(head)
@@ -182,7 +182,7 @@ def test_a_client_that_asks_first_is_refused_at_once(web: Web, mock: Provider, s
     assert not data.startswith(b"HTTP/1.1 100"), "it is told to go on and then refused"
 
 
-def test_65_mib_in_chunks_are_cut_off(web: Web, mock: Provider, session: str) -> None:
+def test_65_mib_in_chunks_are_cut_off(web: Web, mock: MockProvider, session: str) -> None:
     head = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"")
     block = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
     is_a_clear_refusal(talk(web.url, head, *[block] * 65, b"0\r\n\r\n"), 413)
@@ -190,7 +190,7 @@ def test_65_mib_in_chunks_are_cut_off(web: Web, mock: Provider, session: str) ->
     assert web.chat(session).status == 200
 
 
-def test_the_sdk_sees_that_its_body_is_too_large(client: openai.OpenAI, mock: Provider) -> None:
+def test_the_sdk_sees_that_its_body_is_too_large(client: openai.OpenAI, mock: MockProvider) -> None:
     with pytest.raises(openai.APIStatusError) as error:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (65 << 20)}])
     assert error.value.status_code == 413
@@ -198,7 +198,7 @@ def test_the_sdk_sees_that_its_body_is_too_large(client: openai.OpenAI, mock: Pr
 
 
 @pytest.mark.parametrize("size", [65 << 20, 300 << 20])
-def test_a_gzip_bomb_is_refused(size: int, web: Web, mock: Provider, session: str) -> None:
+def test_a_gzip_bomb_is_refused(size: int, web: Web, mock: MockProvider, session: str) -> None:
     import zlib
 
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -224,7 +224,7 @@ def test_a_gzip_bomb_is_refused(size: int, web: Web, mock: Provider, session: st
     ],
 )
 def test_a_body_packed_in_a_way_nobody_can_read_is_refused(
-    encoding: str, body: bytes, web: Web, mock: Provider
+    encoding: str, body: bytes, web: Web, mock: MockProvider
 ) -> None:
     is_a_clear_refusal(web.post(CHAT, body, {"content-encoding": encoding}), 400)
     assert mock.calls == []
@@ -257,7 +257,7 @@ BAD_HEADS = {
 
 
 @pytest.mark.parametrize("name", BAD_HEADS)
-def test_a_head_that_is_no_http_is_refused_and_the_connection_closed(name: str, web: Web, mock: Provider) -> None:
+def test_a_head_that_is_no_http_is_refused_and_the_connection_closed(name: str, web: Web, mock: MockProvider) -> None:
     with in_time():
         answer = talk(web.url, BAD_HEADS[name])
     assert answer.header("x-evil") is None
@@ -271,7 +271,7 @@ def test_what_is_refused_for_its_head_gets_a_request_id_too(web: Web) -> None:
     is_a_clear_refusal(talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * 70_000)), 431)
 
 
-def test_a_folded_header_adds_no_header(web: Web, mock: Provider) -> None:
+def test_a_folded_header_adds_no_header(web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, chat_bytes(PLAIN, b"x-session-id: a\r\n x-evil: 1"))
     assert answer.header("x-evil") is None
     assert all(call.header("x-evil") is None for call in mock.calls)
@@ -282,7 +282,7 @@ def test_a_folded_header_adds_no_header(web: Web, mock: Provider) -> None:
     "path",
     ["/s/a%0d%0ax-evil:%201/v1/chat/completions", "/s/a%00/v1/models", "/s/%C3%A9/v1/models", "/s/a%2Fb/v1/models"],
 )
-def test_a_session_in_the_path_injects_no_header(path: str, web: Web, mock: Provider) -> None:
+def test_a_session_in_the_path_injects_no_header(path: str, web: Web, mock: MockProvider) -> None:
     answer = web.post(path, PLAIN)
     is_a_clear_refusal(answer, 400)
     assert answer.header("x-evil") is None
@@ -297,14 +297,14 @@ def test_a_header_outside_ascii_travels_as_it_is(scripted: Scripted, session: st
     assert (received.header("x-title") or "").encode("latin-1") == raw
 
 
-def test_a_session_id_outside_ascii_is_none(web: Web, mock: Provider) -> None:
+def test_a_session_id_outside_ascii_is_none(web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, chat_bytes(PLAIN, "x-session-id: sitzung-ü".encode()))
     assert answer.status == 200
     assert (answer.header("x-session-id") or "").startswith("auto-")
 
 
 @pytest.mark.parametrize("request_id", [b"a b", b"\xff", b"x" * 129, b"", b"a\tb"])
-def test_a_request_id_that_cannot_be_echoed_is_replaced(request_id: bytes, web: Web, mock: Provider) -> None:
+def test_a_request_id_that_cannot_be_echoed_is_replaced(request_id: bytes, web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, chat_bytes(PLAIN, b"x-request-id: " + request_id))
     shown = answer.header("x-gateway-request-id") or ""
     assert shown.encode("latin-1") != request_id
@@ -328,7 +328,7 @@ def test_a_length_of_thousands_of_digits_is_a_length_like_any_other(web: Web) ->
 
 
 @pytest.mark.parametrize("size", [70_000, 1 << 20, 20 << 20])
-def test_a_header_that_is_too_large_is_refused(size: int, web: Web, mock: Provider) -> None:
+def test_a_header_that_is_too_large_is_refused(size: int, web: Web, mock: MockProvider) -> None:
     with in_time():
         answer = talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * size))
     if size < 1 << 20 or answer.status:
@@ -337,7 +337,7 @@ def test_a_header_that_is_too_large_is_refused(size: int, web: Web, mock: Provid
 
 
 @pytest.mark.parametrize("number", [300, 50_000])
-def test_too_many_headers_are_refused(number: int, web: Web, mock: Provider) -> None:
+def test_too_many_headers_are_refused(number: int, web: Web, mock: MockProvider) -> None:
     headers = [b"x-%d: 1" % index for index in range(number)]
     answer = talk(web.url, chat_bytes(PLAIN, *headers))
     if number == 300 or answer.status:
@@ -345,11 +345,11 @@ def test_too_many_headers_are_refused(number: int, web: Web, mock: Provider) -> 
     assert mock.calls == []
 
 
-def test_a_long_request_line_is_refused(web: Web, mock: Provider) -> None:
+def test_a_long_request_line_is_refused(web: Web, mock: MockProvider) -> None:
     refused_in_shape(talk(web.url, b"GET /v1/" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n"), 431)
 
 
-def test_headers_just_inside_the_limits_are_taken(web: Web, mock: Provider) -> None:
+def test_headers_just_inside_the_limits_are_taken(web: Web, mock: MockProvider) -> None:
     headers = [b"x-%d: %s" % (index, b"a" * 200) for index in range(200)]
     assert talk(web.url, chat_bytes(PLAIN, *headers)).status == 200
 
@@ -363,7 +363,7 @@ def hasty_server(mock_server: MockServer, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def hasty(hasty_server: GatewayThread, mock: Provider) -> Web:
+def hasty(hasty_server: GatewayThread, mock: MockProvider) -> Web:
     return hasty_server.web
 
 
@@ -407,7 +407,7 @@ def test_a_half_sent_head_on_a_kept_connection_is_ended(hasty: Web) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_half_sent_body_is_ended(chunked: bool, hasty: Web, mock: Provider) -> None:
+def test_a_half_sent_body_is_ended(chunked: bool, hasty: Web, mock: MockProvider) -> None:
     data = chat_bytes(PLAIN + b" " * 50)[:-50]
     if chunked:
         data = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"") + b"5\r\nabc"
@@ -418,7 +418,7 @@ def test_a_half_sent_body_is_ended(chunked: bool, hasty: Web, mock: Provider) ->
     assert mock.calls == []
 
 
-def test_a_slow_body_that_keeps_coming_is_taken(hasty: Web, mock: Provider) -> None:
+def test_a_slow_body_that_keeps_coming_is_taken(hasty: Web, mock: MockProvider) -> None:
     with connect(hasty.url) as sock:
         data = chat_bytes(PLAIN)
         sock.sendall(data[:-20])
@@ -428,11 +428,11 @@ def test_a_slow_body_that_keeps_coming_is_taken(hasty: Web, mock: Provider) -> N
         assert parse(read_all(sock)).status == 200
 
 
-def test_a_call_that_takes_longer_than_the_head_may_is_not_ended(hasty: Web, mock: Provider, session: str) -> None:
+def test_a_call_that_takes_longer_than_the_head_may_is_not_ended(hasty: Web, mock: MockProvider, session: str) -> None:
     assert hasty.chat(session, "delay=0.8").status == 200
 
 
-def test_the_size_limit_is_the_configured_one(hasty: Web, mock: Provider) -> None:
+def test_the_size_limit_is_the_configured_one(hasty: Web, mock: MockProvider) -> None:
     is_a_clear_refusal(hasty.post(CHAT, PLAIN + b" " * 20_000), 413)
     assert hasty.post(CHAT, PLAIN + b" " * 5_000).status == 200
 
@@ -448,7 +448,7 @@ def test_the_size_limit_is_the_configured_one(hasty: Web, mock: Provider) -> Non
     ],
 )
 def test_a_credential_or_host_that_is_sent_twice_is_refused(
-    path: str, twice: tuple[bytes, ...], web: Web, mock: Provider
+    path: str, twice: tuple[bytes, ...], web: Web, mock: MockProvider
 ) -> None:
     lines = [b"POST " + path.encode() + b" HTTP/1.1", b"host: localhost", b"connection: close", *twice]
     body = b'{"model":"m","messages":[]}'
@@ -483,7 +483,7 @@ def test_a_credential_or_host_that_is_sent_twice_is_refused(
         "/v1//../x",
     ],
 )
-def test_a_path_that_leaves_its_folder_goes_nowhere(path: str, web: Web, mock: Provider) -> None:
+def test_a_path_that_leaves_its_folder_goes_nowhere(path: str, web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, b"GET " + path.encode() + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
     is_a_clear_refusal(answer)
     assert mock.calls == []
@@ -492,12 +492,12 @@ def test_a_path_that_leaves_its_folder_goes_nowhere(path: str, web: Web, mock: P
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/", "/v2/models", "/nope", "/s/a", "/s/a/x", "/V1/models", "/admin", "/v1x/models"]
 )
-def test_an_unknown_path_is_a_404(path: str, web: Web, mock: Provider) -> None:
+def test_an_unknown_path_is_a_404(path: str, web: Web, mock: MockProvider) -> None:
     is_a_clear_refusal(web.get(path), 404)
     assert mock.calls == []
 
 
-def test_an_unknown_path_under_v1_is_the_providers_to_answer(web: Web, mock: Provider) -> None:
+def test_an_unknown_path_under_v1_is_the_providers_to_answer(web: Web, mock: MockProvider) -> None:
     answer = web.get("/v1/nothing/here?x=%20y&x=1")
     assert answer.status == 404
     assert answer.header("x-gateway-upstream-error") == "true"
@@ -524,7 +524,7 @@ def test_a_client_does_not_choose_the_upstream(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"])
-def test_other_methods_are_answered(method: str, web: Web, mock: Provider) -> None:
+def test_other_methods_are_answered(method: str, web: Web, mock: MockProvider) -> None:
     target = "example.org:443" if method == "CONNECT" else CHAT
     request = f"{method} {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode()
     answer = talk(web.url, request)
@@ -532,7 +532,7 @@ def test_other_methods_are_answered(method: str, web: Web, mock: Provider) -> No
     assert web.get("/healthz").status == 200
 
 
-def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: Provider) -> None:
+def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: MockProvider) -> None:
     request = chat_bytes(PLAIN, b"upgrade: h2c", b"http2-settings: AAMAAABk").replace(
         b": close", b": Upgrade, HTTP2-Settings"
     )
@@ -542,7 +542,7 @@ def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: Provide
     assert mock.calls[0].body == PLAIN
 
 
-def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: Provider) -> None:
+def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: MockProvider) -> None:
     request = chat_bytes(PLAIN, b"upgrade: h2c").replace(b": close", b": Upgrade")
     at = request.index(b"upgrade: h2c") + 3
     with connect(web.url) as sock:
@@ -553,7 +553,7 @@ def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: Provider) -> 
     assert mock.calls[0].body == PLAIN
 
 
-def test_an_upgrade_on_a_kept_connection_does_not_lose_the_body_either(web: Web, mock: Provider) -> None:
+def test_an_upgrade_on_a_kept_connection_does_not_lose_the_body_either(web: Web, mock: MockProvider) -> None:
     first = chat_bytes(PLAIN).replace(b"connection: close\r\n", b"")
     second = chat_bytes(PLAIN, b"upgrade: h2c").replace(b": close", b": Upgrade")
     with connect(web.url) as sock:
@@ -567,7 +567,7 @@ def test_an_upgrade_on_a_kept_connection_does_not_lose_the_body_either(web: Web,
 
 
 @pytest.mark.parametrize("path", ["/v1/realtime?model=any", "/s/mine/v1/realtime"])
-def test_a_websocket_of_another_api_is_refused_by_the_gateway(path: str, web: Web, mock: Provider) -> None:
+def test_a_websocket_of_another_api_is_refused_by_the_gateway(path: str, web: Web, mock: MockProvider) -> None:
     handshake = (
         f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
         "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -578,7 +578,7 @@ def test_a_websocket_of_another_api_is_refused_by_the_gateway(path: str, web: We
     assert not mock.calls
 
 
-def test_pipelined_requests_are_answered_in_order(web: Web, mock: Provider) -> None:
+def test_pipelined_requests_are_answered_in_order(web: Web, mock: MockProvider) -> None:
     first = chat_bytes(PLAIN, b"x-request-id: first", b"x-mock: delay=0.1").replace(b"connection: close\r\n", b"")
     second = chat_bytes(PLAIN, b"x-request-id: second")
     with connect(web.url) as sock:
@@ -588,7 +588,7 @@ def test_pipelined_requests_are_answered_in_order(web: Web, mock: Provider) -> N
     assert data.count(b"HTTP/1.1 200") == 2
 
 
-def test_expect_100_continue(web: Web, mock: Provider) -> None:
+def test_expect_100_continue(web: Web, mock: MockProvider) -> None:
     data = chat_bytes(PLAIN, b"expect: 100-continue")
     head, body = data[: -len(PLAIN)], data[-len(PLAIN) :]
     with connect(web.url) as sock:
@@ -602,7 +602,7 @@ def test_expect_100_continue(web: Web, mock: Provider) -> None:
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_before_the_body_was_read_still_says_the_totals(web: Web, mock: Provider, session: str) -> None:
+def test_a_refusal_before_the_body_was_read_still_says_the_totals(web: Web, mock: MockProvider, session: str) -> None:
     totals = web.chat(session).totals
     head = chat_bytes(b"", b"x-session-id: " + session.encode(), b"x-request-id: mine", b"expect: 100-continue")
     answer = talk(web.url, head.replace(b"length: 0", b"length: %d" % (65 << 20)))
@@ -612,7 +612,7 @@ def test_a_refusal_before_the_body_was_read_still_says_the_totals(web: Web, mock
     assert answer.totals == totals
 
 
-def test_the_session_of_a_path_is_named_in_a_refusal(web: Web, mock: Provider, session: str) -> None:
+def test_the_session_of_a_path_is_named_in_a_refusal(web: Web, mock: MockProvider, session: str) -> None:
     totals = web.post(f"/s/{session}/v1/chat/completions", PLAIN).totals
     answer = web.post(f"/s/{session}/v1/chat/completions", b"nonsense")
     is_a_clear_refusal(answer, 400)

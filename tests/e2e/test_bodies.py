@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import Scripted, StartGateway
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
 from tests.support.web import CHAT, Web
@@ -32,7 +32,7 @@ ODD_BODIES = {
 
 
 @pytest.mark.parametrize("name", ODD_BODIES)
-def test_a_body_reaches_the_provider_byte_for_byte(name: str, web: Web, mock: Provider, session: str) -> None:
+def test_a_body_reaches_the_provider_byte_for_byte(name: str, web: Web, mock: MockProvider, session: str) -> None:
     body = ODD_BODIES[name]
     answer = web.post(CHAT, body, {"x-session-id": session})
     assert answer.status == 200
@@ -42,7 +42,7 @@ def test_a_body_reaches_the_provider_byte_for_byte(name: str, web: Web, mock: Pr
 
 
 @pytest.mark.parametrize("name", ODD_BODIES)
-def test_without_a_session_id_nothing_changes_either(name: str, web: Web, mock: Provider) -> None:
+def test_without_a_session_id_nothing_changes_either(name: str, web: Web, mock: MockProvider) -> None:
     body = ODD_BODIES[name]
     answer = web.post(CHAT, body)
     assert answer.status == 200
@@ -50,7 +50,7 @@ def test_without_a_session_id_nothing_changes_either(name: str, web: Web, mock: 
     assert mock.calls[0].body_sha256 == hashlib.sha256(body).hexdigest()
 
 
-def test_a_stream_that_asks_for_usage_is_forwarded_byte_for_byte(web: Web, mock: Provider, session: str) -> None:
+def test_a_stream_that_asks_for_usage_is_forwarded_byte_for_byte(web: Web, mock: MockProvider, session: str) -> None:
     body = PLAIN[:-1] + b', "stream" : true, "stream_options":{"include_usage" : true ,"x":1}}'
     answer = web.post(CHAT, body, {"x-session-id": session})
     assert mock.calls[0].body == body
@@ -68,7 +68,7 @@ def test_a_stream_that_asks_for_usage_is_forwarded_byte_for_byte(web: Web, mock:
     ],
 )
 def test_a_stream_is_asked_for_usage_and_all_else_kept(
-    options: bytes | None, web: Web, mock: Provider, session: str
+    options: bytes | None, web: Web, mock: MockProvider, session: str
 ) -> None:
     tail = b"" if options is None else b',"stream_options":' + options
     body = b'{"temperature":0.10,"model":"mock-small","messages":[ {"role":"user","content":"\\u0041" } ],"stream":true'
@@ -140,7 +140,7 @@ def test_a_whole_answer_reaches_the_client_byte_for_byte(scripted: Scripted, ses
     assert answer.header("x-ratelimit-remaining-tokens") == "7"
 
 
-def test_a_provider_that_refuses_stream_options_is_remembered(web: Web, mock: Provider, session: str) -> None:
+def test_a_provider_that_refuses_stream_options_is_remembered(web: Web, mock: MockProvider, session: str) -> None:
     model = f"old-server-{next(_models)}"
     first = web.stream(session, "refuse_stream_options=1;chunks=30", model=model)
     assert first.status == 200
@@ -159,7 +159,7 @@ def test_a_provider_that_refuses_stream_options_is_remembered(web: Web, mock: Pr
     assert json.loads(newest.body)["stream_options"] == {"include_usage": True}
 
 
-def test_a_client_that_asked_itself_sees_the_refusal(web: Web, mock: Provider, session: str) -> None:
+def test_a_client_that_asked_itself_sees_the_refusal(web: Web, mock: MockProvider, session: str) -> None:
     options = {"include_usage": True}
     answer = web.stream(session, "refuse_stream_options=1", model=f"old-server-{next(_models)}", stream_options=options)
     assert answer.status == 400
@@ -167,7 +167,9 @@ def test_a_client_that_asked_itself_sees_the_refusal(web: Web, mock: Provider, s
     assert len(mock.calls) == 1
 
 
-def test_another_refusal_of_a_stream_is_passed_on_and_not_tried_again(web: Web, mock: Provider, session: str) -> None:
+def test_another_refusal_of_a_stream_is_passed_on_and_not_tried_again(
+    web: Web, mock: MockProvider, session: str
+) -> None:
     answer = web.stream(session, "status=400")
     assert answer.status == 400
     assert answer.error["code"] == "mock_error"
@@ -176,7 +178,7 @@ def test_another_refusal_of_a_stream_is_passed_on_and_not_tried_again(web: Web, 
 
 
 def test_an_alias_changes_the_model_and_nothing_else(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, models=[{"match": "fast", "provider": "upstream", "name": "mock-small"}])
     body = b'{"messages":[ {"role":"user","content":"\\u0041"} ],"model":"fast","top_p":1.00}'
@@ -187,7 +189,7 @@ def test_an_alias_changes_the_model_and_nothing_else(
     assert gateway.web.chat(model="upstream/mock-large").json["model"] == "mock-large"
 
 
-def test_a_packed_body_is_unpacked(web: Web, mock: Provider, session: str) -> None:
+def test_a_packed_body_is_unpacked(web: Web, mock: MockProvider, session: str) -> None:
     import gzip
     import zlib
 

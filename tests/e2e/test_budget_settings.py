@@ -12,7 +12,7 @@ import pytest
 
 from gateway import config
 from gateway.config.policies import provider_of
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread, until
 from tests.support.web import CHAT, Reply, Web
@@ -31,7 +31,7 @@ def view(gateway: GatewayThread) -> Any:
 
 @pytest.mark.parametrize(("weight", "counted"), [(1.0, 1.0), (0.0, 0.0)])
 def test_count_cached_is_what_a_cached_token_counts(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, weight: float, counted: float
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, weight: float, counted: float
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 100_000, "budget.count_cached": weight})
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_count_cached_is_what_a_cached_token_counts(
 
 @pytest.mark.parametrize(("warn_at", "warned"), [(0.0, True), (1.0, False)])
 def test_warn_at_is_the_share_from_which_on_answers_warn(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, warn_at: float, warned: bool
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, warn_at: float, warned: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 10_000, "budget.warn_at": warn_at})
     assert (call(gateway.web).header("x-session-budget-warning") is not None) is warned
@@ -51,7 +51,7 @@ def test_warn_at_is_the_share_from_which_on_answers_warn(
 
 @pytest.mark.parametrize("status", [400, 402, 429])
 def test_exhausted_status_is_the_status_of_a_refusal_that_no_retry_helps(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, status: int
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, status: int
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 1, "budget.exhausted_status": status})
     assert call(gateway.web).status == 200
@@ -62,7 +62,7 @@ def test_exhausted_status_is_the_status_of_a_refusal_that_no_retry_helps(
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_limit_field_names_the_limit_that_a_budget_sets(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, name: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, name: str
 ) -> None:
     provider = {"base_url": mock_server.url, "auth": "none", "limit_field": name}
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "providers": {"upstream": provider}})
@@ -90,7 +90,7 @@ def test_where_nothing_is_said_the_host_tells_how_the_limit_is_named(url: str, n
 
 @pytest.mark.parametrize("dearer", [{"service_tier": "priority"}, {"service_tier": "fast"}, {"speed": "fast"}])
 def test_a_service_tier_whose_price_nobody_knows_is_refused_under_a_budget_in_dollars(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, dearer: dict[str, Any]
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, dearer: dict[str, Any]
 ) -> None:
     models = [{"match": "priced", "provider": "upstream", "price": {"input": 1, "output": 10}}]
     gateway = gateway_server(mock_server.url, models=models, **{"budget.usd": 1})
@@ -101,7 +101,7 @@ def test_a_service_tier_whose_price_nobody_knows_is_refused_under_a_budget_in_do
 
 
 def test_where_a_client_key_is_required_nobody_calls_before_there_is_one(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.required": True})
     refused = call(gateway.web)
@@ -111,7 +111,7 @@ def test_where_a_client_key_is_required_nobody_calls_before_there_is_one(
 
 @pytest.mark.parametrize("journal", ["auto", "elsewhere", "off"])
 def test_what_the_store_does_not_take_waits_in_the_journal_that_is_named(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, tmp_path: Path, journal: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, tmp_path: Path, journal: str
 ) -> None:
     named = str(tmp_path / "elsewhere") if journal == "elsewhere" else journal
     flags: dict[str, object] = {"store.on_failure": "open", "store.journal": named, "store.timeout_ms": 500}

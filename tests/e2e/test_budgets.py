@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
-from gateway.mock import Behaviour, MockServer, Provider, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection, Held, chunk, completion
@@ -37,7 +37,7 @@ def budget(web: Web, session: str) -> Any:
     return web.get(f"/api/sessions/{session}").json["budget"]
 
 
-def sent(mock: Provider) -> Any:
+def sent(mock: MockProvider) -> Any:
     """The body of the last request that reached the provider."""
     return json.loads(mock.calls[-1].body)
 
@@ -62,7 +62,7 @@ def limit(gateway: GatewayThread, session: str, **limits: object) -> None:
 
 
 @pytest.fixture
-def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def small(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     """A budget of 1,000 tokens a session."""
     return gateway_server(mock_server.url, **{"budget.tokens": 1_000})
 
@@ -71,7 +71,7 @@ def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway)
 
 
 def test_a_session_shrinks_its_results_is_refused_at_last_and_goes_on_after_a_raise(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 40_000})
     call_made = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
@@ -132,7 +132,7 @@ def test_a_refusal_says_what_the_number_the_limit_and_the_remedy(small: GatewayT
 # --- calls side by side ---------------------------------------------------------------------------------------------------
 
 
-def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock: Provider) -> None:
+def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock: MockProvider) -> None:
     mock.behaviour = Behaviour(delay=0.05)
     with ThreadPoolExecutor(32) as pool:
         replies = list(pool.map(lambda _: call(small.web, "many", max_tokens=60), range(96)))
@@ -149,7 +149,9 @@ def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock:
 
 
 @pytest.mark.parametrize("given", ["word " * 300, [7] * 300, [[7] * 100] * 3], ids=["text", "ids", "lists of ids"])
-def test_embeddings_side_by_side_never_overshoot_together(small: GatewayThread, mock: Provider, given: object) -> None:
+def test_embeddings_side_by_side_never_overshoot_together(
+    small: GatewayThread, mock: MockProvider, given: object
+) -> None:
     mock.behaviour = Behaviour(delay=0.05)
     body = {"model": "mock-embed", "input": given}
     with ThreadPoolExecutor(16) as pool:
@@ -186,7 +188,7 @@ def test_a_call_that_fails_gives_back_what_it_held(small: GatewayThread, fault: 
 # --- how long an answer may be --------------------------------------------------------------------------------------------
 
 
-def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock: Provider) -> None:
+def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock: MockProvider) -> None:
     mock.push(Turn(text="word " * 3_000))
     reply = call(small.web, "s", max_tokens=5_000)
     assert reply.status == 200
@@ -198,7 +200,7 @@ def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock:
 
 @pytest.mark.parametrize(("tokens", "status"), [(8_000, 200), (1_000, 400)])
 def test_a_budget_of_thinking_stays_below_the_lowered_limit_of_its_answer(
-    tokens: int, status: int, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    tokens: int, status: int, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": tokens}).web
     before = len(mock.calls)
@@ -214,7 +216,7 @@ def test_a_budget_of_thinking_stays_below_the_lowered_limit_of_its_answer(
 
 
 def test_without_clamping_a_call_that_could_overspend_is_refused(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "budget.clamp_output": False})
     assert call(gateway.web, "s", max_tokens=5_000).error["code"] == "budget_exhausted"
@@ -222,17 +224,19 @@ def test_without_clamping_a_call_that_could_overspend_is_refused(
     assert sent(mock)["max_tokens"] == 500
 
 
-def test_answers_asked_for_together_are_held_together(small: GatewayThread, mock: Provider) -> None:
+def test_answers_asked_for_together_are_held_together(small: GatewayThread, mock: MockProvider) -> None:
     assert call(small.web, "s", n=4, max_tokens=400).status == 200
     assert 200 < sent(mock)["max_tokens"] < 250
 
 
-def test_a_call_without_a_limit_gets_one_where_the_model_has_none(small: GatewayThread, mock: Provider) -> None:
+def test_a_call_without_a_limit_gets_one_where_the_model_has_none(small: GatewayThread, mock: MockProvider) -> None:
     assert call(small.web, "s", max_tokens=None).status == 200
     assert 900 < sent(mock)["max_tokens"] < 1_000
 
 
-def test_without_a_budget_nothing_of_the_request_changes(gateway: GatewayThread, session: str, mock: Provider) -> None:
+def test_without_a_budget_nothing_of_the_request_changes(
+    gateway: GatewayThread, session: str, mock: MockProvider
+) -> None:
     body = b'{"model": "mock-small",  "messages": [{"role":"user","content":"hi"}], "max_tokens": 9000 }'
     reply = gateway.web.send("POST", CHAT, body, {"x-session-id": session})
     assert reply.status == 200
@@ -241,7 +245,7 @@ def test_without_a_budget_nothing_of_the_request_changes(gateway: GatewayThread,
 
 
 def test_a_stream_without_a_limit_takes_more_as_it_goes(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, models=GROWS, **{"budget.tokens": 20_000})
     mock.behaviour = Behaviour(chunks=4_000, interval=0.0008)
@@ -253,7 +257,7 @@ def test_a_stream_without_a_limit_takes_more_as_it_goes(
 
 
 def test_a_stream_that_gets_no_more_ends_as_one_whose_length_was_reached(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     flags: dict[str, object] = {"budget.tokens": 6_000, "sessions.on_disconnect": "cancel"}
     gateway = gateway_server(mock_server.url, models=GROWS, **flags)
@@ -315,7 +319,7 @@ def test_a_declared_budget_that_is_no_number_is_refused(small: GatewayThread, va
 
 
 def test_a_budget_in_dollars_holds_for_models_whose_price_is_known(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.usd": "0.05", "models": PRICED})
     reply = call(gateway.web, "s", model="priced", max_tokens=4_000)
@@ -333,14 +337,16 @@ def test_a_budget_in_dollars_holds_for_models_whose_price_is_known(
 
 
 def test_a_budget_of_calls_counts_those_that_were_answered(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 2})
     assert call(gateway.web, "s", {"x-mock": "status=500"}).status == 500
     assert [call(gateway.web, "s").status for _ in range(3)] == [200, 200, 400]
 
 
-def test_a_budget_with_a_window_refills(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_a_budget_with_a_window_refills(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 1, "budget.window": "2s"})
     assert [call(gateway.web, "s").status for _ in range(2)] == [200, 400]
     assert "refills in" in call(gateway.web, "s").error["message"]
@@ -393,7 +399,7 @@ def test_below_a_chain_that_grew_at_its_top_nobody_escapes_who_is_up_there(small
 
 
 def test_a_client_keys_budget_binds_all_its_sessions_and_no_other_keys(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [
         {"name": "alice", "key": "alice-0123456789abcdef", "budget": {"calls": 3, "window": "1d"}},
@@ -415,7 +421,7 @@ def test_a_client_keys_budget_binds_all_its_sessions_and_no_other_keys(
 
 @pytest.mark.parametrize("limits", [{"budget.tokens": 100_000}, {}], ids=["budget", "no budget"])
 def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its_lease_ends(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, limits: dict[str, object]
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, limits: dict[str, object]
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, **limits}
     gateway = gateway_process(mock_server.url, **flags)
@@ -478,7 +484,7 @@ def charged_after_a_kill(gateway: GatewayProcess, start: Callable[[], GatewayPro
 
 
 def test_of_a_fast_stream_no_more_than_256_tokens_are_not_charged_where_its_worker_is_killed(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000}
     gateway = gateway_process(mock_server.url, **flags)
@@ -498,7 +504,7 @@ def charged_so_far(gateway: GatewayProcess) -> int:
 
 
 def test_a_stream_that_others_took_for_lost_while_its_worker_stood_still_is_charged_for_what_came_after_that(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000}
     gateway = gateway_process(mock_server.url, **flags)
@@ -519,7 +525,7 @@ def test_a_stream_that_others_took_for_lost_while_its_worker_stood_still_is_char
 
 @pytest.mark.parametrize(("on_failure", "begun"), [("closed", "before"), ("open", "before"), ("open", "meanwhile")])
 def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker_is_killed_meanwhile(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, on_failure: str, begun: str
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, on_failure: str, begun: str
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000, "store.timeout_ms": 250}
     flags |= {"store.on_failure": on_failure, "store.journal": "journals"}
@@ -611,7 +617,7 @@ def test_a_call_refused_without_a_session_says_the_budget_of_its_key(
 
 
 def test_only_the_operator_changes_a_budget(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": "alice", "key": "alice-0123456789abcdef"}]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys, "auth.admin_key": "admin-0123456789abcdef"})
@@ -635,7 +641,7 @@ def test_resetting_a_session_gives_it_its_budget_back(small: GatewayThread) -> N
 
 
 def test_a_stream_is_not_ended_because_it_is_fast(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, models=GROWS, **{"budget.tokens": 1_000_000})
     mock.behaviour = Behaviour(chunks=60_000, interval=0.0001)
@@ -721,7 +727,7 @@ def test_a_stream_that_keeps_to_its_limit_is_not_ended_early_at_any_speed(
 
 
 def test_streams_side_by_side_spend_no_more_than_was_left_while_the_store_is_away(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(
         mock_server.url, **{"budget.tokens": 8_000, "store.on_failure": "open", "store.timeout_ms": 500}
@@ -759,7 +765,7 @@ def test_what_one_call_declares_is_no_other_calls_budget_while_the_store_is_away
 
 @pytest.mark.parametrize("on_failure", ["closed", "open"])
 def test_a_stream_that_outlasts_the_store_ends_where_its_hold_does(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, on_failure: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, on_failure: str
 ) -> None:
     flags = {"budget.tokens": 1_000_000, "store.on_failure": on_failure, "store.timeout_ms": 250}
     gateway = gateway_server(mock_server.url, models=GROWS, **flags)
@@ -814,21 +820,21 @@ def test_the_remedy_names_the_session_as_the_command_takes_it(
 
 
 @pytest.mark.parametrize("path", ["responses", "completions", "messages", "embeddings"])
-def test_a_body_that_names_a_key_twice_is_no_way_round(small: GatewayThread, mock: Provider, path: str) -> None:
+def test_a_body_that_names_a_key_twice_is_no_way_round(small: GatewayThread, mock: MockProvider, path: str) -> None:
     body = b'{"model": "m", "model": "m", "max_tokens": 9, "input": "' + b"word " * 3_000 + b'"}'
     reply = small.web.send("POST", f"/v1/{path}", body, {"x-session-id": "s"})
     assert (reply.status, mock.calls) == (400, [])
 
 
 def test_a_call_that_names_no_model_is_no_way_round_a_budget_in_dollars(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.usd": "0.05"})
     reply = gateway.web.post("/v1/responses", {"input": "hi", "prompt": {"id": "p"}}, {"x-session-id": "s"})
     assert (reply.status, reply.error["code"]) == (400, "price_unknown")
 
 
-def test_each_of_several_prompts_is_held(small: GatewayThread, mock: Provider) -> None:
+def test_each_of_several_prompts_is_held(small: GatewayThread, mock: MockProvider) -> None:
     body = {"model": "m", "prompt": ["word " * 20] * 20, "max_tokens": 640}
     assert small.web.post("/v1/completions", body, {"x-session-id": "s"}).status == 200
     assert mock.billed().total_tokens <= 1_000
@@ -836,7 +842,7 @@ def test_each_of_several_prompts_is_held(small: GatewayThread, mock: Provider) -
 
 @pytest.mark.parametrize("limits", [{"budget.calls": 5}, {"budget.tokens": 1_000}])
 def test_a_limit_beyond_all_numbers_is_only_a_limit(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, limits: dict[str, object]
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, limits: dict[str, object]
 ) -> None:
     gateway = gateway_server(mock_server.url, **limits)
     assert call(gateway.web, "s", max_tokens=10**30).status in (200, 400)
@@ -844,7 +850,7 @@ def test_a_limit_beyond_all_numbers_is_only_a_limit(
 
 
 def test_fast_streams_side_by_side_stay_near_their_budget(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 20_000})
     mock.behaviour = Behaviour(chunks=12_000, interval=0.0002)

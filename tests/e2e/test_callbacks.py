@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import until
 from tests.support.receiver import Receiver, serving
@@ -32,7 +32,7 @@ def events(receiver: Receiver) -> list[Any]:
 
 
 def test_a_webhook_hears_of_calls_what_the_api_shows_and_no_prompt(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, receiver: Receiver
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     hook = {"url": receiver.url, "events": ALL, "secret": SECRET}
     gateway = gateway_server(mock_server.url, **{"callbacks.webhooks": [hook], "budget.tokens": 100_000})
@@ -56,7 +56,7 @@ def test_a_webhook_hears_of_calls_what_the_api_shows_and_no_prompt(
 
 
 def test_a_receiver_that_does_not_answer_slows_no_call_and_not_the_end(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, receiver: Receiver
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     receiver.gate.clear()
     hook = {"url": receiver.url, "timeout_s": 60}
@@ -68,7 +68,7 @@ def test_a_receiver_that_does_not_answer_slows_no_call_and_not_the_end(
 
 
 def test_what_waits_is_sent_when_the_gateway_stops(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, receiver: Receiver
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"callbacks.webhooks": [{"url": receiver.url}]})
     for _ in range(10):
@@ -89,7 +89,7 @@ OBSERVER = """
 
 def test_a_class_of_the_users_own_hears_of_calls_and_its_bugs_change_nothing(
     mock_server: MockServer,
-    mock: Provider,
+    mock: MockProvider,
     gateway_server: StartGateway,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +104,7 @@ def test_a_class_of_the_users_own_hears_of_calls_and_its_bugs_change_nothing(
 
 
 def test_a_step_is_told_when_a_session_is_in_it(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, receiver: Receiver
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     steps = [
         {"name": "review", "conditions": [{"message_matches": "review"}]},
@@ -121,7 +121,7 @@ def test_a_step_is_told_when_a_session_is_in_it(
 
 
 def test_a_step_that_is_set_by_hand_is_told_too(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, receiver: Receiver
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     steps = [{"name": "review", "conditions": [{"message_matches": "review"}]}, {"name": "work", "is_default": True}]
     hook = {"url": receiver.url, "events": ["on_step"], "secret": SECRET}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess
 from tests.support.gateways import ROOT, until
 from tests.support.web import CHAT, HI, chat_bytes, connect
@@ -34,7 +34,7 @@ def test_no_call_is_lost_or_charged_twice_while_workers_are_killed_and_the_store
 
 
 def test_a_request_whose_client_was_gone_before_it_was_accepted_is_never_another_ones(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     # Of a connection that was reset nobody can say any more where it came from.
     gateway = gateway_process(mock_server.url, **{"budget.tokens": 1_000})

@@ -10,7 +10,7 @@ from decimal import Decimal
 import httpx  # noqa: F401  # before a gateway in this process imports it in a thread: two must not do so at a time
 import pytest
 
-from gateway.mock import CLAUDE_RULES, MockServer, Provider
+from gateway.mock import CLAUDE_RULES, MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.agents import STEPS
 from tests.support.claude_sessions import Agent, Feature, Played, dumped
@@ -55,7 +55,7 @@ SETUPS = ("context budget", "session budget with modes", "steps")
 
 
 @pytest.fixture
-def claude(mock: Provider) -> Iterator[Provider]:
+def claude(mock: MockProvider) -> Iterator[MockProvider]:
     """The built-in provider with today's rules of Claude models."""
     mock.claude = CLAUDE_RULES
     yield mock
@@ -76,12 +76,12 @@ def settings_of(setup: str, name: str) -> tuple[dict[str, object], dict[str, str
     return common, {**headers, "x-session-budget-tokens": str(SESSION_BUDGETS[name])}
 
 
-def refusals(provider: Provider) -> list[str]:
+def refusals(provider: MockProvider) -> list[str]:
     """Return the bodies of the requests that the provider refused."""
     return [call.body.decode()[:300] for call in provider.calls if call.status == 400]
 
 
-def cost(provider: Provider) -> Decimal:
+def cost(provider: MockProvider) -> Decimal:
     """Return what the provider charges at the rates of each model, in USD."""
     billed = provider.billed_by_model()
     dollars = sum(
@@ -100,7 +100,7 @@ def settled(gateway: GatewayThread) -> tuple[int, int, Decimal]:
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_session_is_never_refused_and_is_charged_for_what_is_billed(
-    name: str, setup: str, gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    name: str, setup: str, gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     settings, headers = settings_of(setup, name)
     gateway = gateway_server(mock_server.url, **settings)
@@ -134,7 +134,7 @@ def _check_setup(setup: str, name: str, played: Played) -> None:
         assert any(edits)
 
 
-def _check_bytes(feature: Feature, claude: Provider, played: Played) -> None:
+def _check_bytes(feature: Feature, claude: MockProvider, played: Played) -> None:
     """What must not be written again arrived as the client sent it."""
     bodies = [call.body.decode() for call in claude.calls]
     ordinary = [body for body in bodies if '"compaction":{"type":"summarize"}' not in body]
@@ -173,7 +173,7 @@ def test_thinking_in_kept_turns_is_sent_where_the_conversation_was_sent_as_recei
     counts: list[int],
     gateway_server: StartGateway,
     mock_server: MockServer,
-    claude: Provider,
+    claude: MockProvider,
 ) -> None:
     """The client keeps two responses. After the first one, each new one adds its own thinking."""
     gateway = gateway_server(mock_server.url, **settings)
@@ -183,7 +183,7 @@ def test_thinking_in_kept_turns_is_sent_where_the_conversation_was_sent_as_recei
 
 
 def test_a_summary_is_made_of_results_as_kept_turns_were_created_after_them(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """The response mode changes between the last call and the request for a summary."""
     gateway = gateway_server(mock_server.url)
@@ -199,7 +199,7 @@ def test_a_summary_is_made_of_results_as_kept_turns_were_created_after_them(
 
 
 def test_a_conversation_that_goes_on_while_it_is_summarized_keeps_its_thinking(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 8_000})
     agent = Agent(gateway.base_url, claude, Feature([ON_DEMAND]), {"x-session-id": "one"})
@@ -213,7 +213,7 @@ def test_a_conversation_that_goes_on_while_it_is_summarized_keeps_its_thinking(
 
 
 def test_a_client_may_leave_out_what_an_unsigned_compaction_stands_for(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """The turns after the compaction were trimmed before that, so that their thinking is bound to what was left."""
     gateway = gateway_server(mock_server.url)

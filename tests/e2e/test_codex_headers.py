@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import Provider
+from gateway.mock import MockProvider
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import SSE_HEAD, Connection
@@ -30,7 +30,7 @@ def calls(web: Web, session: str) -> int:
     return int(found.json["calls"]) if found.status == 200 else 0
 
 
-def test_a_thread_and_its_subagents_are_one_session(web: Web, mock: Provider, session: str) -> None:
+def test_a_thread_and_its_subagents_are_one_session(web: Web, mock: MockProvider, session: str) -> None:
     helper = {"x-codex-parent-thread-id": session, "x-openai-subagent": "review"}
     assert web.post(PATH, BODY, of(session, session)).status == 200
     assert web.post(PATH, BODY, of(session, f"{session}-helper", **helper)).status == 200
@@ -39,21 +39,21 @@ def test_a_thread_and_its_subagents_are_one_session(web: Web, mock: Provider, se
     assert all(mock.calls[-1].header(name) == value for name, value in helper.items())
 
 
-def test_threads_of_two_sessions_are_kept_apart(web: Web, mock: Provider, session: str) -> None:
+def test_threads_of_two_sessions_are_kept_apart(web: Web, mock: MockProvider, session: str) -> None:
     del mock
     for name in (f"{session}-a", f"{session}-b"):
         web.post(PATH, BODY, of(name, name))
     assert (calls(web, f"{session}-a"), calls(web, f"{session}-b")) == (1, 1)
 
 
-def test_without_a_session_the_thread_names_it(web: Web, mock: Provider, session: str) -> None:
+def test_without_a_session_the_thread_names_it(web: Web, mock: MockProvider, session: str) -> None:
     del mock
     web.post(PATH, BODY, {"thread-id": session})
     assert calls(web, session) == 1
 
 
 @pytest.mark.parametrize("parent", ["", "another"])
-def test_without_headers_the_body_names_it(web: Web, mock: Provider, session: str, parent: str) -> None:
+def test_without_headers_the_body_names_it(web: Web, mock: MockProvider, session: str, parent: str) -> None:
     del mock
     body = metadata(session, f"{session}-helper")
     web.post(PATH, {**body, "prompt_cache_key": parent or session})

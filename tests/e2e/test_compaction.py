@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from gateway import config
 from gateway.config.policies import provider_of
-from gateway.mock import Behaviour, MockServer, Provider, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from gateway.mock.strict import unseal
 from tests.conftest import StartGateway
 from tests.stores.redis_servers import RedisServer
@@ -74,7 +74,7 @@ def go_on(client: openai.OpenAI, *items: Any, stream: bool = False) -> None:
         assert list(answer)[-1].type == "response.completed"
 
 
-def sent(mock: Provider) -> list[dict[str, Any]]:
+def sent(mock: MockProvider) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(mock.calls[-1].body)["input"]
     return found
 
@@ -93,7 +93,7 @@ def holds_the_conversation(items: list[dict[str, Any]]) -> bool:
 
 
 def test_a_long_conversation_is_expanded_whole(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     rules = {"role": "developer", "content": "Say each number in words. " * 20_000}
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
@@ -105,7 +105,7 @@ def test_a_long_conversation_is_expanded_whole(
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_gateway_compacts_where_its_provider_does_not_and_expands_the_item(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, version: int, stream: bool
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, version: int, stream: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **OURS)
     with sdk(gateway) as client:
@@ -126,7 +126,7 @@ def test_the_gateway_compacts_where_its_provider_does_not_and_expands_the_item(
 
 
 def test_a_trigger_without_a_stream_is_answered_whole(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
         made: Any = client.responses.create(model="gpt-4o", input=[*conversation(), TRIGGER])
@@ -136,7 +136,7 @@ def test_a_trigger_without_a_stream_is_answered_whole(
 
 
 def test_a_compaction_outlives_the_gateways_process(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **OURS)
     with sdk(gateway) as client:
@@ -148,7 +148,7 @@ def test_a_compaction_outlives_the_gateways_process(
 
 
 def test_another_worker_of_one_redis_expands_a_compaction(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, tmp_path: Path
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, tmp_path: Path
 ) -> None:
     redis = RedisServer(tmp_path)
     try:
@@ -165,7 +165,7 @@ def test_another_worker_of_one_redis_expands_a_compaction(
 @pytest.mark.filterwarnings("ignore:Accessing the")
 @pytest.mark.filterwarnings("ignore:.*ReadOnly. qualifier")
 def test_a_conversation_with_a_translated_provider_is_compacted(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     row = {"adapter": "litellm", "litellm": "anthropic", "base_url": mock_server.url, "key": "held"}
     gateway = gateway_server(mock_server.url, providers={"claude": row}, default_provider="claude")
@@ -182,7 +182,9 @@ def test_a_conversation_with_a_translated_provider_is_compacted(
     assert holds_the_conversation(json.loads(mock.calls[-1].body)["messages"])
 
 
-def test_a_compaction_is_compacted_again(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> None:
+def test_a_compaction_is_compacted_again(
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
+) -> None:
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
         first, _ = compact(client)
         second, _ = compact(client, [first, *conversation()[1:]])
@@ -192,14 +194,14 @@ def test_a_compaction_is_compacted_again(gateway_server: StartGateway, mock_serv
     assert "encrypted_content" not in json.dumps(sent(mock))
 
 
-def test_a_retry_gives_the_same_item(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> None:
+def test_a_retry_gives_the_same_item(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> None:
     del mock
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
         assert compact(client) == compact(client)
 
 
 def test_another_session_goes_on_from_a_compaction_even_when_its_own_is_gone(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **OURS)
     with sdk(gateway, "first") as client:
@@ -212,7 +214,7 @@ def test_another_session_goes_on_from_a_compaction_even_when_its_own_is_gone(
 
 
 def test_the_input_is_expanded_before_it_is_counted_by_the_provider(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
         item, _ = compact(client)
@@ -221,7 +223,7 @@ def test_the_input_is_expanded_before_it_is_counted_by_the_provider(
 
 
 def test_a_short_conversation_is_kept_whole(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
         item, _ = compact(client, conversation()[:3])
@@ -230,7 +232,7 @@ def test_a_short_conversation_is_kept_whole(
 
 
 def test_what_must_stay_is_kept_though_it_is_most_of_the_conversation(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     rules = {"role": "developer", "content": "Say each number in words. " * 2000}
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
@@ -241,7 +243,7 @@ def test_what_must_stay_is_kept_though_it_is_most_of_the_conversation(
 
 
 def test_a_budget_that_is_used_up_does_not_keep_a_free_compaction_from_being_made(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
     with sdk(gateway_server(mock_server.url, **OURS), x_session_budget_tokens="100") as client:
@@ -262,7 +264,7 @@ def refused(client: openai.OpenAI, item: Any) -> dict[str, Any]:
 
 
 def test_an_item_of_another_deployment_is_refused_with_what_to_do(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     with sdk(gateway_server(mock_server.url, **OURS)) as client:
         item, _ = compact(client)
@@ -275,7 +277,7 @@ def test_an_item_of_another_deployment_is_refused_with_what_to_do(
 
 
 def test_a_changed_item_and_one_of_a_deleted_session_are_refused(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **OURS)
     with sdk(gateway) as client:
@@ -289,7 +291,7 @@ def test_a_changed_item_and_one_of_a_deleted_session_are_refused(
 
 
 def test_no_client_key_opens_the_item_of_another(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
     keys = [{"name": name, "key": f"client-key-of-{name}"} for name in ("ada", "bob")]
@@ -301,7 +303,7 @@ def test_no_client_key_opens_the_item_of_another(
 
 
 def test_an_item_that_is_repeated_until_it_fills_the_memory_is_refused(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **OURS)
     with sdk(gateway) as client:
@@ -312,7 +314,7 @@ def test_an_item_that_is_repeated_until_it_fills_the_memory_is_refused(
 
 
 def test_a_compaction_for_which_there_is_no_room_is_refused_with_the_setting(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
     gateway = gateway_server(mock_server.url, **OURS, **{"sessions.results_max_mb": 0})
@@ -321,7 +323,7 @@ def test_a_compaction_for_which_there_is_no_room_is_refused_with_the_setting(
 
 
 def test_a_conversation_that_its_provider_keeps_cannot_be_compacted_by_the_gateway(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
     with (
@@ -335,7 +337,7 @@ def test_a_conversation_that_its_provider_keeps_cannot_be_compacted_by_the_gatew
 
 
 def test_a_configured_model_sums_up_what_is_left_out_and_the_session_pays_for_it(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(Turn("All halls were listed; parcel 7-11 stands in row 11 of hall 7."))
     gateway = gateway_server(
@@ -363,7 +365,7 @@ def test_a_configured_model_sums_up_what_is_left_out_and_the_session_pays_for_it
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("flags", [THEIRS, {}], ids=["known", "asked"])
 def test_a_provider_compacts_what_came_untrimmed_and_without_a_limit_and_is_metered(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, version: int, flags: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, version: int, flags: dict[str, Any]
 ) -> None:
     gateway = gateway_server(mock_server.url, **flags, **{"context.budget": 3000, "budget.tokens": 1_000_000})
     with sdk(gateway, x_response_mode="handle_only") as client:
@@ -380,7 +382,7 @@ def test_a_provider_compacts_what_came_untrimmed_and_without_a_limit_and_is_mete
 
 
 def test_a_compaction_is_held_against_the_budget_like_any_call(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **THEIRS, **{"budget.tokens": 1000})
     with sdk(gateway) as client, pytest.raises(openai.BadRequestError, match="has used 0 of its"):
@@ -389,7 +391,7 @@ def test_a_compaction_is_held_against_the_budget_like_any_call(
 
 
 def test_a_compaction_has_no_output_limit_where_little_of_the_budget_is_left(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **THEIRS)
     with sdk(gateway) as client:
@@ -405,7 +407,7 @@ def test_a_compaction_has_no_output_limit_where_little_of_the_budget_is_left(
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("flags", [THEIRS, {}], ids=["known", "asked"])
 def test_a_refusal_to_compact_is_learned_and_the_gateway_compacts(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, version: int, flags: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, version: int, flags: dict[str, Any]
 ) -> None:
     mock.behaviour = Behaviour(compaction="refused")
     gateway = gateway_server(mock_server.url, **flags)
@@ -423,7 +425,7 @@ def test_a_refusal_to_compact_is_learned_and_the_gateway_compacts(
 
 
 def test_a_provider_that_answers_with_a_message_is_paid_and_the_gateway_compacts(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.behaviour = Behaviour(compaction="ignored")
     gateway = gateway_server(mock_server.url)
@@ -438,7 +440,7 @@ def test_a_provider_that_answers_with_a_message_is_paid_and_the_gateway_compacts
 
 
 def test_a_conversation_that_is_too_long_for_its_provider_is_compacted_by_the_gateway(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.behaviour = Behaviour(window=5000)
     with sdk(gateway_server(mock_server.url, **THEIRS)) as client:
@@ -451,7 +453,7 @@ def test_a_conversation_that_is_too_long_for_its_provider_is_compacted_by_the_ga
 
 @pytest.mark.parametrize("flags", [THEIRS, {}], ids=["known", "asked"])
 def test_any_other_refusal_is_passed_on(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, flags: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, flags: dict[str, Any]
 ) -> None:
     mock.behaviour = Behaviour(status=403)
     with sdk(gateway_server(mock_server.url, **flags)) as client, pytest.raises(openai.PermissionDeniedError):
@@ -459,7 +461,7 @@ def test_any_other_refusal_is_passed_on(
 
 
 def test_steps_leave_a_compaction_as_it_is(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     steps = [{"name": "only", "is_default": True, "available_tools": {"allowed": ["list_hall"]}}]
     gateway = gateway_server(mock_server.url, **THEIRS, steps=steps)
@@ -505,7 +507,7 @@ def asked(socket: Any, **fields: Any) -> list[Any]:
 
 @pytest.mark.parametrize("flags", [OURS, THEIRS], ids=["gateway", "provider"])
 def test_a_conversation_is_compacted_over_a_websocket(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, flags: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, flags: dict[str, Any]
 ) -> None:
     gateway = gateway_server(mock_server.url, **flags)
     with connect(gateway.url.replace("http", "ws") + "/v1/responses", additional_headers={"session-id": "s"}) as socket:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.conversations import TASK, TOOLS, agent, step
 from tests.support.gateways import GatewayThread
@@ -30,7 +30,7 @@ def ask(
     return web.post(CHAT, body, {"x-session-id": session, **(headers or {})})
 
 
-def sent(mock: Provider) -> list[dict[str, Any]]:
+def sent(mock: MockProvider) -> list[dict[str, Any]]:
     """The messages of the last call that reached the provider."""
     found: list[dict[str, Any]] = json.loads(mock.calls[-1].body)["messages"]
     return found
@@ -40,7 +40,7 @@ def numbers(reply: Reply) -> tuple[int, int]:
     return int(reply.header("x-context-tokens") or -1), int(reply.header("x-context-tokens-original") or -1)
 
 
-def test_a_request_within_its_budget_is_forwarded_byte_for_byte(web: Web, mock: Provider, session: str) -> None:
+def test_a_request_within_its_budget_is_forwarded_byte_for_byte(web: Web, mock: MockProvider, session: str) -> None:
     body = b'{"messages" : [{"role":"user", "content":"caf\\u00e9"}],  "model":"gpt-4o", "x":1.50}'
     reply = web.post(CHAT, body, {"x-session-id": session, **BUDGET})
     assert mock.calls[-1].body == body
@@ -58,7 +58,7 @@ def test_a_request_within_its_budget_is_forwarded_byte_for_byte(web: Web, mock: 
     ],
 )
 def test_what_cannot_be_fitted_is_sent_as_it_came_and_its_answer_says_so(
-    web: Web, mock: Provider, session: str, path: str, body: dict[str, Any]
+    web: Web, mock: MockProvider, session: str, path: str, body: dict[str, Any]
 ) -> None:
     reply = web.post(path, body, {"x-session-id": session, "x-context-budget": "10"})
     assert json.loads(mock.calls[-1].body) == body
@@ -75,7 +75,7 @@ def test_only_what_was_sent_to_be_metered_says_that_it_was_not_fitted(web: Web, 
 
 
 def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     came = agent(12)
     reply = ask(web, session, came, BUDGET)
@@ -92,7 +92,7 @@ def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
     assert json.loads(mock.calls[-1].body)["tools"] == TOOLS
 
 
-def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: Provider, session: str) -> None:
+def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: MockProvider, session: str) -> None:
     ask(web, session, agent(12), BUDGET)
     first = sent(mock)
     reply = ask(web, session, agent(13), BUDGET)
@@ -101,7 +101,7 @@ def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: Provider, sess
     assert reply.header("x-context-trimmed") != "none"
 
 
-def test_who_spoke_by_turns_still_does(web: Web, mock: Provider, session: str) -> None:
+def test_who_spoke_by_turns_still_does(web: Web, mock: MockProvider, session: str) -> None:
     """Some providers refuse anything else, such as a user's words behind a result."""
     talk: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
     for turn in range(25):
@@ -118,7 +118,7 @@ def test_who_spoke_by_turns_still_does(web: Web, mock: Provider, session: str) -
 
 
 def test_another_gateway_on_the_same_store_sends_the_same(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     first = gateway_server(mock_server.url)
     ask(first.web, "shared", agent(12), BUDGET)
@@ -151,7 +151,7 @@ def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: st
     assert saved == {"input_tokens": original - tokens, "calls": 1}
 
 
-def test_shadow_decides_and_sends_what_came(web: Web, mock: Provider, session: str) -> None:
+def test_shadow_decides_and_sends_what_came(web: Web, mock: MockProvider, session: str) -> None:
     came = agent(12)
     reply = ask(web, session, came, {**BUDGET, "x-context-trim": "shadow"})
     assert sent(mock) == came
@@ -162,14 +162,14 @@ def test_shadow_decides_and_sends_what_came(web: Web, mock: Provider, session: s
     assert web.get(f"/api/sessions/{session}").json["saved_by_trimming"]["calls"] == 0
 
 
-def test_off_sends_what_came(web: Web, mock: Provider, session: str) -> None:
+def test_off_sends_what_came(web: Web, mock: MockProvider, session: str) -> None:
     came = agent(12)
     reply = ask(web, session, came, {**BUDGET, "x-context-trim": "off"})
     assert sent(mock) == came
     assert (reply.header("x-context-trimmed"), reply.header("x-context-shadow")) == ("none", None)
 
 
-def test_what_cannot_be_fitted_is_refused_by_name_and_costs_nothing(web: Web, mock: Provider, session: str) -> None:
+def test_what_cannot_be_fitted_is_refused_by_name_and_costs_nothing(web: Web, mock: MockProvider, session: str) -> None:
     before = len(mock.calls)
     long = [*agent(2), {"role": "user", "content": "word " * 4000}]
     reply = ask(web, session, long, BUDGET)
@@ -182,7 +182,7 @@ def test_what_cannot_be_fitted_is_refused_by_name_and_costs_nothing(web: Web, mo
 
 
 def test_what_cannot_be_fitted_may_be_forwarded_instead(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": "forward"})
     long = [*agent(2), {"role": "user", "content": "word " * 4000}]
@@ -191,7 +191,7 @@ def test_what_cannot_be_fitted_may_be_forwarded_instead(
 
 
 def test_of_what_cannot_be_fitted_the_least_may_be_sent(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": "least"})
     long = [*agent(9), {"role": "user", "content": "word " * 4000}]
@@ -204,7 +204,7 @@ def test_of_what_cannot_be_fitted_the_least_may_be_sent(
 
 
 def test_a_turn_that_is_too_long_leaves_the_next_what_there_was(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": "least"})
     assert ask(gateway.web, "s", agent(20), BUDGET).status == 200
@@ -223,7 +223,9 @@ def test_a_turn_that_is_too_long_leaves_the_next_what_there_was(
     "headers", [{"x-context-budget": "many"}, {"x-context-budget": "0"}, {"x-context-budget": "-5"},
                 {"x-context-trim": "maybe"}],
 )  # fmt: skip
-def test_a_header_that_says_nothing_is_refused(web: Web, mock: Provider, session: str, headers: dict[str, str]) -> None:
+def test_a_header_that_says_nothing_is_refused(
+    web: Web, mock: MockProvider, session: str, headers: dict[str, str]
+) -> None:
     before = len(mock.calls)
     reply = ask(web, session, agent(1), headers)
     assert (reply.status, reply.error["code"]) == (400, "invalid_request")
@@ -233,7 +235,7 @@ def test_a_header_that_says_nothing_is_refused(web: Web, mock: Provider, session
 
 
 def test_the_configured_budget_holds_and_a_header_can_only_lower_it(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 3000})
     for headers, limit in (({}, 3000), ({"x-context-budget": "9000"}, 3000), ({"x-context-budget": "2000"}, 2000)):
@@ -244,7 +246,7 @@ def test_the_configured_budget_holds_and_a_header_can_only_lower_it(
 
 
 def test_the_models_window_less_the_answers_limit_is_the_budget(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "small", "provider": "upstream", "window": 4000, "output": 2000}]
     gateway = gateway_server(mock_server.url, models=models)
@@ -255,7 +257,7 @@ def test_the_models_window_less_the_answers_limit_is_the_budget(
 
 
 def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_the_client(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     reply = ask(gateway.web, "s", agent(30), {"x-mock": "window=4000"})
@@ -272,7 +274,7 @@ def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_th
 
 
 def test_an_answer_is_not_taken_off_what_only_limits_the_input(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "m", "provider": "upstream", "window": 20_000, "input": 12_000, "output": 6_000}]
     gateway = gateway_server(mock_server.url, models=models)
@@ -286,7 +288,7 @@ def test_an_answer_is_not_taken_off_what_only_limits_the_input(
 
 
 def test_a_refusal_that_names_the_most_input_teaches_that_and_no_window(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     items = [
@@ -301,7 +303,7 @@ def test_a_refusal_that_names_the_most_input_teaches_that_and_no_window(
 
 
 def test_a_larger_window_that_a_call_asks_for_by_a_header_is_its_own(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "m", "provider": "upstream", "betas": {"wide-1": 30_000}}]
     gateway, wide = gateway_server(mock_server.url, models=models), {"anthropic-beta": "other-1, wide-1"}
@@ -321,7 +323,7 @@ def test_a_larger_window_that_a_call_asks_for_by_a_header_is_its_own(
 
 
 def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_said(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "gpt-4o", "provider": "upstream", "window": 100_000}]
     gateway = gateway_server(mock_server.url, models=models)
@@ -331,14 +333,14 @@ def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_
 
 
 def test_an_absurd_window_teaches_nothing(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     assert ask(gateway.web, "s", agent(3), {"x-mock": "window=1"}).status == 400
     assert ask(gateway.web, "t", agent(3)).status == 200
 
 
-def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: Provider, session: str) -> None:
+def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: MockProvider, session: str) -> None:
     before = len(mock.calls)
     many: list[dict[str, Any]] = [{"role": "user", "content": "hi"}] * 20_001
     marked: list[dict[str, Any]] = [{**many[0], "x_gateway": {"priority": 0}}, *many]
@@ -353,7 +355,7 @@ def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: Provider, sessi
 
 
 def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     reply = ask(gateway.web, "s", agent(1, lines=300), {"x-mock": "window=1000"})
@@ -390,14 +392,16 @@ def test_a_refusal_that_only_says_too_long_has_the_request_fitted_into_less_and_
     assert sizes[0] == sizes[2], "the second session is sent whole, as nothing was learned of a limit"
 
 
-def test_estimates_are_learned_from_what_the_provider_reports(web: Web, mock: Provider, session: str) -> None:
+def test_estimates_are_learned_from_what_the_provider_reports(web: Web, mock: MockProvider, session: str) -> None:
     """The built-in provider reports what it is told to: 500 tokens more than it would."""
     first = ask(web, session, agent(2), {"x-mock": "tokens=2000/5"})
     second = ask(web, session, agent(2), {"x-mock": "tokens=2000/5"})
     assert numbers(second)[0] == 2000 != numbers(first)[0]
 
 
-def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(web: Web, mock: Provider, session: str) -> None:
+def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(
+    web: Web, mock: MockProvider, session: str
+) -> None:
     came = agent(12)
     marked = [dict(message) for message in came]
     marked[2]["x_gateway"] = {"priority": "pinned"}
@@ -410,7 +414,7 @@ def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(web: Web
     assert sent(mock) == [{"role": "user", "content": "hi"}]
 
 
-def test_a_message_of_no_priority_goes_first(web: Web, mock: Provider, session: str) -> None:
+def test_a_message_of_no_priority_goes_first(web: Web, mock: MockProvider, session: str) -> None:
     marked = [dict(message) for message in agent(6)]
     marked[10]["x_gateway"] = {"priority": 0}
     marked[11]["x_gateway"] = {"priority": 0}
@@ -426,7 +430,7 @@ def test_a_mark_that_means_nothing_is_refused_by_its_place(web: Web, session: st
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_openai_sdk_runs_a_long_agent_within_its_budget(
-    gateway: GatewayThread, mock: Provider, session: str, streamed: bool
+    gateway: GatewayThread, mock: MockProvider, session: str, streamed: bool
 ) -> None:
     with openai.OpenAI(
         base_url=f"{gateway.url}/v1", api_key="k", max_retries=0,
@@ -459,7 +463,7 @@ def trimmed(reply: Reply) -> set[str]:
 
 
 def test_strategies_are_those_that_are_named(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.strategies": ["drop"], "context.recall": "off"}).web
     assert trimmed(ask(web, "s", agent(12), BUDGET)) == {"drop"}
@@ -472,14 +476,14 @@ def test_strategies_are_those_that_are_named(
     assert all(len(message["content"]) < 700 for message in cut)
 
 
-def test_the_reserve_is_kept_free(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_the_reserve_is_kept_free(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     models = [{"match": "small", "provider": "upstream", "window": 4000}]
     web = gateway_server(mock_server.url, models=models, **{"context.reserve_tokens": 1000}).web
     reply = web.post(CHAT, {"model": "small", "messages": agent(20), "max_tokens": 10})
     assert web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["context"]["budget"] == 3000
 
 
-def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     left = []
     for mark in (1, 0.4):
         web = gateway_server(mock_server.url, **{"context.low_water": mark, "context.recall": "off"}).web
@@ -487,13 +491,15 @@ def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: Provider, gatew
     assert left[0] > 1.5 * left[1]
 
 
-def test_a_factor_of_safety_is_kept_free(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_a_factor_of_safety_is_kept_free(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
     web = gateway_server(mock_server.url, **{"context.safety": 2, "context.low_water": 1}).web
     assert 2 * numbers(ask(web, "s", agent(12), BUDGET))[0] <= 2500
 
 
 def test_the_last_turns_are_never_touched(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     turns = [
         *agent(8),
@@ -508,7 +514,7 @@ def test_the_last_turns_are_never_touched(
 
 @pytest.mark.parametrize(("recall", "comes_back"), [("off", False), ("all", True)])
 def test_old_lines_come_back_where_they_are_asked_for(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, recall: str, comes_back: bool
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, recall: str, comes_back: bool
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.recall": recall, "context.strategies": ["drop"]}).web
     asked = [*agent(12), {"role": "user", "content": "In which row does Parcel 0-17 stand?"}]
@@ -517,7 +523,7 @@ def test_old_lines_come_back_where_they_are_asked_for(
 
 
 def test_past_its_deadline_a_choice_is_given_up(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.deadline_ms": 0.001}).web
     reply = ask(web, "s", agent(40), BUDGET)
@@ -527,7 +533,7 @@ def test_past_its_deadline_a_choice_is_given_up(
 
 @pytest.mark.parametrize("trim", ["off", "shadow"])
 def test_trimming_can_be_configured_away(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, trim: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, trim: str
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.trim": trim}).web
     reply = ask(web, "s", agent(12), BUDGET)

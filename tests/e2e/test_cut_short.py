@@ -17,7 +17,7 @@ import pytest
 from gateway.core.errors import UpstreamProtocolError
 from gateway.core.http.sse import split_events
 from gateway.dialects import endpoint
-from gateway.dialects.base import Answer, StreamMeter
+from gateway.dialects.base import ParsedResponse, StreamMeter
 from tests.support.scripted import SSE_HEAD, ByteServer, Connection
 
 FOLDER = Path(__file__).parent.parent / "dialects" / "streams"
@@ -78,7 +78,7 @@ def replay() -> Iterator[Replay]:
     server.__exit__()
 
 
-def ended(name: str, at: int, replay: Replay) -> tuple[str, Answer]:
+def ended(name: str, at: int, replay: Replay) -> tuple[str, ParsedResponse]:
     """The URL of a stream that was cut short there, and what was read of it."""
     passed, meter = metered(name, at)
     return replay(passed + meter.cut_short()), meter.answer()

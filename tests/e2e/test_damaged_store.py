@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.ledger.arithmetic import AccountKey
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.stores.redis.keys import Keys
 from tests.conftest import StartGateway
 from tests.stores.redis_servers import RedisServer
@@ -49,7 +49,7 @@ def damaged(
 
 
 def test_its_calls_are_refused_with_what_to_do_until_it_is_deleted_and_all_others_go_on(
-    damaged: tuple[GatewayThread, Callable[[], object]], mock: Provider
+    damaged: tuple[GatewayThread, Callable[[], object]], mock: MockProvider
 ) -> None:
     (gateway, damage), web = damaged, damaged[0].web
     assert web.chat("s").status == 200

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.mock.turns import Behaviour
 from tests.conftest import StartGateway, StartUpstream, closed_port, full_backlog
 from tests.support import stopping
@@ -30,7 +30,7 @@ MODELS = [
 
 @pytest.fixture
 def second() -> Iterator[MockServer]:
-    server = MockServer(Provider()).start()
+    server = MockServer(MockProvider()).start()
     yield server
     stopping.soon(server.stop)
 
@@ -48,7 +48,7 @@ def ask(gateway: GatewayThread, **fields: Any) -> Reply:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [408, 413, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
 def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
-    both: GatewayThread, mock: Provider, second: MockServer, status: int, stream: bool
+    both: GatewayThread, mock: MockProvider, second: MockServer, status: int, stream: bool
 ) -> None:
     mock.behaviour = Behaviour(status=status)
     reply = ask(both, stream=stream)
@@ -87,7 +87,7 @@ def keyed(gateway_server: StartGateway, mock_server: MockServer, second: MockSer
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [401, 402, 403])
 def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
-    keyed: GatewayThread, mock: Provider, second: MockServer, status: int, stream: bool
+    keyed: GatewayThread, mock: MockProvider, second: MockServer, status: int, stream: bool
 ) -> None:
     mock.behaviour = Behaviour(status=status)
     reply = ask(keyed, stream=stream)
@@ -99,7 +99,7 @@ def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
 
 @pytest.mark.parametrize(("said", "told"), [((429, 401), 429), ((401, 429), 429), ((403, 401), 403)])
 def test_where_all_fail_that_a_key_is_refused_is_told_last(
-    keyed: GatewayThread, mock: Provider, second: MockServer, said: tuple[int, int], told: int
+    keyed: GatewayThread, mock: MockProvider, second: MockServer, said: tuple[int, int], told: int
 ) -> None:
     mock.behaviour, second.provider.behaviour = Behaviour(status=said[0]), Behaviour(status=said[1])
     reply = ask(keyed)
@@ -108,7 +108,7 @@ def test_where_all_fail_that_a_key_is_refused_is_told_last(
 
 
 def test_a_key_of_the_callers_that_its_provider_refuses_is_not_tried_elsewhere(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     flags = {"providers.upstream.auth": "bearer", "providers.second": {"base_url": second.url, **SECOND}}
     gateway = gateway_server(mock_server.url, models=MODELS, **flags)
@@ -119,7 +119,7 @@ def test_a_key_of_the_callers_that_its_provider_refuses_is_not_tried_elsewhere(
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 def test_what_is_wrong_with_the_call_is_not_asked_elsewhere(
-    both: GatewayThread, mock: Provider, second: MockServer, status: int
+    both: GatewayThread, mock: MockProvider, second: MockServer, status: int
 ) -> None:
     mock.behaviour = Behaviour(status=status)
     assert ask(both).status == status
@@ -137,7 +137,7 @@ def test_a_provider_that_is_down_is_stood_in_for(gateway_server: StartGateway, s
 
 
 def test_where_all_fail_the_last_ones_answer_is_passed_on(
-    both: GatewayThread, mock: Provider, second: MockServer
+    both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     mock.behaviour = Behaviour(status=503)
     second.provider.behaviour = Behaviour(status=429, retry_after="7")
@@ -147,7 +147,7 @@ def test_where_all_fail_the_last_ones_answer_is_passed_on(
 
 
 def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed_on(
-    both: GatewayThread, mock: Provider, second: MockServer
+    both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     mock.behaviour = Behaviour(status=503)
     second.provider.behaviour = Behaviour(status=413)
@@ -159,7 +159,7 @@ def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed
 
 
 def test_a_request_too_long_for_one_model_goes_to_the_next(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     small = [{**MODELS[0], "window": 1000}, {**MODELS[1], "window": 100_000}]
     gateway = gateway_server(mock_server.url, models=small, **{"providers.second": {"base_url": second.url, **SECOND}})
@@ -170,7 +170,7 @@ def test_a_request_too_long_for_one_model_goes_to_the_next(
 
 
 def test_a_request_that_a_provider_finds_too_long_goes_to_the_next(
-    both: GatewayThread, mock: Provider, second: MockServer
+    both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     mock.behaviour = Behaviour(window=300)
     assert ask(both, messages=[{"role": "user", "content": "word " * 3000}]).status == 200
@@ -178,7 +178,7 @@ def test_a_request_that_a_provider_finds_too_long_goes_to_the_next(
 
 
 def test_each_model_gets_what_fits_its_own_window(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     sizes = [{**MODELS[0], "window": 8_000}, {**MODELS[1], "window": 3_000}]
     gateway = gateway_server(mock_server.url, models=sizes, **{"providers.second": {"base_url": second.url, **SECOND}})
@@ -189,7 +189,7 @@ def test_each_model_gets_what_fits_its_own_window(
 
 
 def test_a_budget_in_dollars_is_held_for_the_dearest_of_them(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     gateway = gateway_server(
         mock_server.url,
@@ -204,7 +204,7 @@ def test_a_budget_in_dollars_is_held_for_the_dearest_of_them(
 
 
 def test_a_callers_own_credential_goes_to_no_other_provider(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     gateway = gateway_server(
         mock_server.url,
@@ -386,7 +386,7 @@ def test_a_stream_whose_refusal_is_the_last_that_is_left_is_passed_on_as_it_came
 
 
 def test_no_header_of_the_callers_that_may_hold_a_credential_goes_to_a_fallback(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     held = {"base_url": second.url, **SECOND, "auth": "bearer", "key": "sk-second-0123456789"}
     flags = {"providers.upstream.auth": "bearer", "providers.second": held}
@@ -401,7 +401,7 @@ def test_no_header_of_the_callers_that_may_hold_a_credential_goes_to_a_fallback(
 
 
 def test_sessions_are_shared_among_providers_and_stay_with_theirs(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     shared = [{"match": "main", "provider": {"upstream": 1, "second": 1}}]
     gateway = gateway_server(mock_server.url, models=shared, **{"providers.second": {"base_url": second.url, **SECOND}})
@@ -421,7 +421,7 @@ def test_sessions_are_shared_among_providers_and_stay_with_theirs(
 
 @pytest.mark.parametrize("header", ["api-key", "authorization"])
 def test_a_provider_whose_credential_is_a_fixed_header_gets_that_and_nothing_of_the_caller(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, header: str
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, header: str
 ) -> None:
     providers = {
         "providers.upstream": {"base_url": mock_server.url, "retries": 0},
@@ -437,7 +437,7 @@ def test_a_provider_whose_credential_is_a_fixed_header_gets_that_and_nothing_of_
 
 
 def test_after_a_fallback_the_first_model_goes_on_with_its_own_beginning(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     sizes = [{**MODELS[0], "window": 8_000}, {**MODELS[1], "window": 3_000}]
     gateway = gateway_server(mock_server.url, models=sizes, **{"providers.second": {"base_url": second.url, **SECOND}})
@@ -455,7 +455,7 @@ def test_after_a_fallback_the_first_model_goes_on_with_its_own_beginning(
 
 
 def test_a_refusal_for_now_is_told_rather_than_that_a_smaller_model_cannot_hold_it(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     sizes = [{**MODELS[0], "window": 100_000}, {**MODELS[1], "window": 1_000}]
     gateway = gateway_server(mock_server.url, models=sizes, **{"providers.second": {"base_url": second.url, **SECOND}})
@@ -466,7 +466,7 @@ def test_a_refusal_for_now_is_told_rather_than_that_a_smaller_model_cannot_hold_
 
 
 def test_an_answer_has_the_limit_of_the_model_that_gives_it(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     limits = [{**MODELS[0], "output": 50_000}, {**MODELS[1], "output": 700}]
     gateway = gateway_server(
@@ -482,7 +482,7 @@ def test_an_answer_has_the_limit_of_the_model_that_gives_it(
 
 
 def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothing(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     del mock
     dear = [MODELS[0], {**MODELS[1], "price": {"input": 1000, "output": 100_000}}]
@@ -550,7 +550,7 @@ def test_a_budget_in_dollars_is_held_for_the_model_that_takes_what_is_too_long_f
 
 @pytest.mark.parametrize("usd", [0.008, 0.012])
 def test_a_call_whose_results_shrink_until_it_can_be_held_keeps_its_fallbacks(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, usd: float
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, usd: float
 ) -> None:
     models = [{**one, "window": 100_000} for one in MODELS]
     flags: dict[str, Any] = {"providers.second": {"base_url": second.url, **SECOND}, "budget.usd": usd}
@@ -606,7 +606,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("format_", REQUESTS)
 def test_a_call_in_a_format_that_its_provider_does_not_take_goes_to_the_next(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, format_: str
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, format_: str
 ) -> None:
     others = takes(*(name for name in REQUESTS if name != format_))
     gateway = gateway_server(
@@ -623,7 +623,7 @@ COUNTED = {"messages": "/v1/messages/count_tokens", "responses": "/v1/responses/
 
 @pytest.mark.parametrize("format_", COUNTED)
 def test_a_request_is_counted_by_a_provider_that_takes_its_format(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, format_: str
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, format_: str
 ) -> None:
     gateway = gateway_server(
         mock_server.url, models=MODELS, **{"providers.second": {"base_url": second.url, **SECOND}}, **takes("chat")
@@ -635,7 +635,7 @@ def test_a_request_is_counted_by_a_provider_that_takes_its_format(
 
 
 def test_the_callers_credential_does_not_go_to_the_next_provider_for_the_sake_of_a_format(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     unheld = {"providers.second": {"base_url": second.url, **SECOND, "auth": "bearer"}}
     own = {"authorization": "Bearer of-the-first", "x-session-id": "s"}
@@ -647,7 +647,7 @@ def test_the_callers_credential_does_not_go_to_the_next_provider_for_the_sake_of
 
 @pytest.mark.parametrize("format_", REQUESTS)
 def test_a_call_in_a_format_that_nobody_takes_is_refused_and_costs_nothing(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, format_: str
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, format_: str
 ) -> None:
     other = "responses" if format_ == "chat" else "chat"
     gateway = gateway_server(mock_server.url, **takes(other))

@@ -14,7 +14,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.mock.strict import seal
 from tests.conftest import StartGateway
 from tests.support.conversations import TASK, agent
@@ -42,7 +42,7 @@ def numbers(reply: Reply) -> tuple[int, int]:
 
 
 @formats
-def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: Provider, session: str, form: Format) -> None:
+def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: MockProvider, session: str, form: Format) -> None:
     body = json.dumps(form.agent(1), indent=1).encode()
     reply = web.post(form.path, body, {"x-session-id": session, **BUDGET})
     assert reply.status == 200
@@ -52,7 +52,7 @@ def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: Provider, session:
 
 @formats
 def test_what_does_not_fit_is_sent_within_its_budget_with_its_pairs_whole(
-    web: Web, mock: Provider, session: str, form: Format
+    web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     came = form.agent(12)
     reply = ask(web, form, session, came, BUDGET)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_sent_within_its_budget_with_its_pairs_whole(
 
 
 @formats
-def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: Provider, session: str, form: Format) -> None:
+def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: MockProvider, session: str, form: Format) -> None:
     ask(web, form, session, form.agent(12), BUDGET)
     first = form.sent(mock.calls[-1].body)
     ask(web, form, session, form.agent(13), BUDGET)
@@ -94,7 +94,7 @@ def test_the_receipt_tells_of_each_element(web: Web, session: str, form: Format)
 
 @formats
 def test_what_cannot_be_fitted_is_refused_by_name_in_its_own_format(
-    web: Web, mock: Provider, session: str, form: Format
+    web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     before = len(mock.calls)
     body = form.body([*agent(2), {"role": "user", "content": "word " * 4000}])
@@ -109,7 +109,7 @@ def test_what_cannot_be_fitted_is_refused_by_name_in_its_own_format(
 
 @pytest.mark.parametrize(("path", "field"), [("responses", "input"), ("completions", "prompt")])
 def test_a_text_over_its_budget_is_refused_not_cut(
-    web: Web, mock: Provider, session: str, path: str, field: str
+    web: Web, mock: MockProvider, session: str, path: str, field: str
 ) -> None:
     before = len(mock.calls)
     body = {"model": "gpt-4.1", field: "word " * 4000}
@@ -121,7 +121,7 @@ def test_a_text_over_its_budget_is_refused_not_cut(
 
 @formats
 def test_a_refusal_for_length_teaches_the_window(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, form: Format
 ) -> None:
     gateway = gateway_server(mock_server.url)
     reply = ask(gateway.web, form, "s", form.agent(30), {"x-mock": "window=4000"})
@@ -133,7 +133,7 @@ def test_a_refusal_for_length_teaches_the_window(
 
 @formats
 def test_a_pinned_message_stays_and_its_mark_is_not_forwarded(
-    web: Web, mock: Provider, session: str, form: Format
+    web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     marked = agent(12)
     marked[2] = {**marked[2], "x_gateway": {"priority": "pinned"}}
@@ -146,7 +146,7 @@ def test_a_pinned_message_stays_and_its_mark_is_not_forwarded(
 
 
 def test_the_thinking_that_the_last_turn_began_with_is_sent_with_the_rest_of_it(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     form = Format("messages")
     for steps in range(10, 16):
@@ -162,7 +162,7 @@ def test_the_thinking_that_the_last_turn_began_with_is_sent_with_the_rest_of_it(
 
 @formats
 def test_what_a_compaction_stands_for_goes_first_or_does_not_count(
-    web: Web, mock: Provider, session: str, form: Format
+    web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     body = form.agent(12)
     elements = body[form.array]
@@ -191,7 +191,7 @@ def test_what_a_compaction_stands_for_goes_first_or_does_not_count(
 @formats
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
 def test_results_are_shown_in_the_mode_that_is_asked_for(
-    web: Web, mock: Provider, session: str, form: Format, mode: str
+    web: Web, mock: MockProvider, session: str, form: Format, mode: str
 ) -> None:
     came = form.agent(3)
     reply = ask(web, form, session, came, {"x-response-mode": mode})
@@ -236,7 +236,7 @@ def result_of(form: Format, elements: list[Any], parts: list[dict[str, Any]] | N
 
 @every_format
 def test_the_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_goes_behind_the_last_handle(
-    web: Web, mock: Provider, session: str, form: Format
+    web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     name, picture = PARTS[form.wire]
     rows = json.dumps([{"id": number, "name": f"parcel {number}", "state": "open"} for number in range(90)])
@@ -258,7 +258,7 @@ def test_the_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_goes_beh
 
 @every_format
 def test_a_picture_for_which_there_is_no_room_stays(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, form: Format
 ) -> None:
     name, picture = PARTS[form.wire]
     web = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0}).web
@@ -269,7 +269,7 @@ def test_a_picture_for_which_there_is_no_room_stays(
 
 
 def test_a_search_result_without_citations_is_text_and_one_with_them_stays(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     form = Format("messages")
     text = "\n".join(f"line {number}: parcel {number} weighs {number * 37} g" for number in range(150))
@@ -289,7 +289,7 @@ def handle_in(text: str) -> str:
 
 @formats
 def test_a_session_shrinks_its_results_before_it_is_refused(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, form: Format
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 12_000})
     modes: list[str] = []
@@ -336,7 +336,7 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
 
 
 def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     with anthropic.Anthropic(
         base_url=gateway.url, api_key="k", max_retries=0,
@@ -354,7 +354,7 @@ def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(
 
 
 def test_the_openai_sdk_runs_a_long_agent_by_responses_within_its_budget(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     with openai.OpenAI(
         base_url=f"{gateway.url}/v1", api_key="k", max_retries=0,

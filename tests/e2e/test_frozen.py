@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess
 from tests.support.gateways import until
 from tests.support.web import HI
@@ -39,7 +39,7 @@ def other() -> Iterator[MockServer]:
 def test_what_waits_in_the_socket_of_a_gateway_that_stood_still_is_taken_and_nobody_else_is_asked(
     gateway_process: StartProcess,
     mock_server: MockServer,
-    mock: Provider,
+    mock: MockProvider,
     other: MockServer,
     answer: str,
     *,

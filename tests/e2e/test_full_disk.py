@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess
 from tests.support.gateways import GatewayProcess, until
 from tests.support.timing import in_time
@@ -37,7 +37,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def gateway(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> GatewayProcess:
+def gateway(mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess) -> GatewayProcess:
     """With a budget, so that what a call may cost is held in the store before it is sent."""
     return gateway_process(
         mock_server.url,
@@ -87,7 +87,7 @@ def in_all(gateway: GatewayProcess) -> tuple[int, ...]:
     return tuple(map(sum, zip(*kept(gateway).values(), strict=True)))
 
 
-def billed(mock: Provider) -> tuple[int, int, int, int]:
+def billed(mock: MockProvider) -> tuple[int, int, int, int]:
     """The same as the provider has it: nothing of it was estimated."""
     ledger = mock.billed()
     return ledger.calls, ledger.input_tokens, ledger.output_tokens, 0
@@ -98,7 +98,9 @@ def ask_anthropic(gateway: GatewayProcess) -> Reply:
     return gateway.web.post("/v1/messages", body, {"x-session-id": "s", "anthropic-version": "2023-06-01"})
 
 
-def running_stream(gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExecutor, session: str) -> Future[Reply]:
+def running_stream(
+    gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor, session: str
+) -> Future[Reply]:
     """A stream of which the first part has arrived at the gateway."""
     before = len(mock.calls)
     running = pool.submit(gateway.web.stream, session, STREAM)
@@ -108,7 +110,7 @@ def running_stream(gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExec
 
 @pytest.mark.parametrize("journal", ["has room", "is full too"])
 def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_room(
-    gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExecutor, journal: str
+    gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor, journal: str
 ) -> None:
     for _ in range(3):
         assert gateway.web.chat("s").status == 200
@@ -150,7 +152,7 @@ def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_
 
 
 def test_a_call_that_nothing_is_held_for_finds_the_disk_full_at_its_end_and_is_charged_later(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
     assert gateway.web.chat("s").status == 200
@@ -164,7 +166,7 @@ def test_a_call_that_nothing_is_held_for_finds_the_disk_full_at_its_end_and_is_c
 def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
     gateway: GatewayProcess,
     mock_server: MockServer,
-    mock: Provider,
+    mock: MockProvider,
     pool: ThreadPoolExecutor,
     gateway_process: StartProcess,
 ) -> None:
@@ -183,7 +185,7 @@ def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
 def test_a_full_disk_at_the_end_leaves_to_the_next_start_what_was_not_written(
     gateway: GatewayProcess,
     mock_server: MockServer,
-    mock: Provider,
+    mock: MockProvider,
     pool: ThreadPoolExecutor,
     gateway_process: StartProcess,
 ) -> None:
@@ -198,7 +200,7 @@ def test_a_full_disk_at_the_end_leaves_to_the_next_start_what_was_not_written(
 
 
 def test_many_calls_at_once_over_a_disk_that_fills_again_and_again_are_each_charged_once(
-    gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExecutor
+    gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor
 ) -> None:
     ends = time.monotonic() + 3.5
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.call.state import Progress
-from gateway.call.types import Incoming, Reply
+from gateway.call.state import CallState
+from gateway.call.types import ClientResponse, Incoming
 from gateway.core.record import CallRecord
 from gateway.mock import MockServer
 from tests.conftest import StartGateway
@@ -20,7 +20,7 @@ from tests.support.gateways import GatewayThread, until
 
 CALLS = 12
 #: what holds everything else of a call, at one time or another
-OF_A_CALL = (CallRecord, Incoming, Progress, Reply)
+OF_A_CALL = (CallRecord, Incoming, CallState, ClientResponse)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gateway.client import Counts, Handed, fetch_counts
-from gateway.mock import MockServer, Provider, ToolCall, Turn
+from gateway.mock import MockProvider, MockServer, ToolCall, Turn
 from tests.conftest import StartGateway
 from tests.support.conversations import agent
 from tests.support.gateways import ROOT, GatewayThread
@@ -59,7 +59,7 @@ def recipe(heading: str) -> str:
 
 
 @pytest.fixture
-def strict(mock_server: MockServer, mock: Provider) -> Iterator[Provider]:
+def strict(mock_server: MockServer, mock: MockProvider) -> Iterator[MockProvider]:
     """The provider refuses what is over the window, by its own count."""
     mock_server.provider.windows = {"gpt-5.1": WINDOW}
     yield mock
@@ -67,7 +67,7 @@ def strict(mock_server: MockServer, mock: Provider) -> Iterator[Provider]:
 
 
 @pytest.fixture
-def small(strict: Provider, mock_server: MockServer, gateway_server: StartGateway) -> GatewayThread:
+def small(strict: MockProvider, mock_server: MockServer, gateway_server: StartGateway) -> GatewayThread:
     """A gateway that knows the model's window."""
     return gateway_server(mock_server.url, models=[{"match": "gpt-5.1", "provider": "upstream", "window": WINDOW}])
 
@@ -129,7 +129,7 @@ def without_numbers(code: str) -> str:
     return found
 
 
-def results(provider: Provider) -> list[str]:
+def results(provider: MockProvider) -> list[str]:
     """The tool results in the last request that the provider got."""
     messages = json.loads(provider.calls[-1].body)["messages"]
     return [message["content"] for message in messages if message["role"] == "tool"]
@@ -146,7 +146,7 @@ CLIENTS = ("OpenAI SDK", "LangGraph", "LangGraph, streamed")
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_retrieval_tool_that_reads_the_numbers_stays_within_the_window(
-    client: str, small: GatewayThread, strict: Provider, played: Played
+    client: str, small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     strict.push(*TURNS)
     assert said(client, played(code_for(client))) == "Nobody."
@@ -159,7 +159,7 @@ def test_a_retrieval_tool_that_reads_the_numbers_stays_within_the_window(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_document_is_sent_twice(client: str, small: GatewayThread, strict: Provider, played: Played) -> None:
+def test_no_document_is_sent_twice(client: str, small: GatewayThread, strict: MockProvider, played: Played) -> None:
     strict.push(*TURNS)
     said(client, played(code_for(client)))
     items = [item for result in results(strict) for item in json.loads(result)]
@@ -172,7 +172,7 @@ def test_no_document_is_sent_twice(client: str, small: GatewayThread, strict: Pr
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_all_calls_of_the_agent_are_in_its_sessions_totals(
-    client: str, small: GatewayThread, strict: Provider, played: Played
+    client: str, small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     strict.push(*TURNS)
     said(client, played(code_for(client)))
@@ -185,7 +185,7 @@ def test_all_calls_of_the_agent_are_in_its_sessions_totals(
 
 @pytest.mark.parametrize("client", CLIENTS[:2])
 def test_without_the_numbers_the_same_agent_is_refused(
-    client: str, small: GatewayThread, strict: Provider, played: Played
+    client: str, small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     strict.push(*TURNS)
     with pytest.raises(openai.BadRequestError) as refused:
@@ -195,7 +195,7 @@ def test_without_the_numbers_the_same_agent_is_refused(
 
 @pytest.mark.parametrize("client", CLIENTS[:2])
 def test_without_the_numbers_what_is_fetched_bit_by_bit_is_cut(
-    client: str, small: GatewayThread, strict: Provider, played: Played, monkeypatch: pytest.MonkeyPatch
+    client: str, small: GatewayThread, strict: MockProvider, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = played(without_numbers(code_for(client)))
     monkeypatch.setattr(module, "search", lambda query: search(query)[:7])
@@ -205,7 +205,7 @@ def test_without_the_numbers_what_is_fetched_bit_by_bit_is_cut(
 
 
 def test_what_was_handed_is_remembered_by_a_checkpointer(
-    small: GatewayThread, strict: Provider, played: Played
+    small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     module = played(code_for("LangGraph"))
     memory = pytest.importorskip("langgraph.checkpoint.memory")
@@ -221,7 +221,7 @@ def test_what_was_handed_is_remembered_by_a_checkpointer(
     assert set(second[-1]["given_before"]) <= names
 
 
-def test_between_two_cuts_what_was_handed_counts_as_known(small: GatewayThread, strict: Provider) -> None:
+def test_between_two_cuts_what_was_handed_counts_as_known(small: GatewayThread, strict: MockProvider) -> None:
     cuts, handed = [], Handed()
     for steps in range(10, 22):
         headers = {"x-session-id": "cuts", "x-context-budget": "2500"}
@@ -235,7 +235,9 @@ def test_between_two_cuts_what_was_handed_counts_as_known(small: GatewayThread, 
     assert len({cut for cut, _ in cuts}) == kept.count(1), cuts
 
 
-def test_the_headers_agree_with_what_is_said_of_a_body_that_is_not_sent(small: GatewayThread, strict: Provider) -> None:
+def test_the_headers_agree_with_what_is_said_of_a_body_that_is_not_sent(
+    small: GatewayThread, strict: MockProvider
+) -> None:
     body = {"model": "gpt-5.1", "messages": agent(3)}
     asked = fetch_counts(small.base_url, body)
     told = Counts.of(dict(small.web.post(CHAT, body).headers), 0)

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread
@@ -67,7 +67,7 @@ def converse(
     return answer, None, turns
 
 
-def assert_kept_within(web: Web, mock: Provider, refused: openai.BadRequestError | None, answered: int) -> None:
+def assert_kept_within(web: Web, mock: MockProvider, refused: openai.BadRequestError | None, answered: int) -> None:
     assert refused is not None
     assert refused.code == "budget_exhausted"
     assert answered == TURNS - 1 == len(mock.calls)
@@ -80,7 +80,7 @@ def assert_kept_within(web: Web, mock: Provider, refused: openai.BadRequestError
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("going_on", [by_response, by_conversation])
 def test_a_session_that_goes_on_from_what_is_kept_is_refused_before_it_overshoots(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, going_on: Next, stream: bool
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, going_on: Next, stream: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
     _, refused, answered = converse(gateway, going_on, stream=stream)
@@ -88,7 +88,7 @@ def test_a_session_that_goes_on_from_what_is_kept_is_refused_before_it_overshoot
 
 
 def test_what_each_request_says_anew_is_not_counted_twice(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     _, refused, _ = converse(gateway, by_response, turns=3, input="And then?", instructions=INSTRUCTIONS)
@@ -97,7 +97,7 @@ def test_what_each_request_says_anew_is_not_counted_twice(
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_it_is_known_after_a_restart(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, tmp_path: Path, kind: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, tmp_path: Path, kind: str
 ) -> None:
     redis = RedisServer(tmp_path) if kind == "redis" else None
     flags: dict[str, object] = {"budget.tokens": BUDGET}
@@ -117,7 +117,7 @@ def test_it_is_known_after_a_restart(
 
 
 def test_two_branches_go_on_from_the_same_answer(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     with sdk(gateway, "branches") as client:
@@ -131,7 +131,7 @@ def test_two_branches_go_on_from_the_same_answer(
 
 
 def test_what_is_kept_is_shown_and_nothing_is_cut_or_refused_for_it(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 9_000, "context.recall": "off"})
     with sdk(gateway, "shown") as client:
@@ -155,7 +155,7 @@ def test_what_is_kept_is_shown_and_nothing_is_cut_or_refused_for_it(
     [({"store": False}, {}), ({}, {"extra_headers": {"x-session-id": "another"}}), ({}, {"model": "elsewhere/m"})],
 )
 def test_what_nobody_keeps_or_another_session_or_provider_does_stands_for_nothing(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, first: Any, second: Any
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, first: Any, second: Any
 ) -> None:
     provider = {"base_url": mock_server.url, "auth": "none", "retries": 0}
     providers = dict.fromkeys(("upstream", "elsewhere"), provider)
@@ -167,7 +167,7 @@ def test_what_nobody_keeps_or_another_session_or_provider_does_stands_for_nothin
 
 
 def test_a_budget_in_usd_holds_for_what_is_kept(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "priced", "provider": "upstream", "price": {"input": 1, "output": 10}}]
     gateway = gateway_server(mock_server.url, models=models, **{"budget.usd": BUDGET / 1e6})
@@ -179,7 +179,7 @@ def test_a_budget_in_usd_holds_for_what_is_kept(
 
 
 def test_the_limit_of_an_answer_is_not_lowered_for_what_the_provider_may_drop(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "small", "provider": "upstream", "window": 14_000}]
     gateway = gateway_server(mock_server.url, models=models, **{"budget.tokens": 1_000_000})
@@ -193,7 +193,7 @@ def test_the_limit_of_an_answer_is_not_lowered_for_what_the_provider_may_drop(
 
 
 def test_a_request_that_says_nothing_new_is_held_for_what_is_kept(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 12_000})
     with sdk(gateway, "silent") as client:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.server import serving
-from gateway.upstream.keepalive import Asking
+from gateway.upstream.keepalive import KeepaliveSettings
 from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import GatewayThread, until
 from tests.support.muting import mute, needs_linux
@@ -31,7 +31,7 @@ def cancelling_server(mock_server: MockServer, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def cancelling(cancelling_server: GatewayThread, mock: Provider) -> Web:
+def cancelling(cancelling_server: GatewayThread, mock: MockProvider) -> Web:
     return cancelling_server.web
 
 
@@ -43,7 +43,7 @@ def impatient_server(mock_server: MockServer, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def impatient(impatient_server: GatewayThread, mock: Provider) -> Web:
+def impatient(impatient_server: GatewayThread, mock: MockProvider) -> Web:
     return impatient_server.web
 
 
@@ -52,7 +52,7 @@ def leave(
     session: str,
     mock: str,
     *,
-    provider: Provider,
+    provider: MockProvider,
     after: bytes = b"",
     stream: bool = False,
     path: str = CHAT,
@@ -85,7 +85,7 @@ def record(web: Web, session: str) -> Any:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_before_the_first_byte_is_charged_exactly_once_drained(
-    stream: bool, web: Web, mock: Provider, session: str
+    stream: bool, web: Web, mock: MockProvider, session: str
 ) -> None:
     leave(web, session, "delay=0.2;tokens=50/9", provider=mock, stream=stream)
     found = record(web, session)
@@ -93,7 +93,9 @@ def test_a_client_that_leaves_before_the_first_byte_is_charged_exactly_once_drai
     assert (found["outcome"], found["status"], found["usage_source"]) == ("ok", 200, "provider")
 
 
-def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(web: Web, mock: Provider, session: str) -> None:
+def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(
+    web: Web, mock: MockProvider, session: str
+) -> None:
     leave(web, session, "chunks=20;interval=0.02;tokens=50/9", provider=mock, after=b"content", stream=True)
     found = record(web, session)
     assert found["usage"]["total_tokens"] == mock.billed().total_tokens == 59
@@ -103,7 +105,7 @@ def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(web: Web,
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where_cancelled(
-    stream: bool, cancelling: Web, mock: Provider, session: str
+    stream: bool, cancelling: Web, mock: MockProvider, session: str
 ) -> None:
     leave(cancelling, session, "delay=60", provider=mock, stream=stream)
     found = record(cancelling, session)
@@ -113,7 +115,7 @@ def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where
 
 
 def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
-    cancelling: Web, mock: Provider, session: str
+    cancelling: Web, mock: MockProvider, session: str
 ) -> None:
     leave(cancelling, session, "chunks=900;interval=0.06", provider=mock, after=b"said", stream=True)
     found = record(cancelling, session)
@@ -125,7 +127,7 @@ def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
 @pytest.fixture
 def soon_asking(mock_server: MockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     """A gateway that cancels, and asks its clients for a sign of life after a second."""
-    monkeypatch.setattr(serving, "_ASKING", Asking(after_s=1, every_s=1, times=1))
+    monkeypatch.setattr(serving, "_ASKING", KeepaliveSettings(after_s=1, every_s=1, times=1))
     monkeypatch.setattr(serving, "_UNHEARD_S", 1.0)
     gateway = GatewayThread(tmp_path, mock_server.url, {"sessions.on_disconnect": "cancel"})
     yield gateway.web
@@ -135,7 +137,7 @@ def soon_asking(mock_server: MockServer, tmp_path: Path, monkeypatch: pytest.Mon
 @needs_linux
 @pytest.mark.parametrize(("mock_header", "after"), [(b"delay=60", b""), (b"chunks=900;interval=0.06", b"said")])
 def test_a_client_that_vanishes_without_a_word_is_one_that_leaves(
-    mock_header: bytes, after: bytes, soon_asking: Web, mock: Provider, session: str
+    mock_header: bytes, after: bytes, soon_asking: Web, mock: MockProvider, session: str
 ) -> None:
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": bool(after), "max_tokens": 999}).encode()
     with connect(soon_asking.url) as sock:
@@ -147,7 +149,9 @@ def test_a_client_that_vanishes_without_a_word_is_one_that_leaves(
     assert (found["outcome"], found["status"]) == ("client_left", 499)
 
 
-def test_what_the_provider_said_before_a_cancelled_end_is_used(cancelling: Web, mock: Provider, session: str) -> None:
+def test_what_the_provider_said_before_a_cancelled_end_is_used(
+    cancelling: Web, mock: MockProvider, session: str
+) -> None:
     """Anthropic reports the input at the beginning of a stream: only the output has to be estimated."""
     leave(
         cancelling,
@@ -165,14 +169,14 @@ def test_what_the_provider_said_before_a_cancelled_end_is_used(cancelling: Web, 
 
 
 def test_a_client_that_leaves_after_the_last_byte_is_an_ordinary_one(
-    cancelling: Web, mock: Provider, session: str
+    cancelling: Web, mock: MockProvider, session: str
 ) -> None:
     leave(cancelling, session, "tokens=50/9", provider=mock, after=b"[DONE]", stream=True)
     found = record(cancelling, session)
     assert (found["outcome"], found["usage"]["total_tokens"]) == ("ok", 59)
 
 
-def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: Any, gateway_server: Any) -> None:
+def test_cancelling_ends_the_call_at_the_provider(mock: MockProvider, byte_server: Any, gateway_server: Any) -> None:
     left: list[bool] = []
 
     def script(connection: Connection) -> None:
@@ -190,7 +194,7 @@ def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: A
 @pytest.mark.parametrize(
     ("stream", "mock_header"), [(True, "chunks=9;interval=60"), (True, "hang=1"), (False, "delay=60")]
 )
-def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, mock: Provider, session: str) -> None:
+def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, mock: MockProvider, session: str) -> None:
     with in_time(at_least=0.25):
         leave(impatient, session, mock_header, provider=mock, stream=stream)
         found = record(impatient, session)
@@ -199,7 +203,7 @@ def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, moc
     assert found["usage"]["total_tokens"] > 0
 
 
-def test_a_drained_answer_that_breaks_off_is_charged_by_estimate(web: Web, mock: Provider, session: str) -> None:
+def test_a_drained_answer_that_breaks_off_is_charged_by_estimate(web: Web, mock: MockProvider, session: str) -> None:
     leave(web, session, "chunks=40;interval=0.02;die=10", provider=mock, after=b"word", stream=True)
     found = record(web, session)
     assert (found["outcome"], found["usage_source"]) == ("upstream_broken", "estimated")
@@ -227,7 +231,9 @@ def test_a_whole_answer_that_stops_while_being_drained(scripted: Scripted, sessi
     assert found["usage"]["input_tokens"] > 0
 
 
-def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(web: Web, mock: Provider, session: str) -> None:
+def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(
+    web: Web, mock: MockProvider, session: str
+) -> None:
     with connect(web.url) as sock:
         sock.sendall(chat_bytes(b"x" * 1000, b"x-session-id: " + session.encode())[:-500])
         time.sleep(0.05)
@@ -236,7 +242,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(web: Web, m
 
 
 def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begun(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     import socket
 

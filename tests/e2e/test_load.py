@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import until
 from tests.support.scripted import SSE_HEAD, Connection, Held, chunk
@@ -35,7 +35,7 @@ async def many(url: str, number: int, mock: str) -> list[Reply]:
 
 
 async def test_two_hundred_streams_at_once_are_all_settled_in_flat_memory(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
     rss = []
@@ -54,7 +54,7 @@ async def test_two_hundred_streams_at_once_are_all_settled_in_flat_memory(
 
 
 async def test_calls_under_way_in_one_session_are_all_added(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
 
@@ -120,7 +120,7 @@ def test_streams_that_say_nothing_cost_little_memory(gateway_process: StartProce
 
 
 def test_a_gateway_in_this_process_leaves_nothing_behind(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     """Warnings are errors here: a connection, task or file left open fails this test when it is collected."""
     gateway = gateway_server(mock_server.url)

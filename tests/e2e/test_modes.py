@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import Behaviour, MockServer, Provider, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from tests.conftest import StartGateway
 from tests.support import stopping
 from tests.support.formats import Format
@@ -36,7 +36,7 @@ def call(web: Web, session: str, mode: str, *results: str, **headers: str) -> Re
     return web.post(CHAT, body, {"x-session-id": session, "x-response-mode": mode, **headers})
 
 
-def sent(mock: Provider) -> list[Any]:
+def sent(mock: MockProvider) -> list[Any]:
     messages: list[Any] = json.loads(mock.calls[-1].body)["messages"]
     return messages
 
@@ -45,7 +45,7 @@ def handle_in(text: str) -> str:
     return text.rpartition("GET /api/results/")[2].rstrip("]")
 
 
-def test_a_call_may_ask_for_less_than_all(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_a_call_may_ask_for_less_than_all(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     reply = call(gateway.web, session, "table", ROWS, TEXT)
     assert reply.header("x-response-mode") == "table"
     rows, text = sent(mock)[2], sent(mock)[4]
@@ -56,7 +56,9 @@ def test_a_call_may_ask_for_less_than_all(gateway: GatewayThread, mock: Provider
 
 
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
-def test_what_is_left_out_can_be_fetched_whole(gateway: GatewayThread, mock: Provider, session: str, mode: str) -> None:
+def test_what_is_left_out_can_be_fetched_whole(
+    gateway: GatewayThread, mock: MockProvider, session: str, mode: str
+) -> None:
     call(gateway.web, session, mode, ROWS, TEXT)
     for index, original in ((2, ROWS), (4, TEXT)):
         shown = sent(mock)[index]["content"]
@@ -68,7 +70,7 @@ def test_what_is_left_out_can_be_fetched_whole(gateway: GatewayThread, mock: Pro
 
 
 def test_a_session_its_budget_and_its_kept_texts_are_forgotten_soon_after_a_short_ttl(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.ttl": "1s", "budget.lease_s": 5, "budget.tokens": 100_000})
     web = gateway.web
@@ -90,7 +92,7 @@ def test_a_session_its_budget_and_its_kept_texts_are_forgotten_soon_after_a_shor
 
 @pytest.mark.parametrize("asked", ["raw", "handle_only"])
 def test_a_fetched_text_is_sent_whole_but_not_for_the_last_of_a_budget(
-    gateway: GatewayThread, mock: Provider, session: str, asked: str
+    gateway: GatewayThread, mock: MockProvider, session: str, asked: str
 ) -> None:
     messages = history(TEXT)
     headers = {"x-session-id": session, "x-session-budget-tokens": "40000"}
@@ -111,14 +113,16 @@ def test_a_fetched_text_is_sent_whole_but_not_for_the_last_of_a_budget(
     assert send(asked).endswith(f"{handle_in(sent(mock)[2]['content'])}]"), "it would be refused for the text"
 
 
-def test_the_same_mode_sends_the_same_bytes_on_every_turn(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_the_same_mode_sends_the_same_bytes_on_every_turn(
+    gateway: GatewayThread, mock: MockProvider, session: str
+) -> None:
     call(gateway.web, session, "summary", ROWS, TEXT)
     first = sent(mock)
     call(gateway.web, session, "summary", ROWS, TEXT, ROWS + " ")
     assert sent(mock)[: len(first)] == first
 
 
-def test_raw_is_forwarded_byte_for_byte(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_raw_is_forwarded_byte_for_byte(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     body = json.dumps({"model": "mock-small", "messages": history(ROWS)}, indent=1).encode()
     gateway.web.send("POST", CHAT, body, {"x-session-id": session, "x-response-mode": "raw"})
     assert mock.calls[-1].body == body
@@ -131,7 +135,7 @@ def test_a_mode_nobody_knows_is_refused(gateway: GatewayThread, session: str) ->
 
 
 def test_a_handle_is_of_no_use_to_another_client_key(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": name, "key": f"{name}-0123456789abcdef"} for name in ("alice", "bob")]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys, "auth.admin_key": "admin-0123456789abcdef"})
@@ -146,7 +150,7 @@ def test_a_handle_is_of_no_use_to_another_client_key(
 
 
 def test_a_handle_ends_with_its_session_and_comes_back_with_the_next_call(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     call(gateway.web, session, "handle_only", ROWS)
     handle = handle_in(sent(mock)[2]["content"])
@@ -158,7 +162,7 @@ def test_a_handle_ends_with_its_session_and_comes_back_with_the_next_call(
 
 
 def test_without_a_session_nothing_can_be_kept_and_so_nothing_is_left_out(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "none"})
     body = {"model": "mock-small", "messages": history(ROWS, TEXT)}
@@ -168,7 +172,7 @@ def test_without_a_session_nothing_can_be_kept_and_so_nothing_is_left_out(
 
 
 def test_a_session_keeps_so_many_megabytes_and_what_is_beyond_is_shown_without_a_handle(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     room = (len(TEXT) + 100) / 2**20
     gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": room})
@@ -188,7 +192,7 @@ def test_a_session_keeps_so_many_megabytes_and_what_is_beyond_is_shown_without_a
 
 
 def test_the_room_for_results_may_be_changed_without_a_restart(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0})
     call(gateway.web, "s", "handle_only", TEXT)
@@ -199,7 +203,7 @@ def test_the_room_for_results_may_be_changed_without_a_restart(
     assert gateway.web.get(f"/api/results/{handle_in(sent(mock)[2]['content'])}").body.decode() == TEXT
 
 
-def test_modes_may_be_turned_off(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_modes_may_be_turned_off(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 4_000, "budget.modes": False, "context.trim": "off"})
     for _ in range(3):
         reply = gateway.web.post(
@@ -210,7 +214,7 @@ def test_modes_may_be_turned_off(mock_server: MockServer, mock: Provider, gatewa
 
 
 def test_no_full_text_is_kept_where_nothing_was_left_out(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     call(gateway.web, "s", "table", ROWS, TEXT)
@@ -219,7 +223,7 @@ def test_no_full_text_is_kept_where_nothing_was_left_out(
 
 
 def test_a_refused_call_leaves_no_text_behind(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 30})
     refused = call(gateway.web, "s", "handle_only", ROWS, TEXT)
@@ -245,7 +249,7 @@ def writer_server() -> Iterator[MockServer]:
 
 
 @pytest.fixture
-def writer(writer_server: MockServer) -> Provider:
+def writer(writer_server: MockServer) -> MockProvider:
     """The provider of the model that sums up: each answer is `SAID`, and costs 700 and 30 tokens."""
     writer_server.provider.behaviour = Behaviour(tokens=(700, 30))
     writer_server.provider.push(*[Turn(SAID)] * 9)
@@ -253,7 +257,9 @@ def writer(writer_server: MockServer) -> Provider:
 
 
 @pytest.fixture
-def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provider, writer_server: MockServer) -> Start:
+def summing(
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, writer_server: MockServer
+) -> Start:
     """Start gateways that have large results summed up by another provider than the built-in one."""
     del mock
 
@@ -269,13 +275,13 @@ def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provide
     return start
 
 
-def texts(mock: Provider) -> list[str]:
+def texts(mock: MockProvider) -> list[str]:
     """Of the tool results in the last call that reached the provider."""
     return [message["content"] for message in sent(mock) if message["role"] == "tool"]
 
 
 def test_a_large_result_is_summed_up_by_the_configured_model_and_can_be_fetched_whole(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     web = summing().web
     assert call(web, "s", "summary", "short", TEXT).header("x-response-mode") == "summary"
@@ -290,7 +296,7 @@ def test_a_large_result_is_summed_up_by_the_configured_model_and_can_be_fetched_
 
 
 def test_what_the_summary_costs_is_the_sessions_and_is_found_by_itself(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     web = summing().web
     reply = call(web, "s", "summary", TEXT, f"{TEXT}\nmore")
@@ -310,7 +316,7 @@ def test_what_the_summary_costs_is_the_sessions_and_is_found_by_itself(
 
 
 def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_the_same_store(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     first = summing()
     call(first.web, "s", "summary", TEXT)
@@ -334,7 +340,7 @@ def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_th
     "fault", [Behaviour(status=500), Behaviour(html=True), Behaviour(die=0)], ids=["an error", "a page", "nothing"]
 )
 def test_where_the_model_fails_the_extract_stands_and_stays(
-    summing: Start, mock: Provider, writer: Provider, fault: Behaviour
+    summing: Start, mock: MockProvider, writer: MockProvider, fault: Behaviour
 ) -> None:
     plain = summing(**{"budget.summary_model": None})
     call(plain.web, "s", "summary", TEXT)
@@ -356,7 +362,7 @@ def test_where_the_model_fails_the_extract_stands_and_stays(
 
 
 def test_so_many_results_of_a_call_are_summed_up_and_they_are_the_newest(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     web = summing().web
     many = [f"{number}\n{TEXT}" for number in range(6)]
@@ -366,7 +372,9 @@ def test_so_many_results_of_a_call_are_summed_up_and_they_are_the_newest(
     assert len(writer.calls) == 4
 
 
-def test_as_a_budget_shrinks_results_are_summed_up_within_it(summing: Start, mock: Provider, writer: Provider) -> None:
+def test_as_a_budget_shrinks_results_are_summed_up_within_it(
+    summing: Start, mock: MockProvider, writer: MockProvider
+) -> None:
     web = summing(**{"budget.tokens": 400_000, "context.trim": "off"}).web
     body = {"model": "mock-small", "messages": [*history(TEXT), *READ], "max_tokens": 9}
     web.post(CHAT, body, {"x-session-id": "s", "x-mock": "tokens=340000/9"})
@@ -380,7 +388,7 @@ def test_as_a_budget_shrinks_results_are_summed_up_within_it(summing: Start, moc
 
 @pytest.mark.parametrize("wire", ["responses", "messages"])
 def test_results_in_other_formats_are_summed_up_too(
-    summing: Start, mock: Provider, writer: Provider, wire: str
+    summing: Start, mock: MockProvider, writer: MockProvider, wire: str
 ) -> None:
     web, api = summing(default_provider="upstream").web, Format(wire)
     for steps in ((TEXT,), (TEXT, f"{TEXT}\nmore")):
@@ -391,7 +399,7 @@ def test_results_in_other_formats_are_summed_up_too(
     assert len(writer.calls) == 2
 
 
-def test_without_a_session_nobody_is_asked(summing: Start, mock: Provider, writer: Provider) -> None:
+def test_without_a_session_nobody_is_asked(summing: Start, mock: MockProvider, writer: MockProvider) -> None:
     web = summing(**{"sessions.on_missing": "none"}).web
     web.post(CHAT, {"model": "mock-small", "messages": history(TEXT)}, {"x-response-mode": "summary"})
     assert texts(mock) == [TEXT]

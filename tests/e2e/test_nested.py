@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from gateway.client import Counts
-from gateway.mock import MockServer, Provider, ToolCall, Turn
+from gateway.mock import MockProvider, MockServer, ToolCall, Turn
 from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
 from tests.support.formats import Format
@@ -48,7 +48,7 @@ def usage_of(gateway: GatewayThread, session: str) -> tuple[int, int, int]:
     return usage["input_tokens"], usage["output_tokens"], shown["calls"]
 
 
-def billed_by(mock: Provider) -> tuple[int, int, int]:
+def billed_by(mock: MockProvider) -> tuple[int, int, int]:
     billed = mock.billed()
     return billed.input_tokens, billed.output_tokens, billed.calls
 
@@ -97,7 +97,7 @@ def by_messages(client: openai.OpenAI, question: str) -> str:
 
 @pytest.mark.parametrize("way", [by_chat, by_stream, by_responses, by_messages])
 def test_a_tool_that_calls_the_model_itself_adds_to_the_totals_of_its_session(
-    way: Callable[[openai.OpenAI, str], str], gateway: GatewayThread, mock: Provider, session: str
+    way: Callable[[openai.OpenAI, str], str], gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),)), Turn("It is four."), Turn("Four."))
     with client_of(gateway, session) as client:
@@ -110,7 +110,7 @@ def test_a_tool_that_calls_the_model_itself_adds_to_the_totals_of_its_session(
 
 
 def test_tools_that_call_the_model_side_by_side_are_all_counted_once(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),) * 4), *[Turn("It is four.")] * 4, Turn("Four."))
     with client_of(gateway, session) as client:
@@ -121,7 +121,7 @@ def test_tools_that_call_the_model_side_by_side_are_all_counted_once(
 
 
 def test_the_context_numbers_of_the_agent_are_those_of_its_own_conversation(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),)), Turn("It is four."), Turn("Four."))
     seen: list[Counts] = []
@@ -140,7 +140,7 @@ def test_the_context_numbers_of_the_agent_are_those_of_its_own_conversation(
 
 
 def test_a_child_session_is_counted_by_itself_and_spends_its_parents_budget(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 100_000})
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),) * 2), *[Turn("It is four.")] * 2, Turn("Four."))
@@ -160,7 +160,7 @@ def test_a_child_session_is_counted_by_itself_and_spends_its_parents_budget(
 
 
 def test_without_a_budget_too_a_session_is_shown_with_its_children(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     inner, innermost = f"{session}-inner", f"{session}-innermost"
     with (
@@ -176,7 +176,7 @@ def test_without_a_budget_too_a_session_is_shown_with_its_children(
 
 
 def test_a_summary_that_the_gateway_writes_is_in_the_same_totals(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(
         mock_server.url,

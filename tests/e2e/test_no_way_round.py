@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import until
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
@@ -29,7 +29,7 @@ def calls_of(web: Web, session: str) -> Any:
     ["/v1/%63hat/completions", "/v1/chat%2Fcompletions", "/v1//chat/completions", "/v1/chat/completions;x",
      "/v1/chat/%2e%2e/chat/completions", "/v1/chat\\completions"],
 )  # fmt: skip
-def test_a_path_that_can_be_read_in_two_ways_is_refused(path: str, web: Web, mock: Provider, session: str) -> None:
+def test_a_path_that_can_be_read_in_two_ways_is_refused(path: str, web: Web, mock: MockProvider, session: str) -> None:
     before = len(mock.calls)
     answer = web.post(path, STREAM, {"x-session-id": session})
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
@@ -65,7 +65,7 @@ def test_an_error_that_repeats_a_clients_words_turns_no_usage_off(scripted: Scri
 
 
 def test_a_conversation_of_nothing_but_brackets_is_held_for(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, session: str
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, session: str
 ) -> None:
     """It is too much to be weighed, and has no texts; the provider bills it all the same."""
     web = gateway_server(mock_server.url, **{"budget.tokens": 100_000}).web
@@ -191,7 +191,7 @@ def test_a_form_with_two_models_is_refused(form: str, web: Web) -> None:
     ],
 )
 def test_no_request_may_be_answered_with_more_than_is_held_for_it(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 1_000}).web
     assert web.post(f"/v1/{path}", {"model": "m", **body}, {"x-session-id": "s"}).status in (200, 400, 404)
@@ -212,7 +212,7 @@ def test_no_request_may_be_answered_with_more_than_is_held_for_it(
     ],
 )
 def test_no_field_brings_more_text_than_is_held_for_it(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 1_500}).web
     before = len(mock.calls)
@@ -224,7 +224,7 @@ def test_no_field_brings_more_text_than_is_held_for_it(
 @pytest.mark.parametrize(
     "name", ["MAX_TOKENS", "Model", "Stream", "N", "\u017ftream", "max_to\u212aens", "Models", "N_Predict"]
 )
-def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: Provider, session: str, name: str) -> None:
+def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: MockProvider, session: str, name: str) -> None:
     before = len(mock.calls)
     body = {"model": "m", "messages": HI, name: 1}
     reply = web.post("/v1/chat/completions", body, {"x-session-id": session})
@@ -234,7 +234,7 @@ def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: Provider,
 
 
 def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     key = {"name": "alice", "key": "alice-key-0123456789", "models": ["mock-small", "mock-mini"]}
     web = gateway_server(mock_server.url, **{"auth.keys": [key]}).web
@@ -265,7 +265,7 @@ def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
     ],
 )
 def test_what_is_billed_later_is_refused_under_a_budget(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000})
     reply = gateway.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
@@ -309,7 +309,7 @@ def test_a_kept_conversation_goes_on_at_the_cost_of_its_session_and_its_key(
     ],
 )
 def test_no_field_of_a_path_nobody_knows_brings_more_text_than_is_held_for_it(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 1_500}).web
     answer = web.post(f"/v1/{path}", {"model": "m", **body}, {"x-session-id": "s"})
@@ -416,7 +416,7 @@ def test_a_call_whose_answer_says_no_usage_is_a_call_all_the_same(scripted: Scri
 
 
 def test_a_path_without_a_price_is_no_way_round_a_budget_in_dollars(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.usd": 1, "budget.deferred": "forward"}).web
     reply = web.post("/v1/images/generations", {"prompt": "a tree"}, {"x-session-id": "s"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import Web
@@ -35,7 +35,7 @@ def body_of(steps: int, **fields: Any) -> bytes:
 
 @pytest.mark.parametrize("overflow", ["error", "forward", "least"])
 def test_a_compaction_request_is_never_trimmed(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, overflow: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, overflow: str
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": overflow})
     over = {"x-session-id": "s", "x-context-budget": "3000", **BETA}
@@ -51,7 +51,7 @@ def test_a_compaction_request_is_never_trimmed(
 
 
 def test_tool_results_of_a_compaction_request_are_those_that_the_model_has_seen(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     """Other results than before would invalidate the thinking in the conversation."""
     shown = {"x-session-id": session, "x-response-mode": "summary", **BETA}
@@ -63,13 +63,13 @@ def test_tool_results_of_a_compaction_request_are_those_that_the_model_has_seen(
 
 
 @pytest.fixture
-def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def small(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     """A budget of 8,000 tokens a session."""
     return gateway_server(mock_server.url, **{"budget.tokens": 8_000})
 
 
 def test_a_budget_refuses_a_compaction_request_rather_than_cutting_its_summary_short(
-    small: GatewayThread, mock: Provider
+    small: GatewayThread, mock: MockProvider
 ) -> None:
     named = {"x-session-id": "s", **BETA}
     lowered = small.web.post(MESSAGES, body_of(0, max_tokens=9_000), named)
@@ -87,7 +87,7 @@ def test_a_budget_refuses_a_compaction_request_rather_than_cutting_its_summary_s
 
 
 def test_a_step_neither_limits_a_compaction_request_nor_restricts_its_tools(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     step = {"name": "talk", "available_tools": {"allowed": ["list_items"]}, "max_output_tokens": 500}
     gateway = gateway_server(mock_server.url, steps=[step])
@@ -116,7 +116,7 @@ def after_a_compaction(*, thinks: bool) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("overflow", ["error", "forward", "least"])
 def test_turns_kept_after_a_signed_compaction_are_trimmed_without_thinking_or_not_at_all_where_it_is_bound(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, overflow: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, overflow: str
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": overflow})
     body = {"model": "claude-opus-5-5", "max_tokens": 64, "messages": after_a_compaction(thinks=True)}
@@ -134,7 +134,7 @@ def test_turns_kept_after_a_signed_compaction_are_trimmed_without_thinking_or_no
 
 @pytest.mark.parametrize(("model", "thinks"), [("claude-opus-5", True), ("claude-opus-5-5", False)])
 def test_turns_after_a_signed_compaction_are_trimmed_where_nothing_is_bound_to_them(
-    web: Web, mock: Provider, session: str, model: str, *, thinks: bool
+    web: Web, mock: MockProvider, session: str, model: str, *, thinks: bool
 ) -> None:
     body = {"model": model, "max_tokens": 64, "messages": after_a_compaction(thinks=thinks)}
     reply = web.post(MESSAGES, body, {"x-session-id": session, "x-context-budget": "3000", **BETA})

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.mock import Provider
+from gateway.mock import MockProvider
 from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import SSE_HEAD, Connection
@@ -30,13 +30,13 @@ def totals(web: Web, session: str) -> tuple[int, int, int]:
     return usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]
 
 
-def billed(mock: Provider) -> tuple[int, int, int]:
+def billed(mock: MockProvider) -> tuple[int, int, int]:
     ledger = mock.billed()
     return ledger.input_tokens, ledger.output_tokens, ledger.total_tokens
 
 
 def test_a_file_is_uploaded_as_it_is_and_costs_nothing(
-    client: openai.OpenAI, web: Web, mock: Provider, session: str
+    client: openai.OpenAI, web: Web, mock: MockProvider, session: str
 ) -> None:
     content = bytes(range(256)) * 4000
     raw = client.files.with_raw_response.create(
@@ -49,13 +49,13 @@ def test_a_file_is_uploaded_as_it_is_and_costs_nothing(
     assert web.get(f"/api/sessions/{session}").status == 404 or totals(web, session) == (0, 0, 0)
 
 
-def test_a_large_upload_arrives_whole(web: Web, mock: Provider) -> None:
+def test_a_large_upload_arrives_whole(web: Web, mock: MockProvider) -> None:
     body = b"--b\r\ncontent-disposition: form-data; name=x\r\n\r\n" + b"\x00\xff" * (15 << 20) + b"\r\n--b--\r\n"
     web.post("/v1/uploads/upload_1/parts", body, {"content-type": "multipart/form-data; boundary=b"})
     assert mock.calls[0].body_sha256 == hashlib.sha256(body).hexdigest()
 
 
-def test_speech_is_passed_on_as_bytes(client: openai.OpenAI, mock: Provider, session: str) -> None:
+def test_speech_is_passed_on_as_bytes(client: openai.OpenAI, mock: MockProvider, session: str) -> None:
     raw = client.audio.speech.with_raw_response.create(
         model="mock-tts",
         voice="alloy",
@@ -70,7 +70,7 @@ def test_speech_is_passed_on_as_bytes(client: openai.OpenAI, mock: Provider, ses
     assert raw.headers["x-session-id"] == session
 
 
-def test_a_transcription_is_metered(client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_a_transcription_is_metered(client: openai.OpenAI, web: Web, mock: MockProvider, session: str) -> None:
     answer = client.audio.transcriptions.create(
         model="mock-transcribe", file=("a.wav", b"\x00" * 50_000), extra_headers={"x-session-id": session}
     )
@@ -81,7 +81,7 @@ def test_a_transcription_is_metered(client: openai.OpenAI, web: Web, mock: Provi
     assert (record["model"], record["usage_source"]) == ("mock-transcribe", "provider")
 
 
-def test_images_are_metered(client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_images_are_metered(client: openai.OpenAI, web: Web, mock: MockProvider, session: str) -> None:
     answer = client.images.generate(model="mock-image", prompt="a cat", n=2, extra_headers={"x-session-id": session})
     assert answer.data is not None
     assert len(answer.data) == 2
@@ -90,7 +90,7 @@ def test_images_are_metered(client: openai.OpenAI, web: Web, mock: Provider, ses
 
 
 def test_models_are_listed_in_the_shape_of_the_caller(
-    client: openai.OpenAI, claude: anthropic.Anthropic, mock: Provider
+    client: openai.OpenAI, claude: anthropic.Anthropic, mock: MockProvider
 ) -> None:
     assert "mock-small" in [model.id for model in client.models.list().data]
     assert client.models.retrieve("mock-small").object == "model"
@@ -98,7 +98,7 @@ def test_models_are_listed_in_the_shape_of_the_caller(
     assert all(call.billed is None for call in mock.calls)
 
 
-def test_embeddings_are_metered(client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_embeddings_are_metered(client: openai.OpenAI, web: Web, mock: MockProvider, session: str) -> None:
     raw = client.embeddings.with_raw_response.create(
         model="mock-embed", input=["one", "two three"], extra_headers={"x-session-id": session}
     )
@@ -108,14 +108,16 @@ def test_embeddings_are_metered(client: openai.OpenAI, web: Web, mock: Provider,
     assert raw.headers["x-session-cumulative-total-tokens"] == str(answer.usage.total_tokens)
 
 
-def test_embeddings_without_a_session_are_kept_per_key(client: openai.OpenAI, mock: Provider) -> None:
+def test_embeddings_without_a_session_are_kept_per_key(client: openai.OpenAI, mock: MockProvider) -> None:
     first = client.embeddings.with_raw_response.create(model="mock-embed", input="one")
     second = client.embeddings.with_raw_response.create(model="mock-embed", input="two")
     assert first.headers["x-session-id"] == second.headers["x-session-id"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_completions_are_metered(stream: bool, client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_completions_are_metered(
+    stream: bool, client: openai.OpenAI, web: Web, mock: MockProvider, session: str
+) -> None:
     headers = {"x-session-id": session}
     if stream:
         options: Any = {"include_usage": True}
@@ -131,7 +133,7 @@ def test_completions_are_metered(stream: bool, client: openai.OpenAI, web: Web, 
 
 
 def test_streamed_completions_are_made_to_report_their_usage_which_the_client_does_not_see(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     body = {"model": "m", "prompt": "once upon a time", "stream": True}
     answer = web.post("/v1/completions", body, {"x-session-id": session})
@@ -143,7 +145,7 @@ def test_streamed_completions_are_made_to_report_their_usage_which_the_client_do
 
 
 def test_streamed_completions_of_a_host_that_reports_no_usage_are_estimated(
-    web: Web, mock: Provider, session: str
+    web: Web, mock: MockProvider, session: str
 ) -> None:
     body = {"model": "m", "prompt": "once upon a time", "stream": True}
     answer = web.post("/v1/completions", body, {"x-session-id": session, "x-mock": "usage=none"})
@@ -151,7 +153,7 @@ def test_streamed_completions_of_a_host_that_reports_no_usage_are_estimated(
     assert answer.totals[1] > 0
 
 
-def test_responses_are_metered(client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_responses_are_metered(client: openai.OpenAI, web: Web, mock: MockProvider, session: str) -> None:
     raw = client.responses.with_raw_response.create(
         model="m", input="hi there", extra_headers={"x-session-id": session}
     )
@@ -161,7 +163,7 @@ def test_responses_are_metered(client: openai.OpenAI, web: Web, mock: Provider, 
     assert totals(web, session) == billed(mock)
 
 
-def test_streamed_responses_are_metered(client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_streamed_responses_are_metered(client: openai.OpenAI, web: Web, mock: MockProvider, session: str) -> None:
     with client.responses.stream(model="m", input="hi there", extra_headers={"x-session-id": session}) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -171,7 +173,7 @@ def test_streamed_responses_are_metered(client: openai.OpenAI, web: Web, mock: P
     assert totals(web, session)[2] == final.usage.total_tokens
 
 
-def test_tools_of_responses_are_recorded(client: openai.OpenAI, web: Web, mock: Provider, session: str) -> None:
+def test_tools_of_responses_are_recorded(client: openai.OpenAI, web: Web, mock: MockProvider, session: str) -> None:
     tools: Any = [{"type": "function", "name": "search", "parameters": {"type": "object"}, "strict": False}]
     for stream in (True, False):
         answer: Any = client.responses.create(
@@ -183,7 +185,7 @@ def test_tools_of_responses_are_recorded(client: openai.OpenAI, web: Web, mock: 
     assert totals(web, session) == billed(mock)
 
 
-def test_messages_are_metered(claude: anthropic.Anthropic, web: Web, mock: Provider, session: str) -> None:
+def test_messages_are_metered(claude: anthropic.Anthropic, web: Web, mock: MockProvider, session: str) -> None:
     raw = claude.messages.with_raw_response.create(
         model="m",
         max_tokens=50,
@@ -194,7 +196,7 @@ def test_messages_are_metered(claude: anthropic.Anthropic, web: Web, mock: Provi
     assert totals(web, session) == billed(mock)
 
 
-def test_streamed_messages_are_metered(claude: anthropic.Anthropic, web: Web, mock: Provider, session: str) -> None:
+def test_streamed_messages_are_metered(claude: anthropic.Anthropic, web: Web, mock: MockProvider, session: str) -> None:
     with claude.messages.stream(
         model="m",
         max_tokens=50,
@@ -209,7 +211,7 @@ def test_streamed_messages_are_metered(claude: anthropic.Anthropic, web: Web, mo
 
 
 def test_cached_messages_are_counted_with_their_cached_part(
-    claude: anthropic.Anthropic, web: Web, mock: Provider, session: str
+    claude: anthropic.Anthropic, web: Web, mock: MockProvider, session: str
 ) -> None:
     messages: Any = [
         {"role": "user", "content": "a long document about many things. " * 40},
@@ -220,7 +222,7 @@ def test_cached_messages_are_counted_with_their_cached_part(
     assert totals(web, session) == billed(mock)
 
 
-def test_counting_tokens_is_free(claude: anthropic.Anthropic, web: Web, mock: Provider, session: str) -> None:
+def test_counting_tokens_is_free(claude: anthropic.Anthropic, web: Web, mock: MockProvider, session: str) -> None:
     counted = claude.messages.count_tokens(
         model="m", messages=[{"role": "user", "content": "hi"}], extra_headers={"x-session-id": session}
     )
@@ -229,14 +231,14 @@ def test_counting_tokens_is_free(claude: anthropic.Anthropic, web: Web, mock: Pr
 
 
 @pytest.mark.parametrize("path", ["/messages", "/v1/messages", "/v1/v1/messages", "/s/bare-claude/messages"])
-def test_anthropics_paths_work_with_and_without_the_version(path: str, web: Web, mock: Provider) -> None:
+def test_anthropics_paths_work_with_and_without_the_version(path: str, web: Web, mock: MockProvider) -> None:
     answer = web.post(path, {"model": "m", "max_tokens": 5, "messages": HI})
     assert answer.status == 200
     assert answer.json["type"] == "message"
     assert mock.calls[0].path == "/v1/messages"
 
 
-def test_headers_of_the_provider_and_for_it_pass(claude: anthropic.Anthropic, mock: Provider) -> None:
+def test_headers_of_the_provider_and_for_it_pass(claude: anthropic.Anthropic, mock: MockProvider) -> None:
     claude.messages.create(
         model="m",
         max_tokens=5,
@@ -268,7 +270,7 @@ def test_all_that_anthropics_sdk_asks_for_goes_to_anthropic(
     assert len(openais.requests) == 1
 
 
-def test_an_error_of_anthropics_api_keeps_its_shape(claude: anthropic.Anthropic, mock: Provider) -> None:
+def test_an_error_of_anthropics_api_keeps_its_shape(claude: anthropic.Anthropic, mock: MockProvider) -> None:
     with pytest.raises(anthropic.APIStatusError) as error:
         claude.messages.create(
             model="m",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.web import CHAT, HI
@@ -36,7 +36,7 @@ def reload(gateway: GatewayProcess, says: str) -> None:
 
 
 def test_what_needs_a_restart_stays_as_it_was_and_is_named(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"telemetry.log": {"level": "info"}, "store.on_failure": "open"})
     before = gateway.file.read_text()
@@ -66,7 +66,7 @@ def test_what_needs_a_restart_stays_as_it_was_and_is_named(
 
 
 def test_an_address_that_is_not_in_force_yet_opens_no_door(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     keys = [{"name": "alice", "key": ALICE}]
     flags = {"server.host": "0.0.0.0", "auth.keys": keys, "telemetry.log": {"level": "info"}}
@@ -80,7 +80,7 @@ def test_an_address_that_is_not_in_force_yet_opens_no_door(
 
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_web_pages_that_may_call_are_those_of_the_start(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, *, is_allowed: bool
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, *, is_allowed: bool
 ) -> None:
     origins: tuple[list[str], list[str]] = ([], [PAGE["origin"]])
     gateway = gateway_server(mock_server.url, **{"server.cors_origins": origins[is_allowed]})
@@ -97,7 +97,7 @@ def test_web_pages_that_may_call_are_those_of_the_start(
 
 
 def test_a_body_that_is_looked_at_meanwhile_is_looked_at_to_the_end(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     messages = [{"role": "user", "content": f"{at} " + "word " * 300} for at in range(200)]
@@ -111,7 +111,7 @@ def test_a_body_that_is_looked_at_meanwhile_is_looked_at_to_the_end(
 
 
 def test_families_are_those_of_the_start_whatever_their_file_says_meanwhile(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, tmp_path: Path
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, tmp_path: Path
 ) -> None:
     own = tmp_path / "families.yaml"
     own.write_text('families: {mine: {models: "m", start: 5000}}')

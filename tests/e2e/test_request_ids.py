@@ -6,12 +6,12 @@ import anthropic
 import openai
 import pytest
 
-from gateway.mock import Provider
+from gateway.mock import MockProvider
 from gateway.mock.turns import Behaviour, Turn
 from tests.support.web import CHAT, HI, Web
 
 
-def test_openai_sdk_shows_the_request_id_of_the_provider(web: Web, mock: Provider) -> None:
+def test_openai_sdk_shows_the_request_id_of_the_provider(web: Web, mock: MockProvider) -> None:
     with openai.OpenAI(base_url=f"{web.url}/v1", api_key="any", max_retries=0) as client:
         raw = client.chat.completions.with_raw_response.create(
             model="mock-small", messages=[{"role": "user", "content": "hi"}], extra_headers={"x-request-id": "mine"}

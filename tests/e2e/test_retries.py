@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.mock.turns import Behaviour, Turn
 from tests.conftest import StartGateway, closed_port
 from tests.support.gateways import until
@@ -23,7 +23,7 @@ def busy(status: int, retry_after: str | None = "0") -> Turn:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [429, 502, 503, 529])
 def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charged_once(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, status: int, stream: bool
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, status: int, stream: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
     mock.push(busy(status), busy(status))
@@ -39,7 +39,7 @@ def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charge
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_openai_sdk_does_not_repeat_what_the_gateway_has_repeated(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, status: int
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, status: int
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
     mock.push(*[busy(status)] * 12)
@@ -49,7 +49,7 @@ def test_openai_sdk_does_not_repeat_what_the_gateway_has_repeated(
 
 
 def test_two_failing_calls_do_not_close_the_way_of_others(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"providers.upstream.retries": 2, "providers.upstream.breaker": {}})
     mock.push(*[busy(503)] * 6)
@@ -58,7 +58,7 @@ def test_two_failing_calls_do_not_close_the_way_of_others(
 
 
 def test_what_a_provider_says_in_the_end_is_passed_on(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
     mock.push(busy(429, "3600"))
@@ -81,7 +81,7 @@ def test_a_provider_that_is_down_is_left_alone_and_callers_hear_when_to_come_bac
 
 
 def test_a_client_that_leaves_while_another_try_waits_is_charged_nothing_and_nothing_is_tried(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
     mock.push(busy(503, "5"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI, Web, chat_bytes, talk
@@ -26,7 +26,7 @@ def keyed_server(mock_server: MockServer, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def keyed(keyed_server: GatewayThread, mock: Provider) -> str:
+def keyed(keyed_server: GatewayThread, mock: MockProvider) -> str:
     return keyed_server.url
 
 
@@ -91,7 +91,7 @@ def test_what_names_the_session_is_not_sent_to_a_provider_that_would_refuse_it(
     assert upstream.requests[0].json == {**body, **left}
 
 
-def test_the_path_goes_before_the_header_and_that_before_the_body(web: Web, mock: Provider) -> None:
+def test_the_path_goes_before_the_header_and_that_before_the_body(web: Web, mock: MockProvider) -> None:
     body = {"model": "mock-small", "messages": HI, "session_id": "by-body"}
     answer = web.post("/s/by-path/v1/chat/completions", body, {"x-session-id": "by-header"})
     assert answer.header("x-session-id") == "by-path"
@@ -100,7 +100,7 @@ def test_the_path_goes_before_the_header_and_that_before_the_body(web: Web, mock
 
 
 @pytest.mark.parametrize("path", ["/s/bare/chat/completions", "/s/bare/v1/v1/chat/completions"])
-def test_a_base_url_with_or_without_the_version_works(path: str, web: Web, mock: Provider) -> None:
+def test_a_base_url_with_or_without_the_version_works(path: str, web: Web, mock: MockProvider) -> None:
     answer = web.post(path, {"model": "mock-small", "messages": HI})
     assert answer.header("x-session-id") == "bare"
     assert mock.calls[0].path == CHAT
@@ -160,7 +160,7 @@ def test_a_derived_name_differs_between_keys(keyed: str) -> None:
     assert session_of(as_key(keyed, ALICE)) != session_of(as_key(keyed, BOB))
 
 
-def test_a_session_may_be_required(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_a_session_may_be_required(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "require"})
     for stream in (True, False):
         answer = gateway.web.chat(stream=stream)
@@ -173,7 +173,7 @@ def test_a_session_may_be_required(mock_server: MockServer, mock: Provider, gate
 
 
 def test_calls_without_a_session_may_be_left_uncounted(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "none"})
     for stream in (False, True):
@@ -192,7 +192,7 @@ def test_calls_without_a_session_may_be_left_uncounted(
     [("x-parent-session-id", "p"), ("x-session-budget-tokens", "1"), ("x-session-budget-usd", "0.5")],
 )
 def test_a_call_without_a_session_is_not_promised_what_only_one_has(
-    header: str, value: str, mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    header: str, value: str, mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"sessions.on_missing": "none"}).web
     answer = web.post(CHAT, {"model": "mock-small", "messages": HI}, {header: value})
@@ -203,7 +203,7 @@ def test_a_call_without_a_session_is_not_promised_what_only_one_has(
 
 
 def test_configured_headers_name_sessions_first(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.id_headers": ["X-Trace", "x-session-id"]})
     assert session_of(gateway.web, None, {"x-session-id": "b", "x-trace": "a"}) == "a"
@@ -212,7 +212,7 @@ def test_configured_headers_name_sessions_first(
 # --- isolation ----------------------------------------------------------------------------------------------------
 
 
-def test_one_name_under_two_keys_is_two_sessions(keyed: str, mock: Provider) -> None:
+def test_one_name_under_two_keys_is_two_sessions(keyed: str, mock: MockProvider) -> None:
     alice, bob = as_key(keyed, ALICE), as_key(keyed, BOB)
     assert alice.chat("shared", "tokens=100/1").totals == (100, 1, 101)
     assert bob.chat("shared", "tokens=5/1").totals == (5, 1, 6)
@@ -295,7 +295,7 @@ def test_the_same_request_id_under_two_keys_is_two_records(keyed: str) -> None:
         {"authorization": f"Bearer {ADMIN}"},
     ],
 )
-def test_a_call_needs_a_known_key(headers: dict[str, str], keyed: str, mock: Provider) -> None:
+def test_a_call_needs_a_known_key(headers: dict[str, str], keyed: str, mock: MockProvider) -> None:
     answer = Web(keyed, headers).chat("s")
     assert (answer.status, answer.error["code"], answer.error["type"]) == (
         401,
@@ -319,14 +319,14 @@ def test_a_call_needs_a_known_key(headers: dict[str, str], keyed: str, mock: Pro
     ],
 )
 def test_a_key_may_stand_where_each_sdk_puts_it_and_never_travels(
-    headers: dict[str, str], keyed: str, mock: Provider
+    headers: dict[str, str], keyed: str, mock: MockProvider
 ) -> None:
     assert Web(keyed, headers).chat("s").status == 200
     assert ALICE not in str(mock.calls[0].headers)
 
 
 def test_a_key_travels_in_no_header_even_if_sent_in_two(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     """The provider takes the caller's own credential here; the client key is still the gateway's business."""
     gateway = gateway_server(
@@ -343,7 +343,7 @@ def test_a_key_travels_in_no_header_even_if_sent_in_two(
 
 
 def test_a_held_provider_key_replaces_the_callers(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(
         mock_server.url, **{"providers.upstream.auth": "bearer", "providers.upstream.key": "provider-secret-1"}
@@ -357,7 +357,7 @@ def test_a_held_provider_key_replaces_the_callers(
         assert b"provider-secret-1" not in web.get(path).body
 
 
-def test_a_key_may_be_limited_to_models(keyed: str, mock: Provider) -> None:
+def test_a_key_may_be_limited_to_models(keyed: str, mock: MockProvider) -> None:
     bob = as_key(keyed, BOB)
     assert bob.chat("s", model="mock-large").status == 200
     for model in ("gpt-5", "upstream/gpt-5", "Mock-large"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess, StartUpstream
 from tests.support.gateways import STARTS_S, GatewayProcess, until
 from tests.support.scripted import Connection, Held
@@ -121,7 +121,7 @@ def test_a_stopping_gateway_that_reads_its_file_again_takes_no_new_calls_either(
 
 
 def test_one_worker_more_on_a_signal_is_one_like_all_others(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.workers": 2, "server.shutdown_grace_s": 60})
     until(lambda: _both(gateway), STARTS_S, "both answer")
@@ -138,7 +138,7 @@ def test_one_worker_more_on_a_signal_is_one_like_all_others(
 
 
 def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
     running = Running(lambda: raw_stream(gateway, "s", ENDLESS))
@@ -157,7 +157,7 @@ def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
 
 
 def test_after_the_grace_a_responses_stream_ends_with_an_error_that_has_the_next_number(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
     body = {"model": "mock-small", "input": "hi", "stream": True}
@@ -198,7 +198,7 @@ def test_after_the_grace_a_file_is_broken_off_and_nothing_is_written_into_it(
 
 
 def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
     running = Running(lambda: gateway.web.chat("s", "delay=60"))
@@ -214,7 +214,7 @@ def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(
 
 
 def test_a_left_call_that_is_still_read_is_charged_at_the_end(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()
@@ -229,7 +229,9 @@ def test_a_left_call_that_is_still_read_is_charged_at_the_end(
     assert total > 0
 
 
-def test_a_second_signal_ends_at_once(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> None:
+def test_a_second_signal_ends_at_once(
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
+) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 60})
     assert gateway.web.chat("s", "tokens=3/4").status == 200
     running = Running(lambda: raw_stream(gateway, "s", ENDLESS))
@@ -247,7 +249,7 @@ def test_a_second_signal_ends_at_once(mock_server: MockServer, mock: Provider, g
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_was_acknowledged_survives_a_kill(
-    stream: bool, mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    stream: bool, mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream}).encode()
@@ -267,7 +269,7 @@ def test_what_was_acknowledged_survives_a_kill(
 
 
 def test_a_signal_makes_the_gateway_read_its_file_again(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
     assert gateway.web.chat(model="fast").json["model"] == "fast"
@@ -282,7 +284,9 @@ def test_a_signal_makes_the_gateway_read_its_file_again(
     assert gateway.web.chat(model="fast").json["model"] == "mock-small"
 
 
-def test_two_workers_share_one_total(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> None:
+def test_two_workers_share_one_total(
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
+) -> None:
     gateway = gateway_process(mock_server.url, **{"server.workers": 2})
     until(lambda: _answers(gateway), STARTS_S, "a worker answers")
     started = mock.billed().calls
@@ -303,7 +307,7 @@ def test_two_workers_share_one_total(mock_server: MockServer, mock: Provider, ga
 
 
 def test_a_worker_that_cannot_start_ends_no_other_and_is_tried_again(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.workers": 2})
     dead, other = until(lambda: _both(gateway), STARTS_S, "both answer")
@@ -339,7 +343,7 @@ def _answers(gateway: GatewayProcess) -> bool:
 
 
 def test_a_left_call_is_read_to_its_end_before_the_gateway_stops(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 60})
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, ToolCall, Turn
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.stores.redis_servers import RedisServer
 from tests.support.formats import Format
@@ -65,7 +65,7 @@ def agent_run(client: openai.OpenAI, task: str, headers: dict[str, str], most: i
 
 @pytest.mark.parametrize("has_choice", [True, False], ids=["allowed_tools", "shorter list"])
 def test_the_evaluation_example_goes_through_its_steps_within_one_turn(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, has_choice: bool
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, has_choice: bool
 ) -> None:
     gateway = gateway_server(
         mock_server.url,
@@ -158,7 +158,7 @@ WIRES = pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
 @WIRES
 @pytest.mark.parametrize(("stream", "has_choice"), [(True, True), (True, False), (False, True), (False, False)])
 def test_a_step_goes_on_in_every_format_streamed_or_not(  # noqa: PLR0917
-    wire: str, stream: bool, has_choice: bool, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, stream: bool, has_choice: bool, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(
         mock_server.url, **{"steps": [REVIEW, WORK], "providers.upstream.allowed_tools": has_choice}
@@ -195,7 +195,7 @@ def test_a_step_goes_on_in_every_format_streamed_or_not(  # noqa: PLR0917
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_does_not_go_with_the_step_is_refused_in_the_format_of_the_caller(
-    wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": "reject"}, WORK])
     path = Format(wire).path
@@ -222,7 +222,7 @@ def test_what_does_not_go_with_the_step_is_refused_in_the_format_of_the_caller(
 @WIRES
 @pytest.mark.parametrize("enforce", ["filter", "require", "reject", "observe"])
 def test_what_offers_no_tools_arrives_byte_for_byte(
-    wire: str, enforce: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, enforce: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": enforce}])
     body = json.dumps(ask(wire, "review  it", x_odd=[1.0, None])).encode()
@@ -233,7 +233,7 @@ def test_what_offers_no_tools_arrives_byte_for_byte(
 
 @WIRES
 def test_what_is_due_must_be_called_where_the_step_requires_it(
-    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     two = {"name": "two", "sequence": [["read_a", "comment"], "search"], "enforce": "require"}
     gateway = gateway_server(mock_server.url, **{"steps": [two], "providers.upstream.allowed_tools": True})
@@ -250,7 +250,7 @@ def test_what_is_due_must_be_called_where_the_step_requires_it(
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stray_call_is_told_in_a_header_and_noted(
-    wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": "observe"}])
     mock.push(
@@ -271,7 +271,7 @@ def test_a_stray_call_is_told_in_a_header_and_noted(
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
 def test_a_provider_that_refuses_the_choice_is_told_by_a_shorter_list_from_then_on(
-    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"steps": [WORK], "providers.upstream.allowed_tools": True})
     headers = in_session("s", "refuse_allowed_tools=1")
@@ -285,7 +285,7 @@ def test_a_provider_that_refuses_the_choice_is_told_by_a_shorter_list_from_then_
 
 
 def test_a_fallback_is_told_in_the_way_that_it_knows(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(
         mock_server.url,
@@ -354,7 +354,7 @@ LIMITS = {"chat": "max_completion_tokens", "responses": "max_output_tokens", "me
 
 @WIRES
 def test_the_output_of_a_step_is_limited_and_a_budget_may_limit_it_further(
-    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     step = {"name": "s", "max_output_tokens": 60}
     gateway = gateway_server(mock_server.url, steps=[step])
@@ -378,7 +378,7 @@ def test_the_output_of_a_step_is_limited_and_a_budget_may_limit_it_further(
 
 
 def test_the_output_of_a_step_is_no_more_than_its_model_has(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     models = [{"match": "mock-small", "provider": "upstream", "output": 100}]
     gateway = gateway_server(mock_server.url, steps=[{"name": "s", "max_output_tokens": 5000}], models=models)
@@ -388,7 +388,7 @@ def test_the_output_of_a_step_is_no_more_than_its_model_has(
 
 @WIRES
 def test_a_request_is_cut_to_the_context_budget_of_its_step(
-    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{"name": "s", "context_budget": 3000}])
     body = Format(wire).agent(20, model="mock-small")
@@ -401,7 +401,7 @@ def test_a_request_is_cut_to_the_context_budget_of_its_step(
 
 @WIRES
 def test_a_step_may_call_another_model_as_far_as_the_client_key_may(
-    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys: list[dict[str, Any]] = [
         {"name": "alice", "key": "alice-key-0123456789"},
@@ -429,7 +429,7 @@ def test_a_step_may_call_another_model_as_far_as_the_client_key_may(
     ids=["nothing", "fewer tools", "another model", "both"],
 )
 def test_what_a_condition_weighed_is_not_taken_for_what_is_sent(
-    sets: Mapping[str, Any], gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    sets: Mapping[str, Any], gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     models = [{"match": "mock-large", "provider": "upstream", "tokenizer": "chars/4"}]
 
@@ -448,7 +448,7 @@ def test_what_a_condition_weighed_is_not_taken_for_what_is_sent(
 
 
 def test_the_agent_of_a_route_goes_before_that_of_the_header(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     agents = {name: {"steps": [{"name": f"step-of-{name}"}]} for name in ("writer", "editor")}
     models = [{"match": "mock-large", "provider": "upstream", "agent": "editor"}]
@@ -470,7 +470,7 @@ def test_the_agent_of_a_route_goes_before_that_of_the_header(
 @WIRES
 @pytest.mark.parametrize("name", ["nobody", "two words", "", "caf\u00e9"])
 def test_an_agent_that_does_not_exist_is_refused(
-    wire: str, name: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, name: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, agents={"writer": {"steps": [{"name": "s"}]}})
     reply = gateway.web.post(Format(wire).path, ask(wire, "hi"), in_session("s", **{"x-session-agent": name}))
@@ -482,7 +482,7 @@ def test_an_agent_that_does_not_exist_is_refused(
 
 
 def test_a_restart_keeps_the_step_and_a_reload_lets_go_of_one_that_is_gone(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     first = gateway_server(mock_server.url, steps=[REVIEW, WORK])
     first.web.post(CHAT, ask("chat", "review it", *OFFERED), in_session("s"))
@@ -557,7 +557,7 @@ def clients_of_one_session(webs: list[Web]) -> None:
 
 
 def test_clients_of_one_session_on_two_workers_see_each_place_of_its_sequence_once(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, steps=LONG, **{"server.workers": 2})
     until(lambda: ready(gateway), STARTS_S, "a worker answers")
@@ -565,7 +565,7 @@ def test_clients_of_one_session_on_two_workers_see_each_place_of_its_sequence_on
 
 
 def test_clients_of_one_session_on_two_machines_see_each_place_of_its_sequence_once(
-    redis: RedisServer, mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    redis: RedisServer, mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     store = {"url": redis.url, "timeout_ms": 5000}
     gateways = [gateway_server(mock_server.url, steps=LONG, store=store) for _ in range(2)]
@@ -573,7 +573,7 @@ def test_clients_of_one_session_on_two_machines_see_each_place_of_its_sequence_o
 
 
 def test_an_agent_from_a_file_is_known_to_every_worker(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, agents={"writer": str(EVALUATION)}, **{"server.workers": 2})
     until(lambda: ready(gateway), STARTS_S, "a worker answers")

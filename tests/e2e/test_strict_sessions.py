@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import STRICT_MODELS, MockServer, Provider, ToolCall, Turn
+from gateway.mock import STRICT_MODELS, MockProvider, MockServer, ToolCall, Turn
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, Reply, Web
 
@@ -139,7 +139,7 @@ class Strict:
     """A gateway in front of a strict provider."""
 
     gateway: GatewayThread
-    provider: Provider
+    provider: MockProvider
 
     def session(
         self, model: str, headers: dict[str, str], tasks: Sequence[int] = TASKS, *, parallel: bool = True
@@ -162,7 +162,7 @@ class Strict:
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strict]:
-    with MockServer(Provider(strict=STRICT_MODELS)) as server:
+    with MockServer(MockProvider(strict=STRICT_MODELS)) as server:
         gateway = GatewayThread(
             tmp_path_factory.mktemp("strict"), server.url, {"agents": {"reviewer": {"steps": STEPS}}}
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, ToolCall, Turn
 from tests.conftest import StartGateway, StartUpstream
 from tests.support import stopping
 from tests.support.conversations import SYSTEM, TASK, TOOLS, agent, step
@@ -38,20 +38,22 @@ def writer_server() -> Iterator[MockServer]:
 
 
 @pytest.fixture
-def writer(writer_server: MockServer) -> Provider:
+def writer(writer_server: MockServer) -> MockProvider:
     """The provider of the model that sums up: each answer is `TEXT`, and costs 700 and 30 tokens."""
     writer_server.provider.behaviour = Behaviour(tokens=(700, 30))
     script(writer_server.provider, *[Turn(TEXT)] * 5)
     return writer_server.provider
 
 
-def script(provider: Provider, *turns: Turn) -> None:
+def script(provider: MockProvider, *turns: Turn) -> None:
     provider.reset()
     provider.push(*turns)
 
 
 @pytest.fixture
-def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provider, writer_server: MockServer) -> Start:
+def summing(
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, writer_server: MockServer
+) -> Start:
     """Start gateways that sum up, between the built-in provider and another one that writes the summaries."""
     del mock
 
@@ -70,7 +72,7 @@ def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provide
 
 
 @pytest.fixture
-def web(summing: Start, writer: Provider) -> Web:
+def web(summing: Start, writer: MockProvider) -> Web:
     del writer
     return summing().web
 
@@ -81,7 +83,7 @@ def ask(web: Web, messages: list[dict[str, Any]], session: str = "s", **headers:
     return web.post(CHAT, body, {"x-session-id": session, **BUDGET, **named})
 
 
-def sent(provider: Provider) -> list[dict[str, Any]]:
+def sent(provider: MockProvider) -> list[dict[str, Any]]:
     """The messages of the last call that reached a provider."""
     found: list[dict[str, Any]] = json.loads(provider.calls[-1].body)["messages"]
     return found
@@ -104,7 +106,7 @@ def trimmed(reply: Reply) -> dict[str, int]:
 
 
 def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
-    web: Web, mock: Provider, writer: Provider
+    web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     came = agent(12)
     reply = ask(web, came)
@@ -128,7 +130,7 @@ def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
 
 
 def test_what_a_summary_costs_is_the_sessions_and_is_found_by_itself(
-    web: Web, mock: Provider, writer: Provider
+    web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     reply = ask(web, agent(12))
     billed = [provider.billed() for provider in (mock, writer)]
@@ -151,13 +153,15 @@ def test_what_a_summary_costs_is_the_sessions_and_is_found_by_itself(
     assert TEXT not in json.dumps([main, summary])
 
 
-def test_the_summary_is_paid_before_the_call_goes_out(web: Web, mock: Provider, writer: Provider) -> None:
+def test_the_summary_is_paid_before_the_call_goes_out(web: Web, mock: MockProvider, writer: MockProvider) -> None:
     ask(web, agent(12), x_mock="status=500")
     assert mock.calls[-1].status == 500
     assert web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == 730
 
 
-def test_later_turns_begin_with_the_same_bytes_and_ask_nobody(web: Web, mock: Provider, writer: Provider) -> None:
+def test_later_turns_begin_with_the_same_bytes_and_ask_nobody(
+    web: Web, mock: MockProvider, writer: MockProvider
+) -> None:
     ask(web, agent(12))
     first = sent(mock)
     ask(web, agent(13))
@@ -166,7 +170,7 @@ def test_later_turns_begin_with_the_same_bytes_and_ask_nobody(web: Web, mock: Pr
 
 
 def test_the_next_cut_makes_a_summary_of_the_last_one_and_what_came_since(
-    web: Web, mock: Provider, writer: Provider
+    web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     script(writer, Turn(TEXT), Turn("Everything up to depot 12."))
     counts = []
@@ -184,7 +188,9 @@ def test_the_next_cut_makes_a_summary_of_the_last_one_and_what_came_since(
     assert sum("summary of" in str(message["content"]) for message in sent(mock)) == 1
 
 
-def test_another_gateway_on_the_same_store_sends_the_same(summing: Start, mock: Provider, writer: Provider) -> None:
+def test_another_gateway_on_the_same_store_sends_the_same(
+    summing: Start, mock: MockProvider, writer: MockProvider
+) -> None:
     first = summing()
     ask(first.web, agent(12))
     ask(first.web, agent(13))
@@ -196,7 +202,7 @@ def test_another_gateway_on_the_same_store_sends_the_same(summing: Start, mock: 
     assert len(writer.calls) == 1
 
 
-def test_a_summary_whose_text_is_gone_is_made_again(summing: Start, mock: Provider, writer: Provider) -> None:
+def test_a_summary_whose_text_is_gone_is_made_again(summing: Start, mock: MockProvider, writer: MockProvider) -> None:
     gateway = summing(**{"store.url": "memory://"})
     script(writer, Turn(TEXT), Turn("Another text."))
     ask(gateway.web, agent(12))
@@ -205,7 +211,7 @@ def test_a_summary_whose_text_is_gone_is_made_again(summing: Start, mock: Provid
     assert sent(mock)[2]["content"].endswith("\nAnother text.")
 
 
-def without(web: Web, mock: Provider, came: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without(web: Web, mock: MockProvider, came: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ask(web, came)
     return sent(mock)
 
@@ -229,7 +235,7 @@ FAILURES: dict[str, Turn | Behaviour] = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_without_a_summary_the_next_strategies_are_used_and_the_record_says_so(
-    summing: Start, mock: Provider, writer: Provider, failure: str
+    summing: Start, mock: MockProvider, writer: MockProvider, failure: str
 ) -> None:
     plain = summing(**{"context.strategies": [name for name in ORDER if name != "summarize"]})
     expected = without(plain.web, mock, agent(12))
@@ -254,7 +260,7 @@ def test_without_a_summary_the_next_strategies_are_used_and_the_record_says_so(
                completion(choices=[{"message": {"content": "no", "refusal": "I will not"}}])],
 )  # fmt: skip
 def test_an_answer_that_is_no_summary_is_paid_and_not_used(
-    summing: Start, mock: Provider, byte_server: StartUpstream, answer: bytes
+    summing: Start, mock: MockProvider, byte_server: StartUpstream, answer: bytes
 ) -> None:
     web = summing(byte_server(lambda connection: connection.whole(answer)).url).web
     reply = ask(web, agent(12))
@@ -266,7 +272,7 @@ def test_an_answer_that_is_no_summary_is_paid_and_not_used(
 
 
 def test_where_nothing_else_may_be_done_a_failed_summary_still_refuses_nobody(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     writer.behaviour = Behaviour(status=503)
     web = summing(**{"context.strategies": ["summarize"]}).web
@@ -275,7 +281,9 @@ def test_where_nothing_else_may_be_done_a_failed_summary_still_refuses_nobody(
     assert trimmed(reply).keys() == {"drop"}
 
 
-def test_a_client_that_leaves_meanwhile_pays_for_it_once(summing: Start, mock: Provider, writer: Provider) -> None:
+def test_a_client_that_leaves_meanwhile_pays_for_it_once(
+    summing: Start, mock: MockProvider, writer: MockProvider
+) -> None:
     writer.behaviour = Behaviour(hang=True)
     gateway = summing(**{"sessions.on_disconnect": "cancel"})
     body = {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}
@@ -293,7 +301,7 @@ def test_a_client_that_leaves_meanwhile_pays_for_it_once(summing: Start, mock: P
 
 
 def test_of_a_client_that_leaves_meanwhile_the_summary_is_read_to_its_end_and_nothing_else_is_begun(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     writer.behaviour = Behaviour(delay=1.5)
     script(writer, Turn(TEXT))
@@ -311,7 +319,7 @@ def test_of_a_client_that_leaves_meanwhile_the_summary_is_read_to_its_end_and_no
 
 
 def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     web = summing(auth={"auth": "bearer"}).web
     reply = ask(web, agent(12), authorization="Bearer of-the-caller")
@@ -322,7 +330,7 @@ def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(
 
 
 def test_a_key_that_is_held_is_used_and_nothing_of_the_caller_goes_with_it(
-    summing: Start, mock: Provider, writer: Provider
+    summing: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     web = summing(auth={"auth": "bearer", "key": "held-by-the-gateway"}).web
     assert "summarize" in trimmed(ask(web, agent(12), authorization="Bearer of-the-caller", x_secret="of-the-caller"))
@@ -332,7 +340,7 @@ def test_a_key_that_is_held_is_used_and_nothing_of_the_caller_goes_with_it(
 
 
 def test_the_callers_credential_goes_only_where_the_call_itself_goes(
-    summing: Start, mock: Provider, mock_server: MockServer
+    summing: Start, mock: MockProvider, mock_server: MockServer
 ) -> None:
     provider = {"base_url": mock_server.url, "auth": "bearer"}
     gateway = summing(
@@ -347,7 +355,7 @@ def test_the_callers_credential_goes_only_where_the_call_itself_goes(
 
 
 def test_a_model_that_insists_on_another_name_for_its_limit_is_asked_by_that(
-    summing: Start, mock: Provider, byte_server: StartUpstream
+    summing: Start, mock: MockProvider, byte_server: StartUpstream
 ) -> None:
     def play(connection: Any) -> None:
         if b'"max_tokens"' in upstream.requests[-1].body:
@@ -365,7 +373,7 @@ def test_a_model_that_insists_on_another_name_for_its_limit_is_asked_by_that(
     assert sorted(call["status"] for call in records) == [200, 200, 400]
 
 
-def test_without_a_session_there_is_no_summary(summing: Start, mock: Provider, writer: Provider) -> None:
+def test_without_a_session_there_is_no_summary(summing: Start, mock: MockProvider, writer: MockProvider) -> None:
     web = summing(**{"sessions.on_missing": "none"}).web
     reply = web.post(CHAT, {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}, BUDGET)
     assert reply.status == 200
@@ -373,7 +381,7 @@ def test_without_a_session_there_is_no_summary(summing: Start, mock: Provider, w
     assert writer.calls == []
 
 
-def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: Provider, writer: Provider) -> None:
+def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: MockProvider, writer: MockProvider) -> None:
     came = agent(12)
     reply = ask(web, came, x_context_trim="shadow")
     assert sent(mock) == came
@@ -391,7 +399,7 @@ def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: Provider, wr
 
 
 def test_a_call_that_a_provider_refuses_for_its_length_may_be_summed_up_too(
-    web: Web, mock: Provider, writer: Provider
+    web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     body = {"model": "gpt-4o-unheard-of", "messages": agent(30), "tools": TOOLS}
     reply = web.post(CHAT, body, {"x-session-id": "s", "x-mock": "window=4000"})
@@ -402,7 +410,7 @@ def test_a_call_that_a_provider_refuses_for_its_length_may_be_summed_up_too(
 
 
 def test_parallel_calls_of_a_session_are_all_answered_and_end_with_one_summary(
-    web: Web, mock: Provider, writer: Provider
+    web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     texts = [f"Text number {number}." for number in range(4)]
     writer.behaviour = Behaviour(delay=0.2)

@@ -14,7 +14,7 @@ import httpx  # noqa: F401  # before a gateway in this process imports it in a t
 import openai
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider
+from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.agents import STEPS, SYSTEM, TOOLS, play, result, script
 from tests.support.thinking import BETA
@@ -30,19 +30,19 @@ CLIENTS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def claude(mock: Provider) -> Iterator[Provider]:
+def claude(mock: MockProvider) -> Iterator[MockProvider]:
     """The built-in provider with today's rules of Claude models."""
     mock.claude = CLAUDE_RULES
     yield mock
     mock.claude = ()
 
 
-def refusals(provider: Provider) -> int:
+def refusals(provider: MockProvider) -> int:
     """Return how many calls the provider refused; each is one internal repair, or an error of the client's."""
     return sum(call.status == 400 for call in provider.calls)
 
 
-def sent(provider: Provider) -> list[dict[str, Any]]:
+def sent(provider: MockProvider) -> list[dict[str, Any]]:
     """Return the bodies that the provider answered."""
     return [json.loads(call.body) for call in provider.calls if call.status == 200 and call.path == "/v1/messages"]
 
@@ -83,7 +83,7 @@ def client_of(base_url: str) -> anthropic.Anthropic:
 )
 def test_no_call_of_a_session_is_refused_for_its_thinking(
     settings: Mapping[str, object], options: Mapping[str, Any], model: str, *, gateway_server: StartGateway,
-    mock_server: MockServer, claude: Provider,
+    mock_server: MockServer, claude: MockProvider,
 ) -> None:  # fmt: skip
     gateway = gateway_server(mock_server.url, **settings)
     session = play(gateway.base_url, claude, TURNS, model=model, **options)
@@ -94,7 +94,7 @@ def test_no_call_of_a_session_is_refused_for_its_thinking(
 
 
 def test_thinking_since_a_trim_is_sent_and_thinking_before_it_is_not(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, TURNS)
@@ -115,7 +115,7 @@ def test_thinking_since_a_trim_is_sent_and_thinking_before_it_is_not(
 
 
 def test_the_record_of_a_call_says_how_many_thinking_blocks_were_removed_and_why(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, 25)
@@ -129,7 +129,7 @@ def test_the_record_of_a_call_says_how_many_thinking_blocks_were_removed_and_why
 
 
 def test_the_tokens_received_include_the_thinking_that_is_not_sent(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, 30)
@@ -140,7 +140,7 @@ def test_the_tokens_received_include_the_thinking_that_is_not_sent(
 
 
 def test_a_second_worker_sends_the_same_thinking(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     one = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(one.base_url, claude, 22, headers={"x-session-id": "shared"})
@@ -155,7 +155,7 @@ def test_a_second_worker_sends_the_same_thinking(
 
 
 def test_a_budget_that_was_raised_does_not_bring_back_what_was_left_out(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
     low = {"x-session-id": "raised", "x-context-budget": str(BUDGET)}
@@ -167,7 +167,7 @@ def test_a_budget_that_was_raised_does_not_bring_back_what_was_left_out(
 
 
 def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refusals(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """The store that knew what was sent is lost, and what the client sends is no longer trimmed."""
     one = gateway_server(mock_server.url, **{"context.budget": BUDGET})
@@ -185,7 +185,7 @@ def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refu
 
 @CLIENTS
 def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_drop_blocks_itself(
-    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """Claude Code too cannot repair this: the gateway removed the thinking, not the client."""
     claude.claude = tuple(replace(rules, keeps_open_round=True) for rules in CLAUDE_RULES)
@@ -201,7 +201,7 @@ def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_dro
     "headers", [{"x-claude-code-session-id": "one"}, {"anthropic-beta": BETA, "x-own": "block_binding"}], ids=["Claude Code", "block_binding"]
 )  # fmt: skip
 def test_a_client_that_handles_refusals_itself_gets_them(
-    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
     session = play(gateway.base_url, claude, 3)
@@ -216,7 +216,7 @@ def test_a_client_that_handles_refusals_itself_gets_them(
 
 
 def test_a_client_that_changed_its_history_is_helped_once(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
     session = play(gateway.base_url, claude, 5)
@@ -227,7 +227,7 @@ def test_a_client_that_changed_its_history_is_helped_once(
 
 @CLIENTS
 def test_a_model_that_no_table_lists_as_binding_is_repaired_and_remembered(
-    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider, tmp_path: Any
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider, tmp_path: Any
 ) -> None:
     families = tmp_path / "families.yaml"
     families.write_text("families: {old: {models: ['claude-fable-5-2'], like: claude-new}}")
@@ -238,7 +238,7 @@ def test_a_model_that_no_table_lists_as_binding_is_repaired_and_remembered(
 
 
 def test_older_models_keep_their_thinking(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, TURNS, model="claude-opus-4-8")
@@ -248,7 +248,7 @@ def test_older_models_keep_their_thinking(
 
 @CLIENTS
 def test_tokens_of_a_trimmed_conversation_can_be_counted(
-    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, 22, headers=headers)
@@ -262,7 +262,7 @@ def test_tokens_of_a_trimmed_conversation_can_be_counted(
 @pytest.mark.filterwarnings("ignore:Accessing the")
 @pytest.mark.filterwarnings("ignore:.*ReadOnly. qualifier")
 def test_a_chat_session_that_is_translated_for_claude_keeps_its_thinking_valid(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     provider = {
         "adapter": "litellm",
@@ -296,10 +296,10 @@ def test_a_chat_session_that_is_translated_for_claude_keeps_its_thinking_valid(
 
 
 def test_a_fallback_and_the_way_back_send_no_thinking_that_was_created_after_other_messages(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """Both providers stand for one account; the first one is unwell for some calls."""
-    spare = Provider(claude=CLAUDE_RULES)
+    spare = MockProvider(claude=CLAUDE_RULES)
     spare.prefix_memory = claude.prefix_memory
     row = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
     with MockServer(spare) as spare_server:
@@ -356,7 +356,7 @@ def test_a_provider_is_not_asked_to_drop_blocks_in_a_request_that_cannot_ask_for
 
 
 def test_a_mode_that_changes_with_every_call_costs_no_thinking_however_often(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
     session = play(gateway.base_url, claude, 1, headers={"x-session-id": "modes"}, lines=15)
@@ -369,7 +369,7 @@ def test_a_mode_that_changes_with_every_call_costs_no_thinking_however_often(
 
 
 def test_the_provider_drops_refused_blocks_itself_where_newer_ones_are_valid(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """What the session remembers of removed thinking is damaged; what was sent since the last trim is not."""
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})

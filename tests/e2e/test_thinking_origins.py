@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.mock.turns import Behaviour
 from tests.conftest import StartGateway
 from tests.support import stopping
@@ -24,13 +24,15 @@ MODELS = [{"match": model, "provider": "upstream", "fallback": [f"spare-{model}"
 
 @pytest.fixture
 def second() -> Iterator[MockServer]:
-    server = MockServer(Provider()).start()
+    server = MockServer(MockProvider()).start()
     yield server
     stopping.soon(server.stop)
 
 
 @pytest.fixture
-def both(gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer) -> GatewayThread:
+def both(
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
+) -> GatewayThread:
     assert not mock.calls
     return gateway_server(mock_server.url, models=MODELS, **{"providers.second": {"base_url": second.url, **SECOND}})
 
@@ -64,7 +66,7 @@ def unread(gateway: GatewayThread, reply: Reply) -> list[tuple[int, str, str]]:
 
 
 def test_a_conversation_stays_with_the_provider_that_made_its_newest_thinking(
-    both: GatewayThread, mock: Provider, second: MockServer
+    both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     assert unread(both, ask(both, talk(0))) == []
     assert unread(both, ask(both, talk(1))) == []
@@ -83,7 +85,7 @@ def test_a_conversation_stays_with_the_provider_that_made_its_newest_thinking(
     assert unread(both, returned) == [(2, "provider", f"second/{SONNET}")]
 
 
-def test_another_conversation_of_the_session_goes_where_it_always_goes(both: GatewayThread, mock: Provider) -> None:
+def test_another_conversation_of_the_session_goes_where_it_always_goes(both: GatewayThread, mock: MockProvider) -> None:
     mock.behaviour = Behaviour(status=529)
     ask(both, talk(1))
     mock.behaviour = Behaviour()
@@ -91,14 +93,14 @@ def test_another_conversation_of_the_session_goes_where_it_always_goes(both: Gat
     assert record_of(both, other)["provider"] == "upstream"
 
 
-def test_thinking_that_any_account_reads_keeps_no_conversation_away(both: GatewayThread, mock: Provider) -> None:
+def test_thinking_that_any_account_reads_keeps_no_conversation_away(both: GatewayThread, mock: MockProvider) -> None:
     mock.behaviour = Behaviour(status=529)
     assert unread(both, ask(both, talk(1), OPUS)) == []
     mock.behaviour = Behaviour()
     assert record_of(both, ask(both, talk(2), OPUS))["provider"] == "upstream"
 
 
-def test_a_switch_of_the_model_says_how_many_blocks_it_cannot_read(both: GatewayThread, mock: Provider) -> None:
+def test_a_switch_of_the_model_says_how_many_blocks_it_cannot_read(both: GatewayThread, mock: MockProvider) -> None:
     ask(both, talk(0), OPUS)
     ask(both, talk(1), OPUS)
     assert unread(both, ask(both, talk(2))) == [(2, "model", f"upstream/{OPUS}")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.message import encode, sketch
-from gateway.mock import CLAUDE_RULES, Behaviour, MockServer, Provider, Turn
+from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer, Turn
 from tests.conftest import StartGateway
 from tests.support.agents import TOOLS, play
 from tests.support.gateways import GatewayThread
@@ -31,14 +31,14 @@ BETA = "mid-conversation-tool-changes-2026-07-01"
 
 
 @pytest.fixture
-def claude(mock: Provider) -> Iterator[Provider]:
+def claude(mock: MockProvider) -> Iterator[MockProvider]:
     """The built-in provider with today's rules of Claude models."""
     mock.claude = CLAUDE_RULES
     yield mock
     mock.claude = ()
 
 
-def bodies(provider: Provider, status: int = 200) -> list[dict[str, Any]]:
+def bodies(provider: MockProvider, status: int = 200) -> list[dict[str, Any]]:
     """Return the bodies of the calls that the provider answered with this status."""
     return [json.loads(call.body) for call in provider.calls if call.status == status and call.path == "/v1/messages"]
 
@@ -76,7 +76,7 @@ def in_turn(start: int, count: int) -> list[list[str]]:
 )
 def test_each_call_offers_the_tools_of_its_step_and_the_list_and_thinking_stay(
     settings: Mapping[str, object], options: Mapping[str, Any], model: str, *, gateway_server: StartGateway,
-    mock_server: MockServer, claude: Provider,
+    mock_server: MockServer, claude: MockProvider,
 ) -> None:  # fmt: skip
     gateway = gateway_server(mock_server.url, steps=STEPS, **settings)
     session = play(gateway.base_url, claude, TURNS, model=model, names=ORDER, **options)
@@ -97,7 +97,7 @@ def plain(body: Mapping[str, Any]) -> list[bytes]:
 
 
 def test_another_worker_repeats_the_changes_of_the_first(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     headers = {"x-session-id": "shared"}
     one = gateway_server(mock_server.url, steps=STEPS)
@@ -111,7 +111,7 @@ def test_another_worker_repeats_the_changes_of_the_first(
 
 
 def test_a_session_that_leaves_its_steps_is_offered_all_tools_again(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     headers = {"x-session-id": "shared"}
     one = gateway_server(mock_server.url, steps=STEPS)
@@ -124,7 +124,7 @@ def test_a_session_that_leaves_its_steps_is_offered_all_tools_again(
 
 
 def test_a_message_of_the_user_after_a_call_that_failed_moves_the_change(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
     headers = {"x-session-id": "s"}
@@ -140,7 +140,7 @@ def test_a_message_of_the_user_after_a_call_that_failed_moves_the_change(
 
 
 def test_a_host_that_knows_no_such_messages_is_found_out_once(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     claude.claude = tuple(replace(rules, tool_changes=False) for rules in CLAUDE_RULES)
     gateway = gateway_server(mock_server.url, steps=STEPS)
@@ -153,7 +153,7 @@ def test_a_host_that_knows_no_such_messages_is_found_out_once(
 
 
 def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     more = [{**TOOLS[0], "name": f"tool_{number}_".ljust(120, "x")} for number in range(150)]
     rest = {"name": "rest", "conditions": [{"sequence_match": ["run"]}], "available_tools": {"allowed": ["tool_*"]}}
@@ -168,7 +168,7 @@ def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
 
 
 def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says_so(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
     begun = [{"role": "user", "content": "Repair it."}, {"role": "assistant", "content": "I begin with"}]
@@ -181,7 +181,7 @@ def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says
 
 
 def test_a_client_that_changes_tools_itself_is_left_to_it(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
     removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "run"}}
@@ -195,7 +195,7 @@ def test_a_client_that_changes_tools_itself_is_left_to_it(
 
 
 def test_two_conversations_of_a_session_have_changes_of_their_own(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
     headers = {"x-session-id": "s"}
@@ -209,7 +209,7 @@ def test_two_conversations_of_a_session_have_changes_of_their_own(
 
 
 def test_a_change_before_a_response_of_nothing_but_thinking_stays_valid_when_that_is_trimmed(
-    gateway_server: StartGateway, mock_server: MockServer, claude: Provider
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS, **{"context.budget": BUDGET})
     claude.push(Turn(text="", thinking=("I think, and am cut short.",), tool_calls=()))

@@ -15,7 +15,7 @@ import openai
 import pytest
 from websockets.sync.client import connect as connect_socket
 
-from gateway.mock import Behaviour, MockServer, Provider
+from gateway.mock import Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk, usage_chunk
@@ -56,7 +56,7 @@ class Bench:
     """A client of each kind for one session, the gateway between, and the far end."""
 
     gateway: GatewayThread
-    mock: Provider
+    mock: MockProvider
     session: str
     chat: openai.OpenAI
     claude: anthropic.Anthropic
@@ -75,7 +75,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(translating_server: GatewayThread, mock: Provider, session: str) -> Iterator[Bench]:
+def bench(translating_server: GatewayThread, mock: MockProvider, session: str) -> Iterator[Bench]:
     url, headers = translating_server.url, {"x-session-id": session}
     with (
         openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, default_headers=headers) as chat,
@@ -93,7 +93,7 @@ def totals(gateway: GatewayThread | GatewayProcess, session: str) -> tuple[int, 
     return shown["input_tokens"], shown["output_tokens"]
 
 
-def billed(mock: Provider) -> tuple[int, int]:
+def billed(mock: MockProvider) -> tuple[int, int]:
     return mock.billed().input_tokens, mock.billed().output_tokens
 
 
@@ -504,7 +504,7 @@ def test_a_socket_remembers_what_a_translated_provider_does_not_keep(bench: Benc
 
 
 def test_calls_that_cannot_be_translated_close_the_provider_for_nobody(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     rows = providers(mock_server.url, breaker={"failures": 3})
     web = gateway_server(mock_server.url, providers=rows, default_provider="claude").web
@@ -731,7 +731,7 @@ def test_calls_side_by_side_keep_their_arguments_in_every_format(
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_a_stream_whose_first_event_is_a_refusal_costs_nothing_and_goes_to_the_next(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, path: str
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, byte_server: StartUpstream, path: str
 ) -> None:
     said = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     event = b"event: error\ndata: " + json.dumps(said).encode() + b"\n\n"
@@ -834,7 +834,7 @@ def test_a_client_that_leaves_a_stream_is_charged_and_the_provider_told(
 
 
 def test_a_call_that_comes_while_litellm_loads_waits_for_it(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, providers=providers(mock_server.url), default_provider="gpt")
     for path, body in (
@@ -854,7 +854,7 @@ def test_a_call_that_comes_while_litellm_loads_waits_for_it(
 
 @models
 def test_a_budget_and_a_context_limit_hold_as_for_any_provider(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, model: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, model: str
 ) -> None:
     limits: dict[str, Any] = {"budget.tokens": 400, "budget.modes": False}
     gateway = gateway_server(mock_server.url, providers=providers(mock_server.url), default_provider="gpt", **limits)

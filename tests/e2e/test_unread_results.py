@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, MockServer, Provider
+from gateway.mock import CLAUDE_RULES, MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.agents import play
 from tests.support.formats import Format, Json
@@ -78,7 +78,7 @@ def post(web: Web, api: Format, messages: list[Json], budget: int = BUDGET, **he
     return web.post(api.path, api.body(messages), headers)
 
 
-def results(api: Format, mock: Provider) -> dict[str, str]:
+def results(api: Format, mock: MockProvider) -> dict[str, str]:
     """Return the tool results in the last call that reached the provider, by the id of their call.
 
     Without old lines that a trim of the context repeats at their end.
@@ -96,7 +96,7 @@ def results(api: Format, mock: Provider) -> dict[str, str]:
 
 
 @pytest.fixture
-def gateway(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def gateway(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     del mock
     return gateway_server(mock_server.url, default_provider="upstream")
 
@@ -104,7 +104,7 @@ def gateway(mock_server: MockServer, mock: Provider, gateway_server: StartGatewa
 @WIRES
 @pytest.mark.parametrize(("used", "mode"), [(0.82, "summary"), (0.91, "summary")])
 def test_an_unread_result_is_sent_complete_while_an_older_one_is_shortened(
-    gateway: GatewayThread, mock: Provider, wire: str, used: float, mode: str
+    gateway: GatewayThread, mock: MockProvider, wire: str, used: float, mode: str
 ) -> None:
     api = Format(wire)
     spend(gateway.web, used)
@@ -119,7 +119,7 @@ def test_an_unread_result_is_sent_complete_while_an_older_one_is_shortened(
 
 @WIRES
 def test_a_result_that_does_not_fit_is_an_extract_chosen_by_the_question(
-    gateway: GatewayThread, mock: Provider, wire: str
+    gateway: GatewayThread, mock: MockProvider, wire: str
 ) -> None:
     api = Format(wire)
     spend(gateway.web, 0.82)
@@ -135,7 +135,7 @@ def test_a_result_that_does_not_fit_is_an_extract_chosen_by_the_question(
     assert int(str(reply.header("x-session-budget-remaining-tokens"))) >= 0
 
 
-def test_results_of_several_calls_share_what_is_left(gateway: GatewayThread, mock: Provider) -> None:
+def test_results_of_several_calls_share_what_is_left(gateway: GatewayThread, mock: MockProvider) -> None:
     api = Format("chat")
     spend(gateway.web, 0.82)
     both = [*conversation()[:-1], {"role": "user", "content": QUESTION}]
@@ -153,7 +153,7 @@ def test_results_of_several_calls_share_what_is_left(gateway: GatewayThread, moc
 @WIRES
 @pytest.mark.parametrize("headers", [{}, {"x-context-budget": "3000"}], ids=["complete", "extract"])
 def test_a_result_keeps_its_form_once_the_model_has_read_it(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, wire: str, headers: dict[str, str]
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, wire: str, headers: dict[str, str]
 ) -> None:
     api, text, budget = Format(wire), module(100) if headers else FITS, 400_000
     first = gateway_server(mock_server.url, default_provider="upstream")
@@ -174,7 +174,7 @@ def test_a_result_keeps_its_form_once_the_model_has_read_it(
     assert len(results(api, mock)["call_n0"]) < len(before) / 4
 
 
-def test_a_result_that_was_read_before_the_mode_began_is_shortened(gateway: GatewayThread, mock: Provider) -> None:
+def test_a_result_that_was_read_before_the_mode_began_is_shortened(gateway: GatewayThread, mock: MockProvider) -> None:
     api = Format("chat")
     messages = conversation(FITS)
     assert post(gateway.web, api, messages).header("x-response-mode") == "raw"
@@ -188,7 +188,7 @@ def test_a_result_that_was_read_before_the_mode_began_is_shortened(gateway: Gate
 @pytest.mark.parametrize("asked", ["summary", "handle_only"])
 @pytest.mark.parametrize("used", [0.0, 0.82])
 def test_a_mode_that_the_client_asks_for_holds_for_unread_results_too(
-    gateway: GatewayThread, mock: Provider, asked: str, used: float
+    gateway: GatewayThread, mock: MockProvider, asked: str, used: float
 ) -> None:
     api = Format("chat")
     spend(gateway.web, used)
@@ -198,7 +198,7 @@ def test_a_mode_that_the_client_asks_for_holds_for_unread_results_too(
     assert all(HANDLE in text for text in results(api, mock).values())
 
 
-def test_rows_that_were_not_read_are_a_table_with_nothing_left_out(gateway: GatewayThread, mock: Provider) -> None:
+def test_rows_that_were_not_read_are_a_table_with_nothing_left_out(gateway: GatewayThread, mock: MockProvider) -> None:
     api = Format("chat")
     spend(gateway.web, 0.82)
     rows = json.dumps([{"id": number, "name": f"customer {number}", "state": "open"} for number in range(80)])
@@ -210,7 +210,7 @@ def test_rows_that_were_not_read_are_a_table_with_nothing_left_out(gateway: Gate
 
 
 def test_nothing_is_extracted_where_the_full_text_cannot_be_kept(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0})
     spend(gateway.web, 0.82)
@@ -221,7 +221,7 @@ def test_nothing_is_extracted_where_the_full_text_cannot_be_kept(
 
 
 def test_a_context_budget_that_is_too_small_for_an_unread_result_gets_an_extract(
-    gateway: GatewayThread, mock: Provider
+    gateway: GatewayThread, mock: MockProvider
 ) -> None:
     api = Format("chat")
     spend(gateway.web, 0.82)
@@ -233,7 +233,7 @@ def test_a_context_budget_that_is_too_small_for_an_unread_result_gets_an_extract
 
 
 def test_thinking_that_is_bound_to_a_result_stays_valid_as_the_budget_runs_out(
-    gateway: GatewayThread, mock: Provider
+    gateway: GatewayThread, mock: MockProvider
 ) -> None:
     mock.claude = CLAUDE_RULES
     headers = {"x-session-id": "bound", "x-session-budget-tokens": "200000"}

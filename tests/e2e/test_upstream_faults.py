@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from gateway.dialects.base import named_event
-from gateway.mock import Provider
+from gateway.mock import MockProvider
 from tests.conftest import Scripted, StartProcess, StartUpstream
 from tests.support.gateways import until
 from tests.support.scripted import DONE, SSE_HEAD, Connection, Script, chunk, completion, usage_chunk
@@ -379,13 +379,13 @@ def test_a_malformed_event_is_passed_on_and_the_rest_metered(line: bytes, script
     assert view["cumulative_token_usage"]["total_tokens"] == 34
 
 
-def test_the_built_in_providers_malformed_stream(web: Web, mock: Provider, session: str) -> None:
+def test_the_built_in_providers_malformed_stream(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.stream(session, "malformed=1;chunks=6;tokens=20/6")
     assert answer.data_lines[-1] == "[DONE]"
     assert answer.totals == (20, 6, 26)
 
 
-def test_a_whole_answer_that_is_no_json_is_passed_on_and_estimated(web: Web, mock: Provider, session: str) -> None:
+def test_a_whole_answer_that_is_no_json_is_passed_on_and_estimated(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.chat(session, "malformed=1")
     assert answer.status == 200
     with pytest.raises(json.JSONDecodeError):
@@ -396,7 +396,7 @@ def test_a_whole_answer_that_is_no_json_is_passed_on_and_estimated(web: Web, moc
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 422, 429, 500, 503, 529])
 def test_an_error_of_the_provider_passes_untouched_and_costs_nothing(
-    status: int, stream: bool, web: Web, mock: Provider, session: str
+    status: int, stream: bool, web: Web, mock: MockProvider, session: str
 ) -> None:
     answer = web.chat(session, f"status={status};retry_after=7", stream=stream)
     assert answer.status == status
@@ -504,7 +504,7 @@ def test_redirect_of_a_download_is_passed_on(scripted: Scripted) -> None:
     assert (answer.status, answer.header("location")) == (302, "https://files.example/1")
 
 
-def test_cookies_are_neither_handed_on_nor_kept(web: Web, mock: Provider, session: str) -> None:
+def test_cookies_are_neither_handed_on_nor_kept(web: Web, mock: MockProvider, session: str) -> None:
     first = web.chat(session, "cookie=1", stream=False)
     assert first.status == 200
     assert first.header("set-cookie") is None
@@ -599,7 +599,7 @@ def test_odd_bytes_in_a_header_of_the_provider_break_nothing(value: bytes, scrip
 @pytest.mark.parametrize("accepted", [None, "identity", "gzip"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_gzip_that_nobody_asked_for_is_unpacked(
-    stream: bool, accepted: str | None, web: Web, mock: Provider, session: str
+    stream: bool, accepted: str | None, web: Web, mock: MockProvider, session: str
 ) -> None:
     headers = {"x-mock": "gzip=1;tokens=20/6", "x-session-id": session}
     if accepted is not None:
@@ -613,7 +613,7 @@ def test_gzip_that_nobody_asked_for_is_unpacked(
     assert (answer.data_lines[-1] == "[DONE]") if stream else answer.json["choices"]
 
 
-def test_gzip_without_accept_encoding_at_all(web: Web, mock: Provider) -> None:
+def test_gzip_without_accept_encoding_at_all(web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, chat_bytes(b'{"model":"m","messages":[]}', b"x-mock: gzip=1"))
     assert answer.header("content-encoding") is None
     assert answer.json["object"] == "chat.completion"
@@ -854,7 +854,7 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
     assert gateway.web.chat("warm").status == 200
 
 
-def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: Provider, gateway_server: Any) -> None:
+def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: MockProvider, gateway_server: Any) -> None:
     """A provider that was restarted has closed the pooled connections; the next call opens a new one."""
     from gateway.mock import MockServer
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from gateway.mock import Behaviour, MockServer, Provider
+from gateway.mock import Behaviour, MockProvider, MockServer
 
 CHAT = "/v1/chat/completions"
 
@@ -76,7 +76,7 @@ def server() -> Iterator[MockServer]:
 
 
 @pytest.fixture
-def provider(server: MockServer) -> Provider:
+def provider(server: MockServer) -> MockProvider:
     server.provider.reset()
     server.provider.behaviour = Behaviour()
     server.provider.windows = {}
@@ -85,11 +85,11 @@ def provider(server: MockServer) -> Provider:
 
 
 @pytest.fixture
-def web(server: MockServer, provider: Provider) -> Http:
+def web(server: MockServer, provider: MockProvider) -> Http:
     return Http(server.url)
 
 
 @pytest.fixture
-def client(server: MockServer, provider: Provider) -> Iterator[openai.OpenAI]:
+def client(server: MockServer, provider: MockProvider) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as made:
         yield made

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Provider, Turn
+from gateway.mock import CLAUDE_RULES, MockProvider, Turn
 from tests.mock.conftest import Http, Reply
 from tests.support.thinking import BETA, without_thinking
 
@@ -96,7 +96,7 @@ def user(text: str, *blocks: Body) -> Body:
 
 
 @pytest.fixture
-def agent(web: Http, provider: Provider) -> Agent:
+def agent(web: Http, provider: MockProvider) -> Agent:
     """An agent with thinking in messages 1, 3, 6 and 8."""
     provider.claude = CLAUDE_RULES
     made = Agent(web)
@@ -249,7 +249,7 @@ def test_with_the_beta_the_error_does_not_mention_it(agent: Agent) -> None:
     assert answer.json["error"]["message"] == f"messages.1.content.0: {BOUND}{SYSTEM}"
 
 
-def test_the_cause_is_left_out_where_the_old_content_is_forgotten(agent: Agent, provider: Provider) -> None:
+def test_the_cause_is_left_out_where_the_old_content_is_forgotten(agent: Agent, provider: MockProvider) -> None:
     provider.reset()
     answer = agent.send(agent.changed(edit("system", "")))
     assert answer.json["error"]["message"] == f"messages.1.content.0: {BOUND}{NEEDS_BETA}"
@@ -376,7 +376,7 @@ UNSET: dict[tuple[str, bool, str], str] = {
 
 
 @pytest.mark.parametrize(("model", "old", "setting"), UNSET)
-def test_what_a_mismatch_leads_to(model: str, old: bool, setting: str, web: Http, provider: Provider) -> None:
+def test_what_a_mismatch_leads_to(model: str, old: bool, setting: str, web: Http, provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
     agent = Agent(web, model, "old_account=1" if old else "")
     config = {"unset": {"type": "adaptive"}, "error": ERROR, "drop_block": DROP}[setting]
@@ -392,7 +392,7 @@ def test_what_a_mismatch_leads_to(model: str, old: bool, setting: str, web: Http
     assert (places(answer.json) if answer.status == 200 else "400") == kinds[UNSET[model, old, setting]]
 
 
-def test_an_old_account_without_the_beta_gets_no_report(web: Http, provider: Provider) -> None:
+def test_an_old_account_without_the_beta_gets_no_report(web: Http, provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
     agent = Agent(web, mock="old_account=1")
     agent.step(user("hi"))
@@ -401,7 +401,7 @@ def test_an_old_account_without_the_beta_gets_no_report(web: Http, provider: Pro
 
 
 def test_a_gap_that_is_allowed_is_reported_for_every_later_block_but_those_created_after_it(
-    web: Http, provider: Provider
+    web: Http, provider: MockProvider
 ) -> None:
     provider.claude = CLAUDE_RULES
     agent = Agent(web, mock="old_account=1")
@@ -439,7 +439,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("creator", READERS)
-def test_a_model_reads_its_own_blocks_and_those_of_some_others(creator: str, web: Http, provider: Provider) -> None:
+def test_a_model_reads_its_own_blocks_and_those_of_some_others(creator: str, web: Http, provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
     agent = Agent(web, f"claude-{creator}")
     agent.step(user("hi"))
@@ -459,7 +459,7 @@ def test_a_block_that_another_model_cannot_read_revives(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("model", "is_dropped"), [("sonnet-5-5", True), ("haiku-5-5", True), ("opus-5-5", False), ("fable-5-1", False)]
 )
-def test_some_blocks_work_in_one_account_only(model: str, is_dropped: bool, web: Http, provider: Provider) -> None:
+def test_some_blocks_work_in_one_account_only(model: str, is_dropped: bool, web: Http, provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
     agent = Agent(web, f"claude-{model}", "account=first")
     agent.step(user("hi"))
@@ -502,7 +502,7 @@ LATEST = {(): True, (0, 1, 2): True, (0, 1): False, (1, 2): False, (0, 2): False
 @pytest.mark.parametrize("kept", LATEST)
 @pytest.mark.parametrize("model", ["claude-opus-5-5", "claude-opus-5"])
 def test_thinking_in_the_latest_assistant_message_is_kept_whole_or_not_at_all(
-    model: str, kept: tuple[int, ...], web: Http, provider: Provider
+    model: str, kept: tuple[int, ...], web: Http, provider: MockProvider
 ) -> None:
     provider.claude = CLAUDE_RULES
     provider.push(Turn(text="ok", thinking=("one", "two", "three")))
@@ -520,7 +520,7 @@ def test_thinking_in_the_latest_assistant_message_is_kept_whole_or_not_at_all(
         )
 
 
-def test_an_older_message_may_lose_the_oldest_of_its_blocks(web: Http, provider: Provider) -> None:
+def test_an_older_message_may_lose_the_oldest_of_its_blocks(web: Http, provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
     provider.push(Turn(text="ok", thinking=("one", "two")), Turn(text="ok"))
     agent = Agent(web)
@@ -557,7 +557,7 @@ def test_thinking_before_a_compaction_is_ignored(agent: Agent) -> None:
     assert agent.send(body).status == 200
 
 
-def test_a_split_response_counts_as_one_latest_message(web: Http, provider: Provider) -> None:
+def test_a_split_response_counts_as_one_latest_message(web: Http, provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
     provider.push(Turn(text="ok", thinking=("one", "two")))
     agent = Agent(web)
@@ -570,6 +570,6 @@ def test_a_split_response_counts_as_one_latest_message(web: Http, provider: Prov
     assert "cannot be modified" in agent.send(body).json["error"]["message"]
 
 
-def test_thinking_stays_valid_when_the_provider_forgets_its_calls(agent: Agent, provider: Provider) -> None:
+def test_thinking_stays_valid_when_the_provider_forgets_its_calls(agent: Agent, provider: MockProvider) -> None:
     provider.reset()
     assert agent.send(agent.changed(lambda _: None)).status == 200

@@ -6,7 +6,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from gateway.mock import MockServer, Provider, ToolCall, Turn
+from gateway.mock import MockProvider, MockServer, ToolCall, Turn
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -209,7 +209,7 @@ def test_a_shared_prefix_is_reported_as_cached(web: Http) -> None:
     assert cached(short) == cached(short) == 0
 
 
-def test_scripted_turns(web: Http, provider: Provider) -> None:
+def test_scripted_turns(web: Http, provider: MockProvider) -> None:
     provider.push(
         Turn(text="first", usage=(100, 7)),
         Turn(tool_calls=(ToolCall("grep", '{"q":"x"}'),)),
@@ -241,7 +241,7 @@ def test_unknown_paths_and_methods(web: Http) -> None:
 
 
 def test_a_key_is_insisted_on(web: Http) -> None:
-    with MockServer(Provider(api_key="right")) as server:
+    with MockServer(MockProvider(api_key="right")) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as wrong:
             with pytest.raises(openai.AuthenticationError):
                 wrong.models.list()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Provider
+from gateway.mock import CLAUDE_RULES, MockProvider
 from gateway.mock.claude_rules import rules_of
 from tests.mock.conftest import Http, Reply
 from tests.support.thinking import BETA, without_thinking
@@ -21,7 +21,7 @@ EXTRA = ": Extra inputs are not permitted"
 
 
 @pytest.fixture
-def claude(web: Http, provider: Provider) -> Http:
+def claude(web: Http, provider: MockProvider) -> Http:
     provider.claude = CLAUDE_RULES
     return web
 
@@ -195,7 +195,7 @@ def test_the_field_that_controls_the_check(
         assert (answer.status, answer.json.get("input_transformations")) == (200, [] if has_beta else None)
 
 
-def test_an_open_tool_round_must_keep_its_thinking_where_the_rules_say_so(claude: Http, provider: Provider) -> None:
+def test_an_open_tool_round_must_keep_its_thinking_where_the_rules_say_so(claude: Http, provider: MockProvider) -> None:
     content = send(claude, "opus-5-5").json["content"]
     result = {"type": "tool_result", "tool_use_id": content[1]["id"], "content": "found"}
     whole = [
@@ -243,7 +243,7 @@ def test_hidden_thinking_has_a_signature_and_is_billed(claude: Http) -> None:
     assert kinds == ["signature_delta"]
 
 
-def test_a_provider_without_rules_enforces_none(web: Http, provider: Provider) -> None:
+def test_a_provider_without_rules_enforces_none(web: Http, provider: MockProvider) -> None:
     thinking = {"type": "thinking", "thinking": "x", "signature": "none of ours"}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [thinking]}]
     answer = send(web, "opus-5-5", messages=messages, tool_choice={"type": "any"}, temperature=0)

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from gateway.mock import CLAUDE_RULES, MockServer, Provider
+from gateway.mock import CLAUDE_RULES, MockProvider, MockServer
 from tests.support.thinking import BETA, without_thinking
 
 LOOKUP: Any = {
@@ -56,7 +56,7 @@ class Session:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
-    provider = Provider(claude=CLAUDE_RULES)
+    provider = MockProvider(claude=CLAUDE_RULES)
     with (
         MockServer(provider) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
@@ -111,7 +111,7 @@ def test_dropping_blocks_heals_the_session(session: Session) -> None:
 
 def test_the_sdk_builds_up_a_streamed_thinking_block() -> None:
     with (
-        MockServer(Provider(claude=CLAUDE_RULES)) as server,
+        MockServer(MockProvider(claude=CLAUDE_RULES)) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
     ):
         asked: list[Any] = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Provider, ToolCall, Turn
+from gateway.mock import CLAUDE_RULES, MockProvider, ToolCall, Turn
 from tests.mock.conftest import Http, Reply
 from tests.support.thinking import BETA
 
@@ -55,7 +55,7 @@ class Agent:
 
 
 @pytest.fixture
-def agent(web: Http, provider: Provider) -> Agent:
+def agent(web: Http, provider: MockProvider) -> Agent:
     """An agent after three turns: six messages, each response with thinking and a text."""
     provider.claude = CLAUDE_RULES
     provider.push(*(Turn(text=f"answer {number}", thinking=(f"I think {number}",)) for number in range(20)))
@@ -74,7 +74,7 @@ def code(answer: Reply) -> object:
     return answer.json["error"].get("details", {}).get("error_code")
 
 
-def test_a_summary_is_a_signed_block_alone_and_billed_as_an_iteration(agent: Agent, provider: Provider) -> None:
+def test_a_summary_is_a_signed_block_alone_and_billed_as_an_iteration(agent: Agent, provider: MockProvider) -> None:
     before = provider.billed()
     prompt = agent.send(path=f"{PATH}/count_tokens", max_tokens=None).json["input_tokens"]
     answer = agent.send(**SUMMARIZE).json
@@ -297,7 +297,7 @@ def test_an_open_tool_call_and_an_empty_conversation_are_not_summarized(agent: A
     ids=["cut short", "a tool call", "refused", "empty"],
 )
 def test_without_a_summary_the_response_is_empty(
-    turn: Turn, limit: int, reason: str, agent: Agent, provider: Provider
+    turn: Turn, limit: int, reason: str, agent: Agent, provider: MockProvider
 ) -> None:
     provider.reset()
     provider.push(turn)
@@ -326,7 +326,7 @@ def long(agent: Agent) -> Agent:
     return agent
 
 
-def test_a_long_conversation_is_compacted_within_the_response(long: Agent, provider: Provider) -> None:
+def test_a_long_conversation_is_compacted_within_the_response(long: Agent, provider: MockProvider) -> None:
     before = provider.billed()
     answer = long.send(**COMPACTS).json
     assert [block["type"] for block in answer["content"]] == ["compaction", "thinking", "text"]
@@ -355,7 +355,7 @@ def test_messages_before_an_unsigned_block_are_ignored_and_not_billed(long: Agen
     )
 
 
-def test_a_pause_returns_the_block_alone_and_the_next_request_goes_on(long: Agent, provider: Provider) -> None:
+def test_a_pause_returns_the_block_alone_and_the_next_request_goes_on(long: Agent, provider: MockProvider) -> None:
     edit: Json = {"context_management": {"edits": [{**COMPACT, "pause_after_compaction": True}]}}
     answer = long.send(**edit).json
     assert (answer["stop_reason"], [block["type"] for block in answer["content"]]) == ("compaction", ["compaction"])

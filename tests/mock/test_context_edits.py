@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Provider, ToolCall, Turn
+from gateway.mock import CLAUDE_RULES, MockProvider, ToolCall, Turn
 from tests.mock.conftest import Http, Reply
 from tests.support.thinking import BETA
 
@@ -35,7 +35,7 @@ class Agent:
 
 
 @pytest.fixture
-def agent(web: Http, provider: Provider) -> Agent:
+def agent(web: Http, provider: MockProvider) -> Agent:
     """An agent after five calls of tools, each with thinking."""
     provider.claude = CLAUDE_RULES
     made = Agent(web)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Billed, Provider, Turn
+from gateway.mock import CLAUDE_RULES, Billed, MockProvider, Turn
 from tests.mock.conftest import Http, Reply
 from tests.support.thinking import BETA
 
@@ -33,7 +33,7 @@ class Caller:
 
 
 @pytest.fixture
-def caller(web: Http, provider: Provider) -> Caller:
+def caller(web: Http, provider: MockProvider) -> Caller:
     provider.claude = CLAUDE_RULES
     return Caller(web)
 
@@ -44,7 +44,7 @@ def refused(answer: Reply) -> str:
 
 
 @pytest.mark.parametrize("fields", [{}, {"fallbacks": "default"}], ids=["not asked for", "a model without them"])
-def test_a_refusal_without_a_fallback_stays_one(fields: Json, caller: Caller, provider: Provider) -> None:
+def test_a_refusal_without_a_fallback_stays_one(fields: Json, caller: Caller, provider: MockProvider) -> None:
     model = "claude-sonnet-5-5" if fields else MODEL
     provider.push(Turn(refusals=("cyber",)))
     answer = caller.send(model, **fields).json
@@ -55,14 +55,14 @@ def test_a_refusal_without_a_fallback_stays_one(fields: Json, caller: Caller, pr
 
 
 @pytest.mark.parametrize("category", ["bio", "frontier_llm", "reasoning_extraction"])
-def test_refusals_of_some_categories_are_billed(category: str, caller: Caller, provider: Provider) -> None:
+def test_refusals_of_some_categories_are_billed(category: str, caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(refusals=(category,)))
     caller.send()
     assert provider.billed() == Billed(5, 0, 5, 1)
 
 
 @pytest.mark.parametrize("fallbacks", ["default", [OPUS], [OPUS, {"model": "claude-opus-5"}]])
-def test_the_next_model_answers_after_a_refusal(fallbacks: object, caller: Caller, provider: Provider) -> None:
+def test_the_next_model_answers_after_a_refusal(fallbacks: object, caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(text="yes", thinking=("I think",), refusals=("bio",)))
     answer = caller.send(fallbacks=fallbacks, thinking={"type": "adaptive"}).json
     mark, thinking, text = answer["content"]
@@ -79,7 +79,7 @@ def test_the_next_model_answers_after_a_refusal(fallbacks: object, caller: Calle
     assert provider.billed() == Billed(10, 3, 13, 1)
 
 
-def test_if_all_models_refuse_the_last_refusal_is_the_response(caller: Caller, provider: Provider) -> None:
+def test_if_all_models_refuse_the_last_refusal_is_the_response(caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(refusals=("cyber", None)))
     answer = caller.send(fallbacks=[OPUS]).json
     assert (answer["model"], answer["stop_reason"]) == ("claude-opus-4-8", "refusal")
@@ -87,7 +87,7 @@ def test_if_all_models_refuse_the_last_refusal_is_the_response(caller: Caller, p
     assert provider.billed() == Billed()
 
 
-def test_a_stream_names_the_model_that_answers(caller: Caller, provider: Provider) -> None:
+def test_a_stream_names_the_model_that_answers(caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(text="yes", refusals=("cyber",)))
     events = caller.send(fallbacks=[OPUS], stream=True).events
     assert events[0]["message"]["model"] == "claude-opus-4-8"
@@ -108,7 +108,7 @@ def blocks_of(events: list[Json]) -> list[Json]:
     return found
 
 
-def test_a_stream_goes_on_after_a_refusal_in_the_middle(caller: Caller, provider: Provider) -> None:
+def test_a_stream_goes_on_after_a_refusal_in_the_middle(caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(text="more", thinking=("I think",), refused_text="some words", refusals=("cyber",)))
     events = caller.send(fallbacks=[{"model": "claude-opus-5"}], stream=True).events
     assert events[0]["message"]["model"] == MODEL
@@ -124,14 +124,14 @@ def test_a_stream_goes_on_after_a_refusal_in_the_middle(caller: Caller, provider
     assert "bound to a different conversation" in refused(caller.send())
 
 
-def test_a_whole_response_begins_again_after_a_refusal_in_the_middle(caller: Caller, provider: Provider) -> None:
+def test_a_whole_response_begins_again_after_a_refusal_in_the_middle(caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(text="more", refused_text="some words", refusals=("cyber",)))
     answer = caller.send(fallbacks=[{"model": "claude-opus-4-8", "thinking": {"type": "disabled"}}]).json
     assert [block["type"] for block in answer["content"]] == ["fallback", "text"]
     assert provider.billed_by_model()[MODEL] == Billed(5, 2, 7, 1)
 
 
-def test_thinking_of_the_model_that_refuses_is_dropped_for_the_other(caller: Caller, provider: Provider) -> None:
+def test_thinking_of_the_model_that_refuses_is_dropped_for_the_other(caller: Caller, provider: MockProvider) -> None:
     caller.take(caller.send().json["content"])
     provider.push(Turn(text="yes", thinking=("I think",), refusals=("cyber",)))
     answer = caller.send(fallbacks=[OPUS]).json
@@ -144,7 +144,7 @@ def test_thinking_of_the_model_that_refuses_is_dropped_for_the_other(caller: Cal
     assert caller.send().json["input_transformations"] == []
 
 
-def test_thinking_before_a_fallback_block_is_not_read(caller: Caller, provider: Provider) -> None:
+def test_thinking_before_a_fallback_block_is_not_read(caller: Caller, provider: MockProvider) -> None:
     provider.push(Turn(text="no", thinking=("hm",)), Turn(text="yes", thinking=("I think",), refusals=("cyber",)))
     declined = caller.send().json["content"][0]
     answer = caller.send(fallbacks=[{"model": "claude-opus-5"}]).json
@@ -201,14 +201,14 @@ def test_the_first_version_of_the_beta_takes_a_plain_list_only(caller: Caller) -
     ],
 )
 def test_an_attempt_has_its_own_thinking_or_that_of_the_request(
-    entry: Json, fields: Json, kinds: list[str], caller: Caller, provider: Provider
+    entry: Json, fields: Json, kinds: list[str], caller: Caller, provider: MockProvider
 ) -> None:
     provider.push(Turn(text="yes", refusals=("cyber",)))
     answer = caller.send(fallbacks=[{**OPUS, **entry}], **fields).json
     assert [block["type"] for block in answer["content"]] == kinds
 
 
-def test_an_attempt_has_its_own_limit_and_output_settings(caller: Caller, provider: Provider) -> None:
+def test_an_attempt_has_its_own_limit_and_output_settings(caller: Caller, provider: MockProvider) -> None:
     caller.betas.append("task-budgets-2026-03-13")
     small = {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}
     assert "must be at least 20,000" in refused(caller.send(fallbacks=[{**OPUS, **small}]))
@@ -217,7 +217,7 @@ def test_an_attempt_has_its_own_limit_and_output_settings(caller: Caller, provid
     assert (answer["content"][-1]["text"], answer["stop_reason"]) == ("one two", "max_tokens")
 
 
-def test_a_provider_without_rules_refuses_too(web: Http, provider: Provider) -> None:
+def test_a_provider_without_rules_refuses_too(web: Http, provider: MockProvider) -> None:
     provider.push(Turn(refusals=(None,)))
     answer = Caller(web).send("mock-small").json
     assert (answer["stop_reason"], answer["content"], provider.billed()) == ("refusal", [], Billed())

@@ -13,7 +13,7 @@ from tests.support.gateways import until
 from tests.support.timing import in_time
 
 if TYPE_CHECKING:
-    from gateway.mock import Provider
+    from gateway.mock import MockProvider
     from tests.mock.conftest import Http
 
 ASKED = {"stream_options": {"include_usage": True}}
@@ -55,7 +55,7 @@ def test_a_header_that_cannot_be_read(header: str, web: Http) -> None:
     assert (answer.status, answer.json["error"]["param"]) == (400, "x-mock")
 
 
-def test_a_turn_and_the_provider_have_behaviours_too(web: Http, provider: Provider) -> None:
+def test_a_turn_and_the_provider_have_behaviours_too(web: Http, provider: MockProvider) -> None:
     provider.behaviour = Behaviour(tokens=(1, 1))
     provider.push(Turn(behaviour=Behaviour(status=503)), Turn(text="x"))
     assert web.chat().status == 503
@@ -86,7 +86,7 @@ def test_chunks_and_pad(web: Http) -> None:
     assert len(more) == len(plain) + 1000
 
 
-def test_status_with_retry_after(web: Http, provider: Provider) -> None:
+def test_status_with_retry_after(web: Http, provider: MockProvider) -> None:
     answer = web.chat("status=429;retry_after=2")
     assert (answer.status, answer.headers["retry-after"]) == (429, "2")
     assert answer.json["error"]["type"] == "rate_limit_error"
@@ -120,7 +120,7 @@ def test_usage_placements_of_a_stream(web: Http) -> None:
     assert both["usage"] == both["x_groq"]["usage"] == total
 
 
-def test_forced_tokens(web: Http, provider: Provider) -> None:
+def test_forced_tokens(web: Http, provider: MockProvider) -> None:
     usage = web.stream("tokens=1000/50", **ASKED).events[-1]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (1000, 50, 1050)
     assert provider.billed().total_tokens == 1050
@@ -141,7 +141,7 @@ def test_gzip(web: Http) -> None:
     assert web.stream("gzip=1").data_lines[-1] == "[DONE]"
 
 
-def test_dies_before_any_byte(web: Http, provider: Provider) -> None:
+def test_dies_before_any_byte(web: Http, provider: MockProvider) -> None:
     for stream in (False, True):
         with pytest.raises(http.client.RemoteDisconnected):
             web.chat("die=0", stream=stream)
@@ -149,7 +149,7 @@ def test_dies_before_any_byte(web: Http, provider: Provider) -> None:
     assert provider.billed().calls == 0
 
 
-def test_dies_in_the_middle(web: Http, provider: Provider) -> None:
+def test_dies_in_the_middle(web: Http, provider: MockProvider) -> None:
     with pytest.raises(http.client.IncompleteRead) as whole:
         web.chat("die=1")
     assert whole.value.partial
@@ -159,7 +159,7 @@ def test_dies_in_the_middle(web: Http, provider: Provider) -> None:
     assert provider.billed().calls == 2
 
 
-def test_hangs_until_the_client_leaves(web: Http, provider: Provider) -> None:
+def test_hangs_until_the_client_leaves(web: Http, provider: MockProvider) -> None:
     connection = web.connect()
     connection.request("POST", "/v1/chat/completions", b'{"model":"m","messages":[]}', {"x-mock": "hang=1"})
     until(lambda: provider.calls)
@@ -202,7 +202,7 @@ def test_a_broken_event_in_the_middle(web: Http) -> None:
         json.loads(web.chat("malformed=1").body)
 
 
-def test_html_cookie_and_echoed_headers(web: Http, provider: Provider) -> None:
+def test_html_cookie_and_echoed_headers(web: Http, provider: MockProvider) -> None:
     page = web.chat("html=1")
     assert page.status == 502
     assert page.headers["content-type"].startswith("text/html")

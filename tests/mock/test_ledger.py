@@ -5,7 +5,7 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
-from gateway.mock import Billed, Provider
+from gateway.mock import Billed, MockProvider
 from tests.support.timing import in_time
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/v1/chat/completions"
 
 
-def test_bills_in_all_and_by_session(web: Http, provider: Provider) -> None:
+def test_bills_in_all_and_by_session(web: Http, provider: MockProvider) -> None:
     for session in ("a", "b", "a"):
         web.send("POST", CHAT, BODY, {"x-session-id": session})
     web.send("POST", CHAT, BODY)
@@ -26,12 +26,12 @@ def test_bills_in_all_and_by_session(web: Http, provider: Provider) -> None:
     assert provider.billed_by_session() == {"a": Billed(10, 8, 18, 2), "b": Billed(5, 4, 9, 1)}
 
 
-def test_bills_in_full_what_is_not_reported(web: Http, provider: Provider) -> None:
+def test_bills_in_full_what_is_not_reported(web: Http, provider: MockProvider) -> None:
     web.stream("usage=none")
     assert provider.billed() == Billed(5, 4, 9, 1)
 
 
-def test_bills_in_full_when_the_client_leaves_in_mid_stream(web: Http, provider: Provider) -> None:
+def test_bills_in_full_when_the_client_leaves_in_mid_stream(web: Http, provider: MockProvider) -> None:
     connection = web.connect()
     body = json.dumps({**BODY, "stream": True})
     connection.request("POST", CHAT, body, {"x-mock": "chunks=1000;interval=0.01", "x-session-id": "s"})
@@ -53,7 +53,7 @@ def test_a_stream_ends_when_the_client_leaves(web: Http) -> None:
         assert web.chat().status == 200
 
 
-def test_records_what_was_received(web: Http, provider: Provider) -> None:
+def test_records_what_was_received(web: Http, provider: MockProvider) -> None:
     web.send("POST", f"{CHAT}?beta=1", BODY, {"X-Trace": "T"})
     (call,) = provider.calls
     assert (call.method, call.path, call.query, call.model, call.status) == ("POST", CHAT, "beta=1", "m", 200)
@@ -63,7 +63,7 @@ def test_records_what_was_received(web: Http, provider: Provider) -> None:
     assert call.billed == Billed(5, 4, 9, 1)
 
 
-def test_control_endpoints(web: Http, provider: Provider) -> None:
+def test_control_endpoints(web: Http, provider: MockProvider) -> None:
     web.chat()
     web.send("POST", CHAT, BODY, {"x-session-id": "s"})
     once = {"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, "calls": 1}
@@ -86,7 +86,7 @@ def test_control_endpoints(web: Http, provider: Provider) -> None:
     assert provider.calls == []
 
 
-def test_nothing_is_lost_between_connections(web: Http, provider: Provider) -> None:
+def test_nothing_is_lost_between_connections(web: Http, provider: MockProvider) -> None:
     def work() -> None:
         for _ in range(20):
             web.chat()

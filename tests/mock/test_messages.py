@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from gateway.mock import MockServer, Provider
+    from gateway.mock import MockProvider, MockServer
     from tests.mock.conftest import Http
 
 PATH = "/v1/messages"
@@ -23,7 +23,7 @@ def body(text: str = "hi", **fields: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def claude(server: MockServer, provider: Provider) -> Iterator[Any]:
+def claude(server: MockServer, provider: MockProvider) -> Iterator[Any]:
     anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as made:
         yield made
@@ -96,7 +96,7 @@ def test_tool_choice_limit_and_structure(web: Http) -> None:
     assert json.loads(ask(output_config=wanted)["content"][0]["text"]) == {"key": "sample key"}
 
 
-def test_caching_is_split_off_the_input_but_billed_in_full(web: Http, provider: Provider) -> None:
+def test_caching_is_split_off_the_input_but_billed_in_full(web: Http, provider: MockProvider) -> None:
     text = {"type": "text", "text": "word " * 100, "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": [text]}]
     usages = [web.send("POST", PATH, body(messages=messages, system="be brief")).json["usage"] for _ in range(2)]

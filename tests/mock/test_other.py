@@ -11,11 +11,11 @@ from gateway.mock import Turn
 if TYPE_CHECKING:
     import openai
 
-    from gateway.mock import Provider
+    from gateway.mock import MockProvider
     from tests.mock.conftest import Http
 
 
-def test_completions(client: openai.OpenAI, provider: Provider) -> None:
+def test_completions(client: openai.OpenAI, provider: MockProvider) -> None:
     answer = client.completions.create(model="m", prompt="once upon", n=2, echo=True)
     assert [choice.text for choice in answer.choices] == [
         "once uponYou said: once upon",
@@ -47,7 +47,7 @@ def test_completions_of_token_ids(client: openai.OpenAI) -> None:
     assert len(answer.choices) == 2
 
 
-def test_embeddings_in_both_encodings(client: openai.OpenAI, provider: Provider) -> None:
+def test_embeddings_in_both_encodings(client: openai.OpenAI, provider: MockProvider) -> None:
     packed = client.embeddings.create(model="m", input=["one two", "three"], dimensions=8)
     plain = client.embeddings.create(model="m", input=["one two", "three"], dimensions=8, encoding_format="float")
     assert [item.index for item in plain.data] == [0, 1]
@@ -71,7 +71,7 @@ def test_models(client: openai.OpenAI, web: Http) -> None:
     assert web.get("/v1/models/missing").status == 404
 
 
-def test_an_upload_says_its_size(client: openai.OpenAI, provider: Provider) -> None:
+def test_an_upload_says_its_size(client: openai.OpenAI, provider: MockProvider) -> None:
     data = bytes(range(256)) * 9000 + b"\r\n--"
     file = client.files.create(file=("data.bin", data), purpose="user_data")
     assert (file.bytes, file.filename, file.purpose) == (len(data), "data.bin", "user_data")
@@ -89,14 +89,14 @@ def test_an_upload_that_is_not_one(web: Http) -> None:
     assert (answer.status, answer.json["error"]["param"]) == (400, "file")
 
 
-def test_speech_is_binary_and_not_billed(client: openai.OpenAI, provider: Provider) -> None:
+def test_speech_is_binary_and_not_billed(client: openai.OpenAI, provider: MockProvider) -> None:
     answer = client.audio.speech.create(model="m", voice="alloy", input="say this", response_format="wav")
     assert answer.content == bytes(range(256)) * 2
     assert answer.response.headers["content-type"] == "audio/wav"
     assert provider.billed().calls == 0
 
 
-def test_transcriptions(client: openai.OpenAI, provider: Provider) -> None:
+def test_transcriptions(client: openai.OpenAI, provider: MockProvider) -> None:
     sound = io.BytesIO(b"\0" * 5000)
     sound.name = "sound.wav"
     answer = client.audio.transcriptions.create(model="m", file=sound, prompt="two words")
@@ -111,7 +111,7 @@ def test_transcriptions(client: openai.OpenAI, provider: Provider) -> None:
     assert str(plain).strip() == "scripted"
 
 
-def test_images(client: openai.OpenAI, provider: Provider) -> None:
+def test_images(client: openai.OpenAI, provider: MockProvider) -> None:
     answer = client.images.generate(prompt="a red dot", n=2, model="m")
     assert answer.data is not None
     assert len(answer.data) == 2

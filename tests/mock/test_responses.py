@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import openai
     from openai.types.responses import FunctionToolParam
 
-    from gateway.mock import Provider
+    from gateway.mock import MockProvider
     from tests.mock.conftest import Http
 
 PATH = "/v1/responses"
@@ -20,7 +20,7 @@ LOOKUP: FunctionToolParam = {
 }
 
 
-def test_a_whole_answer(client: openai.OpenAI, provider: Provider) -> None:
+def test_a_whole_answer(client: openai.OpenAI, provider: MockProvider) -> None:
     answer = client.responses.create(model="m", input="hi there", instructions="be brief")
     assert answer.status == "completed"
     assert answer.output_text == "You said: hi there"
@@ -112,7 +112,7 @@ def test_structured_output(client: openai.OpenAI) -> None:
     assert answer.output_parsed == Person(name="sample name", age=1)
 
 
-def test_input_tokens_are_counted_but_not_billed(client: openai.OpenAI, provider: Provider) -> None:
+def test_input_tokens_are_counted_but_not_billed(client: openai.OpenAI, provider: MockProvider) -> None:
     assert client.responses.input_tokens.count(model="m", input="hi there").input_tokens == 6
     assert provider.billed().calls == 0
 
@@ -158,7 +158,7 @@ CONVERSATION: list[Any] = [{"role": "user", "content": "hi there"}]
 TRIGGER = {"type": "compaction_trigger"}
 
 
-def test_a_trigger_is_answered_with_one_compaction_item(web: Http, provider: Provider) -> None:
+def test_a_trigger_is_answered_with_one_compaction_item(web: Http, provider: MockProvider) -> None:
     body = {"model": "m", "input": [*CONVERSATION, TRIGGER], "stream": True}
     events = web.send("POST", PATH, body).events
     assert [event["type"].removeprefix("response.") for event in events] == [

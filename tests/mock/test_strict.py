@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import STRICT_MODELS, Provider, StrictRules, ToolCall, Turn
+from gateway.mock import STRICT_MODELS, MockProvider, StrictRules, ToolCall, Turn
 from tests.mock.conftest import CHAT, Http, Reply
 
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ UNPAIRED = "must be followed by tool messages"
 
 
 @pytest.fixture(autouse=True)
-def strict(provider: Provider) -> Iterator[Provider]:
+def strict(provider: MockProvider) -> Iterator[MockProvider]:
     provider.strict = STRICT_MODELS
     yield provider
     provider.strict = ()
@@ -39,7 +39,7 @@ def ask(web: Http, model: str, messages: list[Json], **fields: object) -> Reply:
     return web.send("POST", CHAT, {"model": model, "messages": messages, "tools": tools, **fields})
 
 
-def called(web: Http, strict: Provider, model: str, messages: list[Json], calls: int = 1) -> list[Json]:
+def called(web: Http, strict: MockProvider, model: str, messages: list[Json], calls: int = 1) -> list[Json]:
     """The messages after one more answer that calls tools, with their results."""
     strict.push(Turn(tool_calls=(LOOKUP,) * calls))
     message = ask(web, model, messages).json["choices"][0]["message"]
@@ -80,7 +80,7 @@ def signature_of(messages: list[Json], index: int, call: int = 0) -> str | None:
     return found if found is None else str(found)
 
 
-def test_no_rule_holds_by_default(web: Http, provider: Provider) -> None:
+def test_no_rule_holds_by_default(web: Http, provider: MockProvider) -> None:
     provider.strict = ()
     reply = ask(web, DEEPSEEK, [TASK], tool_choice="required").json["choices"][0]["message"]
     assert "reasoning_content" not in reply
@@ -91,7 +91,7 @@ def test_other_models_have_no_rules(web: Http) -> None:
     assert ask(web, "gpt-4o", [TASK], tool_choice="required").status == 200
 
 
-def test_gemini_wants_the_signature_of_every_step_of_the_turn(web: Http, strict: Provider) -> None:
+def test_gemini_wants_the_signature_of_every_step_of_the_turn(web: Http, strict: MockProvider) -> None:
     messages = called(web, strict, GEMINI, called(web, strict, GEMINI, [TASK]))
     assert ask(web, GEMINI, messages).status == 200
     for index in (1, 3):
@@ -103,7 +103,7 @@ def test_gemini_wants_the_signature_of_every_step_of_the_turn(web: Http, strict:
         assert f"function call `default_api:lookup` , position {index}." in body["error"]["message"]
 
 
-def test_gemini_signs_the_first_of_parallel_calls_only(web: Http, strict: Provider) -> None:
+def test_gemini_signs_the_first_of_parallel_calls_only(web: Http, strict: MockProvider) -> None:
     messages = called(web, strict, GEMINI, [TASK], calls=2)
     assert signature_of(messages, 1)
     assert signature_of(messages, 1, call=1) is None
@@ -111,12 +111,12 @@ def test_gemini_signs_the_first_of_parallel_calls_only(web: Http, strict: Provid
     assert ask(web, GEMINI, unsigned(messages, 1)).status == 400
 
 
-def test_gemini_wants_no_signature_of_an_earlier_turn(web: Http, strict: Provider) -> None:
+def test_gemini_wants_no_signature_of_an_earlier_turn(web: Http, strict: MockProvider) -> None:
     messages = answered(web, GEMINI, called(web, strict, GEMINI, [TASK]))
     assert ask(web, GEMINI, [*unsigned(messages, 1), TASK]).status == 200
 
 
-def test_gemini_refuses_the_signature_of_another_model_and_takes_the_dummy(web: Http, strict: Provider) -> None:
+def test_gemini_refuses_the_signature_of_another_model_and_takes_the_dummy(web: Http, strict: MockProvider) -> None:
     messages = called(web, strict, GEMINI, [TASK])
     other = signature_of(called(web, strict, "gemini-3-flash", [TASK]), 1)
     for signature in (other, f"{signature_of(messages, 1)}A", "none at all"):
@@ -125,7 +125,7 @@ def test_gemini_refuses_the_signature_of_another_model_and_takes_the_dummy(web: 
     assert ask(web, GEMINI, unsigned(messages, 1, "skip_thought_signature_validator")).status == 200
 
 
-def test_gemini_signs_calls_in_a_stream_too(web: Http, strict: Provider) -> None:
+def test_gemini_signs_calls_in_a_stream_too(web: Http, strict: MockProvider) -> None:
     strict.push(Turn(tool_calls=(LOOKUP,)))
     events = ask(web, GEMINI, [TASK], stream=True).events
     [opened] = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ()) if "id" in call]
@@ -133,7 +133,7 @@ def test_gemini_signs_calls_in_a_stream_too(web: Http, strict: Provider) -> None
 
 
 @pytest.mark.parametrize("model", [DEEPSEEK, KIMI, QWEN])
-def test_thinking_models_answer_with_reasoning(web: Http, strict: Provider, model: str) -> None:
+def test_thinking_models_answer_with_reasoning(web: Http, strict: MockProvider, model: str) -> None:
     reply = ask(web, model, [TASK]).json
     reasoning = reply["choices"][0]["message"]["reasoning_content"]
     assert reasoning
@@ -145,14 +145,14 @@ def test_thinking_models_answer_with_reasoning(web: Http, strict: Provider, mode
 
 @pytest.mark.parametrize("off", [{"thinking": {"type": "disabled"}}, {"enable_thinking": False}])
 @pytest.mark.parametrize("model", [DEEPSEEK, KIMI, QWEN])
-def test_nothing_is_demanded_while_thinking_is_off(web: Http, strict: Provider, model: str, off: Json) -> None:
+def test_nothing_is_demanded_while_thinking_is_off(web: Http, strict: MockProvider, model: str, off: Json) -> None:
     messages = called(web, strict, model, [TASK])
     reply = ask(web, model, without(messages, 1, "reasoning_content"), tool_choice="required", **off)
     assert reply.status == 200
     assert "reasoning_content" not in reply.json["choices"][0]["message"]
 
 
-def test_deepseek_wants_the_reasoning_of_all_turns_with_calls(web: Http, strict: Provider) -> None:
+def test_deepseek_wants_the_reasoning_of_all_turns_with_calls(web: Http, strict: MockProvider) -> None:
     messages = [*answered(web, DEEPSEEK, called(web, strict, DEEPSEEK, [TASK])), TASK]
     assert ask(web, DEEPSEEK, messages).status == 200
     for index in (1, 3):
@@ -164,7 +164,7 @@ def test_deepseek_wants_the_reasoning_of_all_turns_with_calls(web: Http, strict:
     ("reading", "refused"), [("none", set()), ("turn", {5}), ("calls", {1, 5}), ("turns", {1, 3, 5})]
 )
 def test_each_reading_of_what_reasoning_must_come_back(
-    web: Http, strict: Provider, reading: Any, refused: set[int]
+    web: Http, strict: MockProvider, reading: Any, refused: set[int]
 ) -> None:
     strict.strict = [replace(rules, reasoning_back=reading) for rules in STRICT_MODELS]
     first = [*answered(web, DEEPSEEK, called(web, strict, DEEPSEEK, [TASK])), TASK]
@@ -173,13 +173,13 @@ def test_each_reading_of_what_reasoning_must_come_back(
     assert {index for index, status in statuses.items() if status == 400} == refused
 
 
-def test_a_turn_without_calls_needs_no_reasoning(web: Http, strict: Provider) -> None:
+def test_a_turn_without_calls_needs_no_reasoning(web: Http, strict: MockProvider) -> None:
     strict.push(Turn(text="done"))
     messages = [*answered(web, DEEPSEEK, [TASK]), TASK]
     assert ask(web, DEEPSEEK, without(messages, 1, "reasoning_content")).status == 200
 
 
-def test_kimi_says_which_message_lacks_its_reasoning(web: Http, strict: Provider) -> None:
+def test_kimi_says_which_message_lacks_its_reasoning(web: Http, strict: MockProvider) -> None:
     messages = [*answered(web, KIMI, called(web, strict, KIMI, [TASK])), TASK]
     assert ask(web, KIMI, without(messages, 3, "reasoning_content")).status == 200
     text = refusal(ask(web, KIMI, without(messages, 1, "reasoning_content")))
@@ -215,7 +215,7 @@ def mistral_refusal(reply: Reply) -> tuple[str, str]:
     return reply.json["code"], reply.json["message"]
 
 
-def test_mistral_calls_have_ids_of_nine_characters(web: Http, strict: Provider) -> None:
+def test_mistral_calls_have_ids_of_nine_characters(web: Http, strict: MockProvider) -> None:
     messages = called(web, strict, MISTRAL, [TASK], calls=2)
     names = [call["id"] for call in messages[1]["tool_calls"]]
     assert len(set(names)) == 2
@@ -223,7 +223,7 @@ def test_mistral_calls_have_ids_of_nine_characters(web: Http, strict: Provider) 
     assert ask(web, MISTRAL, messages).status == 200
 
 
-def test_mistral_refuses_other_ids(web: Http, strict: Provider) -> None:
+def test_mistral_refuses_other_ids(web: Http, strict: MockProvider) -> None:
     messages = json.loads(json.dumps(called(web, strict, MISTRAL, [TASK])))
     messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "call_12345"
     code, text = mistral_refusal(ask(web, MISTRAL, messages))
@@ -241,7 +241,7 @@ def test_mistral_takes_an_answer_to_go_on_with(web: Http) -> None:
     assert ask(web, MISTRAL, [TASK, {"role": "assistant", "content": "hi", "prefix": True}]).status == 200
 
 
-def test_mistral_refuses_a_user_after_a_tool(web: Http, strict: Provider) -> None:
+def test_mistral_refuses_a_user_after_a_tool(web: Http, strict: MockProvider) -> None:
     messages = [*called(web, strict, MISTRAL, [TASK]), TASK]
     assert mistral_refusal(ask(web, MISTRAL, messages)) == ("3230", "Unexpected role 'user' after role 'tool'")
 
@@ -256,7 +256,7 @@ def test_two_of_one_role_in_a_row_are_refused_by_the_chat_template_only(web: Htt
 
 
 @pytest.mark.parametrize("model", [GEMINI, DEEPSEEK, MISTRAL])
-def test_calls_and_results_come_in_pairs(web: Http, strict: Provider, model: str) -> None:
+def test_calls_and_results_come_in_pairs(web: Http, strict: MockProvider, model: str) -> None:
     messages = called(web, strict, model, [TASK], calls=2)
     assert UNPAIRED in ask(web, model, messages[:-1]).body.decode()
     said = {"role": "assistant", "content": "hi", "reasoning_content": "hm"}
@@ -280,7 +280,7 @@ def respond(web: Http, model: str, items: list[Json], **fields: object) -> Reply
     return web.send("POST", "/v1/responses", body)
 
 
-def run(web: Http, strict: Provider, model: str, **turn: Any) -> list[Json]:
+def run(web: Http, strict: MockProvider, model: str, **turn: Any) -> list[Json]:
     """The items after an answer that thinks, says something and calls a tool, with the tool's result."""
     strict.push(Turn(**{"text": "I look.", "tool_calls": (LOOKUP,), **turn}))
     output = respond(web, model, [TASK]).json["output"]
@@ -296,7 +296,7 @@ def kinds(items: list[Json]) -> list[str]:
     return [item.get("type", "message") for item in items]
 
 
-def test_gpt_begins_with_encrypted_reasoning(web: Http, strict: Provider) -> None:
+def test_gpt_begins_with_encrypted_reasoning(web: Http, strict: MockProvider) -> None:
     items = run(web, strict, GPT)
     assert kinds(items) == ["message", "reasoning", "message", "function_call", "function_call_output"]
     assert items[1]["id"].startswith("rs_")
@@ -313,7 +313,7 @@ def test_ciphertext_is_shown_where_it_is_asked_for(web: Http) -> None:
     assert "encrypted_content" not in item
 
 
-def test_a_stream_brings_the_same_items(web: Http, strict: Provider) -> None:
+def test_a_stream_brings_the_same_items(web: Http, strict: MockProvider) -> None:
     strict.push(Turn(text="I look.", tool_calls=(LOOKUP,)))
     events = respond(web, SOL, [TASK], stream=True).events
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -326,7 +326,7 @@ def test_a_stream_brings_the_same_items(web: Http, strict: Provider) -> None:
     assert {event["item_id"] for event in said} == {done[1]["id"]}
 
 
-def test_gpt_refuses_reasoning_without_what_followed_it(web: Http, strict: Provider) -> None:
+def test_gpt_refuses_reasoning_without_what_followed_it(web: Http, strict: MockProvider) -> None:
     items = run(web, strict, GPT, text=None)
     reasoning = items[1]
     other = run(web, strict, GPT, text=None)
@@ -335,7 +335,7 @@ def test_gpt_refuses_reasoning_without_what_followed_it(web: Http, strict: Provi
         assert text == f"Item '{reasoning['id']}' of type 'reasoning' was provided without its required following item."
 
 
-def test_gpt_refuses_what_followed_reasoning_without_it(web: Http, strict: Provider) -> None:
+def test_gpt_refuses_what_followed_reasoning_without_it(web: Http, strict: MockProvider) -> None:
     items = run(web, strict, GPT)
     reasoning, message, call = items[1:4]
     for left in ([TASK, message], [TASK, *items[3:]]):
@@ -349,20 +349,20 @@ def test_gpt_refuses_what_followed_reasoning_without_it(web: Http, strict: Provi
     assert respond(web, GPT, [TASK, unnamed, items[4]]).status == 200
 
 
-def test_gpt_refuses_a_call_without_its_output(web: Http, strict: Provider) -> None:
+def test_gpt_refuses_a_call_without_its_output(web: Http, strict: MockProvider) -> None:
     items = run(web, strict, GPT)
     text = refusal(respond(web, GPT, [*items[:4], TASK]))
     assert text == f"No tool output found for function call {items[3]['call_id']}."
 
 
-def test_gpt_refuses_an_output_without_its_call(web: Http, strict: Provider) -> None:
+def test_gpt_refuses_an_output_without_its_call(web: Http, strict: MockProvider) -> None:
     output = run(web, strict, GPT)[4]
     text = refusal(respond(web, GPT, [TASK, output]))
     assert text == f"No tool call found for function call output with call_id {output['call_id']}."
     assert respond(web, GPT, [output], previous_response_id="resp_mock1").status == 200
 
 
-def test_gpt_refuses_changed_ciphertext(web: Http, strict: Provider) -> None:
+def test_gpt_refuses_changed_ciphertext(web: Http, strict: MockProvider) -> None:
     items = run(web, strict, GPT)
     other = run(web, strict, GPT)[1]["encrypted_content"]
     sealed = items[1]["encrypted_content"]
@@ -373,7 +373,9 @@ def test_gpt_refuses_changed_ciphertext(web: Http, strict: Provider) -> None:
 
 
 @pytest.mark.parametrize("model", [CODEX, GPT, SOL])
-def test_a_message_says_its_phase_and_degrades_the_answer_without_it(web: Http, strict: Provider, model: str) -> None:
+def test_a_message_says_its_phase_and_degrades_the_answer_without_it(
+    web: Http, strict: MockProvider, model: str
+) -> None:
     items = run(web, strict, model)
     final = respond(web, model, items).json["output"]
     assert (items[2]["phase"], final[-1]["phase"]) == ("commentary", "final_answer")
@@ -385,7 +387,7 @@ def test_a_message_says_its_phase_and_degrades_the_answer_without_it(web: Http, 
     assert not strict.degraded
 
 
-def test_earlier_models_have_no_phase(web: Http, strict: Provider) -> None:
+def test_earlier_models_have_no_phase(web: Http, strict: MockProvider) -> None:
     strict.strict = [replace(rules, phases=False) for rules in STRICT_MODELS]
     items = run(web, strict, GPT)
     assert "phase" not in items[2]
@@ -394,7 +396,7 @@ def test_earlier_models_have_no_phase(web: Http, strict: Provider) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_compaction_is_one_item_that_comes_back_unchanged(web: Http, strict: Provider, stream: bool) -> None:
+def test_a_compaction_is_one_item_that_comes_back_unchanged(web: Http, strict: MockProvider, stream: bool) -> None:
     items = run(web, strict, SOL)
     reply = respond(web, SOL, [*items, {"type": "compaction_trigger"}], stream=stream)
     [item] = reply.events[-1]["response"]["output"] if stream else reply.json["output"]
@@ -431,7 +433,7 @@ def test_patterns_are_in_lower_case_and_no_row_is_hidden_by_one_above_it() -> No
     assert len(patterns) == len(set(patterns))
 
 
-def test_a_table_of_ones_own(web: Http, strict: Provider) -> None:
+def test_a_table_of_ones_own(web: Http, strict: MockProvider) -> None:
     strict.strict = [StrictRules(models=("own-*",), refused_fields=("seed",))]
     assert "'seed'" in refusal(ask(web, "Own-Model", [TASK], seed=1))
     assert ask(web, "other", [TASK], seed=1).status == 200

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import CLAUDE_RULES, Provider
+from gateway.mock import CLAUDE_RULES, MockProvider
 from tests.mock.conftest import Http
 
 BETA = "mid-conversation-tool-changes-2026-07-01"
@@ -23,7 +23,7 @@ def status(web: Http, *messages: dict[str, Any], model: str = "claude-opus-5-5",
 
 
 @pytest.fixture(autouse=True)
-def _rules(provider: Provider) -> None:
+def _rules(provider: MockProvider) -> None:
     provider.claude = CLAUDE_RULES
 
 

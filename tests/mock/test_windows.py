@@ -12,7 +12,7 @@ from gateway.dialects.length_error import LengthError, length_error
 from gateway.mock import MODEL_WINDOWS, Behaviour
 
 if TYPE_CHECKING:
-    from gateway.mock import MockServer, Provider
+    from gateway.mock import MockProvider, MockServer
     from tests.mock.conftest import Http, Reply
 
 LONG = [{"role": "user", "content": "one two three four five six"}]
@@ -32,7 +32,7 @@ def send(web: Http, path: str, mock: str, **fields: object) -> Reply:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_an_input_over_the_window_is_refused_and_costs_nothing(
-    path: str, stream: bool, web: Http, provider: Provider
+    path: str, stream: bool, web: Http, provider: MockProvider
 ) -> None:
     assert send(web, path, "window=10", stream=stream).status == 200
     assert provider.billed().input_tokens == 10
@@ -69,7 +69,7 @@ def test_each_api_refuses_in_its_own_words(web: Http) -> None:
     }
 
 
-def test_the_sdks_know_the_refusal(server: MockServer, provider: Provider) -> None:
+def test_the_sdks_know_the_refusal(server: MockServer, provider: MockProvider) -> None:
     provider.behaviour = Behaviour(window=1)
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
@@ -125,7 +125,7 @@ def test_counting_is_never_refused(web: Http) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_models_have_the_windows_the_provider_was_given_and_others_have_none(
-    path: str, web: Http, provider: Provider
+    path: str, web: Http, provider: MockProvider
 ) -> None:
     key = "input" if path == "/v1/responses" else "messages"
 

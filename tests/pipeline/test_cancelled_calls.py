@@ -13,11 +13,11 @@ from gateway.call.types import Caller, Incoming
 from gateway.core.errors import StoreUnavailable
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Limits, Refused, Standing
-from gateway.core.ledger.charging import BudgetPolicy, KeyBudget
+from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Ending, OpenHold, Opening
+from gateway.core.stored import CallOpening, Ending, OpenHold
 from gateway.core.usage import Totals
 from tests.support.cancelling import cancelled_at
 from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, AwayStore, FakeReply, FakeUpstream, World
@@ -61,7 +61,7 @@ class WaitingStore(AwayStore):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         await asyncio.sleep(0)
         return await super().opening(session, claims, with_totals=with_totals, above=above)
 
@@ -122,7 +122,7 @@ def world_of(budget: BudgetPolicy, answer: Callable[[Outgoing], FakeReply]) -> W
 
 def call_of(world: World, body: bytes) -> Incoming:
     """A call that is charged to its session, to the one above it, and to its client key."""
-    plain = world.incoming(body, caller=Caller("alice", budget=KeyBudget(MILLION)))
+    plain = world.incoming(body, caller=Caller("alice", budget=KeyLimits(MILLION)))
     return replace(plain, directives=replace(plain.directives, parent="above"))
 
 

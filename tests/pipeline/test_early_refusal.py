@@ -13,7 +13,7 @@ from gateway.dialects.base import named_event
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.pipeline import early_refusal
-from gateway.pipeline.early_refusal import Begun, is_event_stream, is_whole, looked_at, looked_at_whole
+from gateway.pipeline.early_refusal import BegunResponse, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.upstream.body import AlreadyRead
 from tests.support.fakes import BODY, SSE, FakeReply
 from tests.support.scripted import chunk, completion
@@ -28,7 +28,7 @@ async def looked(*pieces: bytes) -> tuple[int, bytes]:
     )
 
 
-async def told(begun: Begun) -> tuple[int, bytes]:
+async def told(begun: BegunResponse) -> tuple[int, bytes]:
     """The status and the body of its refusal, else of the answer itself."""
     answer = begun.refusal or begun
     return answer.status, b"".join([piece async for piece in answer.chunks()])
@@ -136,7 +136,7 @@ async def test_what_begins_in_any_other_way_goes_out_as_it_came(pieces: tuple[by
     assert await looked(*pieces) == (200, b"".join(pieces))
 
 
-async def looked_at_json(*pieces: bytes | Exception) -> Begun:
+async def looked_at_json(*pieces: bytes | Exception) -> BegunResponse:
     return await looked_at_whole(FakeReply(pieces=list(pieces)), DIALECT.answer)
 
 

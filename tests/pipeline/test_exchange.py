@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.call.types import Caller, Directives, SessionPolicy
-from gateway.core.context_budget import Wishes
+from gateway.core.context_budget import ContextOptions
 from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
-from gateway.core.http.headers import Provider
+from gateway.core.http.headers import ProviderAddress
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Claim, Granted, Limits, Refused
-from gateway.core.ledger.charging import BudgetPolicy, KeyBudget
+from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.routing import ModelRule, Routes
 from gateway.core.session import kept_as
@@ -254,7 +254,10 @@ async def test_where_calls_go_on_without_the_store_they_are_added_when_it_is_bac
 
 @pytest.mark.parametrize(
     ("asked", "note"),
-    [(Directives(Wishes(budget=3_000)), "decision not kept: the store is away"), (Directives(mode="summary"), None)],
+    [
+        (Directives(ContextOptions(budget=3_000)), "decision not kept: the store is away"),
+        (Directives(mode="summary"), None),
+    ],
     ids=["cut", "mode"],
 )
 async def test_no_call_waits_for_a_store_that_is_known_to_be_away(
@@ -377,7 +380,7 @@ async def test_what_a_call_is_held_as_that_is_not_weighed(path: str, body: bytes
 
 
 async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> None:
-    key = KeyBudget(Limits(calls=5))
+    key = KeyLimits(Limits(calls=5))
     world = World(SessionPolicy(on_missing="none"))
     world.store.is_deaf = True
     plain = world.incoming(headers=[(b"content-type", b"application/json")])
@@ -395,10 +398,10 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
 
 async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: World) -> None:
     declared = Directives(budget=Limits(tokens=5))
-    for caller in (Caller("alice"), Caller("alice", budget=KeyBudget(Limits(tokens=10**6)))):
+    for caller in (Caller("alice"), Caller("alice", budget=KeyLimits(Limits(tokens=10**6)))):
         _, body = await world.call(world.incoming(caller=caller, directives=declared))
         assert "declares this budget in x-session-budget-tokens" in json.loads(body)["error"]["message"]
-    caller = Caller("alice", budget=KeyBudget(Limits(tokens=5)))
+    caller = Caller("alice", budget=KeyLimits(Limits(tokens=5)))
     _, body = await world.call(world.incoming(caller=caller, directives=declared))
     assert "Raise its budget where the key is configured" in json.loads(body)["error"]["message"]
 
@@ -504,8 +507,8 @@ async def test_a_route_changes_the_model_and_the_credential(world: World) -> Non
 
 
 async def test_a_credential_of_another_provider_is_not_handed_out(world: World) -> None:
-    world.providers["p"] = Provider("p", "http://p/v1", key_prefixes=("pk-",))
-    world.providers["other"] = Provider("other", "http://o/v1", key_prefixes=("sk-",))
+    world.providers["p"] = ProviderAddress("p", "http://p/v1", key_prefixes=("pk-",))
+    world.providers["other"] = ProviderAddress("other", "http://o/v1", key_prefixes=("sk-",))
     incoming = world.incoming(headers=[(b"authorization", b"Bearer sk-secret-of-other")])
     reply, body = await world.call(incoming)
     assert reply.status == 401

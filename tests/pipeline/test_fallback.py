@@ -12,7 +12,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall
-from gateway.pipeline.fallback import Earlier
+from gateway.pipeline.fallback import EarlierFailures
 from gateway.upstream.body import AlreadyRead
 
 REFUSED = AlreadyRead(503, [], b"busy")
@@ -21,7 +21,7 @@ SILENT, DOWN, TOO_SMALL = UpstreamTimeout("silent"), UpstreamUnreachable("down")
 
 def told(*said: AlreadyRead | GatewayError) -> AlreadyRead | GatewayError:
     """What is told where providers said this one after the other, the last of them with a fault."""
-    earlier = Earlier()
+    earlier = EarlierFailures()
     *before, last = said
     for one in before:
         earlier.heard(one)
@@ -61,7 +61,7 @@ def test_where_the_request_does_not_fit_the_last_model_what_was_said_before_is_t
 def test_after_two_that_may_be_at_work_nobody_else_is_asked(
     before: tuple[AlreadyRead | GatewayError, ...], last: GatewayError, is_enough: bool
 ) -> None:
-    earlier = Earlier()
+    earlier = EarlierFailures()
     for one in before:
         earlier.heard(one)
     assert earlier.is_enough(last) is is_enough

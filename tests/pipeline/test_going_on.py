@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.call.types import Caller, Incoming, Reply, SessionPolicy
+from gateway.call.types import Caller, ClientResponse, Incoming, SessionPolicy
 from gateway.core.errors import UpstreamTimeout
-from gateway.core.http.headers import Provider
+from gateway.core.http.headers import ProviderAddress
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.charging import BudgetPolicy
@@ -98,8 +98,8 @@ async def test_a_credential_that_is_plainly_for_another_provider_goes_nowhere_th
     None
 ):
     world = World(routes=Routes([ModelRule("m", "p", fallback=("q/m",))], ["p", "q"], "p"))
-    world.providers["p"] = Provider("p", "http://p/v1", key_prefixes=("sk-p-",))
-    world.providers["q"] = Provider("q", "http://q/v1", key="held", key_prefixes=("sk-q-",))
+    world.providers["p"] = ProviderAddress("p", "http://p/v1", key_prefixes=("sk-p-",))
+    world.providers["q"] = ProviderAddress("q", "http://q/v1", key="held", key_prefixes=("sk-q-",))
     answers(world, "resp_1")
     at_p = world.upstream.answer
     world.upstream.answer = lambda request: FakeReply(503) if request.url.startswith("http://p/") else at_p(request)
@@ -223,7 +223,7 @@ async def test_while_calls_are_taken_without_the_store_its_session_is_named_by_i
     assert reply.session == (await answered(world)).session is not None
 
 
-async def answered(world: World, **fields: Any) -> Reply:
+async def answered(world: World, **fields: Any) -> ClientResponse:
     answers(world, "resp_2")
     reply, _ = await world.call(asking(world, **fields))
     assert reply.status == 200

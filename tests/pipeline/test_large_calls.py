@@ -16,7 +16,7 @@ import pytest
 from gateway.call.types import Caller
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import Limits
-from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ledger.charging import KeyLimits
 from gateway.pipeline.exchange import Exchange
 from tests.support.fakes import BODY, SSE, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion
@@ -72,7 +72,7 @@ async def test_a_large_body_is_not_gone_over_in_the_event_loop(name: str, has_bu
     assert len(body) > 2**19
     pieces = [chunk("a"), DONE] if name == "stream" else [NO_USAGE]
     world.upstream.answer = lambda _: FakeReply(headers=SSE if name == "stream" else [], pieces=pieces)
-    budget = KeyBudget(Limits(tokens=10**9, nano_usd=10**15)) if has_budget else KeyBudget()
+    budget = KeyLimits(Limits(tokens=10**9, nano_usd=10**15)) if has_budget else KeyLimits()
     incoming = world.incoming(body, path, headers=[], caller=Caller("alice", budget=budget))
     with called_here() as names:
         reply, _ = await world.call(incoming)

@@ -11,11 +11,11 @@ import anthropic
 import openai
 import pytest
 
-from gateway.call.types import Caller, Incoming, Reply
+from gateway.call.types import Caller, ClientResponse, Incoming
 from gateway.core.routing import ModelRule, Routes
 from gateway.dialects import endpoint
-from gateway.mock import MockServer, Provider
-from gateway.pipeline.model_list import Listing
+from gateway.mock import MockProvider, MockServer
+from gateway.pipeline.model_list import ModelList
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import ByteServer, Connection
@@ -82,7 +82,7 @@ def names(web: Web, path: str = "/v1/models", headers: dict[str, str] | None = N
 
 
 @pytest.fixture
-def served(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> GatewayThread:
+def served(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> GatewayThread:
     models = [{"match": "fast", "provider": "upstream", "name": "mock-small"}, *MODELS[1:2]]
     return gateway_server(mock_server.url, models=models)
 
@@ -100,7 +100,7 @@ def claude(served: GatewayThread) -> Iterator[anthropic.Anthropic]:
 
 
 def test_the_openai_sdk_lists_ours_and_the_providers_models_and_retrieves_both(
-    gpt: openai.OpenAI, served: GatewayThread, mock: Provider
+    gpt: openai.OpenAI, served: GatewayThread, mock: MockProvider
 ) -> None:
     assert [model.id for model in gpt.models.list()] == ["fast", "mock-large", "mock-small"]
     alias = gpt.models.retrieve("fast")
@@ -114,7 +114,7 @@ def test_the_openai_sdk_lists_ours_and_the_providers_models_and_retrieves_both(
 
 
 def test_the_anthropic_sdk_lists_ours_and_the_providers_models_and_retrieves_both(
-    claude: anthropic.Anthropic, mock: Provider
+    claude: anthropic.Anthropic, mock: MockProvider
 ) -> None:
     found = list(claude.models.list(limit=2))
     assert [(model.id, model.type) for model in found] == [
@@ -358,16 +358,16 @@ async def test_a_provider_that_takes_too_long_is_not_waited_for(begins: bool) ->
         await asyncio.sleep(60)
 
     @contextlib.asynccontextmanager
-    async def call(incoming: Incoming) -> AsyncIterator[Reply]:
+    async def call(incoming: Incoming) -> AsyncIterator[ClientResponse]:
         try:
             if not begins:
                 await asyncio.sleep(60)
-            yield Reply(200, [], slow())
+            yield ClientResponse(200, [], slow())
         finally:
             left.set()
 
     routes = Routes([ModelRule("fast", "p")], ["p"], "p")
-    async with Listing(routes, call, patience_s=0.05).handle(request()) as reply:
+    async with ModelList(routes, call, patience_s=0.05).handle(request()) as reply:
         assert left.is_set(), "the provider is hung up on"
         assert isinstance(reply.body, bytes)
         assert [row["id"] for row in json.loads(reply.body)["data"]] == ["fast"]

@@ -10,14 +10,14 @@ import pytest
 
 from gateway.core.context_budget import ContextPolicy
 from gateway.core.ledger.arithmetic import AccountKey, Limits
-from gateway.core.ledger.charging import BudgetPolicy, KeyBudget
+from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer
-from gateway.replay.budgets import Outcome, Rules, Sums, outcomes
-from gateway.replay.records import Noted, read_store
+from gateway.replay.budgets import BudgetSums, ReplayOutcome, ReplayRules, outcomes
+from gateway.replay.records import ReplayedCall, read_store
 from gateway.stores.sqlite import SqliteStore
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
@@ -26,7 +26,7 @@ FACTS = ModelFacts(window=10_000, output=1_000, price=price_per_million(input=De
 SESSION = SessionKey("default", "s")
 
 
-def call(number: int, tokens: int = 1_000, output: int = 100, **fields: Any) -> Noted:
+def call(number: int, tokens: int = 1_000, output: int = 100, **fields: Any) -> ReplayedCall:
     known: dict[str, Any] = {
         "call_id": f"c{number:03}",
         "request_id": f"r{number}",
@@ -39,23 +39,23 @@ def call(number: int, tokens: int = 1_000, output: int = 100, **fields: Any) -> 
         "came": tokens,
         "sent": tokens,
     }
-    return Noted(**{**known, **fields})
+    return ReplayedCall(**{**known, **fields})
 
 
 def rules(
     limits: Limits | None = None,
     *,
-    keys: Mapping[str, KeyBudget] | None = None,
+    keys: Mapping[str, KeyLimits] | None = None,
     context: int | None = None,
     facts: ModelFacts = FACTS,
     **policy: Any,
-) -> Rules:
+) -> ReplayRules:
     budgets = BudgetPolicy(session=limits or Limits(), **policy)
-    return Rules(ContextPolicy(), budgets, keys or {}, lambda _: facts, context)
+    return ReplayRules(ContextPolicy(), budgets, keys or {}, lambda _: facts, context)
 
 
-def summed(found: Sequence[Outcome]) -> Sums:
-    sums = Sums()
+def summed(found: Sequence[ReplayOutcome]) -> BudgetSums:
+    sums = BudgetSums()
     for one in found:
         sums.add(one)
     return sums
@@ -140,7 +140,7 @@ def test_the_budget_of_a_client_key_is_that_of_all_its_sessions() -> None:
         call(number, session=session, accounts=(AccountKey("key", "alice"), session.account))
         for number, session in enumerate(sessions)
     ]
-    found = outcomes(calls, rules(keys={"alice": KeyBudget(Limits(tokens=2_300))}))
+    found = outcomes(calls, rules(keys={"alice": KeyLimits(Limits(tokens=2_300))}))
     assert [one.refused is not None for one in found] == [False, False, True]
 
 

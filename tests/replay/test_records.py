@@ -11,7 +11,7 @@ import pytest
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer
-from gateway.replay.records import Noted, read_records, read_store
+from gateway.replay.records import ReplayedCall, read_records, read_store
 from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry.log import json_line
 from tests.conftest import StartGateway
@@ -47,7 +47,7 @@ LOGGED: dict[str, Any] = {
 }
 
 
-def read(*values: Any) -> tuple[list[Noted], list[tuple[int, str]]]:
+def read(*values: Any) -> tuple[list[ReplayedCall], list[tuple[int, str]]]:
     complaints: list[tuple[int, str]] = []
     lines = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
     return list(read_records(lines, lambda line, what: complaints.append((line, what)))), complaints
@@ -56,7 +56,7 @@ def read(*values: Any) -> tuple[list[Noted], list[tuple[int, str]]]:
 def test_what_the_api_shows_is_read() -> None:
     [call], complaints = read(SHOWN)
     assert complaints == []
-    assert call == Noted(
+    assert call == ReplayedCall(
         call_id="c1",
         request_id="r1",
         session=SessionKey("alice", "s1"),
@@ -151,5 +151,5 @@ async def test_a_store_the_api_and_the_log_say_the_same_of_a_call(
     assert from_log == {(call.call_id, call.session, call.came) for call in stored if call.session != only[0].session}
 
 
-def told(call: Noted) -> tuple[Any, ...]:
+def told(call: ReplayedCall) -> tuple[Any, ...]:
     return (call.call_id, call.session, call.charge, call.came, call.sent, call.stream)

@@ -14,7 +14,7 @@ import pytest
 from gateway import config
 from gateway.app import resources
 from gateway.core.errors import GatewayError
-from gateway.replay.requests import Recorded, Replay, Sent, Sums, Turn, read_lines
+from gateway.replay.requests import RecordedRequest, Replay, ReplayedTurn, RequestSums, SentRequest, read_lines
 
 WORDS = [
     "alpha",
@@ -54,7 +54,7 @@ def lines(*values: Any) -> list[bytes]:
     return [json.dumps(value).encode() for value in values]
 
 
-def read(*values: Any, whole: bool = False) -> list[Recorded]:
+def read(*values: Any, whole: bool = False) -> list[RecordedRequest]:
     complaints: list[tuple[int, str]] = []
     found = list(read_lines(lines(*values), whole=whole, complain=lambda line, what: complaints.append((line, what))))
     assert complaints == []
@@ -133,7 +133,7 @@ def test_items_of_a_response_are_one_answer_where_they_follow_each_other() -> No
     assert [len(json.loads(one.body)["input"]) for one in found] == [1, 4]
 
 
-async def turns_of(replay: Replay, turns: int) -> list[Turn]:
+async def turns_of(replay: Replay, turns: int) -> list[ReplayedTurn]:
     body = {"model": "priced", "messages": conversation(turns)}
     return [await replay.turn(one) for one in read(body, whole=True)]
 
@@ -174,7 +174,7 @@ async def test_what_cannot_be_made_to_fit_is_refused_and_in_no_sum(replay: Repla
     (turn,) = [await replay.turn(one) for one in read(body)]
     assert turn.sent is None
     assert turn.refusal is not None
-    sums = Sums()
+    sums = RequestSums()
     sums.add(turn)
     assert (sums.turns, sums.refused, sums.came, sums.sent) == (1, 1, 0, 0)
 
@@ -192,11 +192,11 @@ async def test_two_sessions_do_not_share_what_was_decided(replay: Replay) -> Non
 
 async def test_a_body_that_is_no_request_is_a_fault(replay: Replay) -> None:
     with pytest.raises(GatewayError):
-        await replay.turn(Recorded(1, "s", b'{"messages": []}'))
+        await replay.turn(RecordedRequest(1, "s", b'{"messages": []}'))
 
 
 def test_a_price_that_nobody_knows_makes_the_sum_unknown() -> None:
-    sums = Sums()
-    sums.add(Turn("s", Sent(10, 0, Decimal(1)), Sent(8, 0, None)))
+    sums = RequestSums()
+    sums.add(ReplayedTurn("s", SentRequest(10, 0, Decimal(1)), SentRequest(8, 0, None)))
     assert sums.as_json()["as_it_came"]["cost_usd"] == "1.000000"
     assert sums.as_json()["as_sent"]["cost_usd"] is None

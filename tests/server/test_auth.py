@@ -5,7 +5,7 @@ import pytest
 from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.ledger.arithmetic import Limits
-from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ledger.charging import KeyLimits
 from gateway.server.auth import Access, Authenticator, KeyRule, digest, require_admin
 
 ALICE, BOB, ADMIN = "alice-key-0123456789", "bob-key-0123456789abc", "admin-key-0123456789"
@@ -13,7 +13,7 @@ KEYS = [KeyRule("alice", digest(ALICE)), KeyRule("bob", digest(BOB), ("gpt-*",))
 LOCAL, REMOTE = "127.0.0.1", "203.0.113.9"
 HOST = (b"host", b"localhost:8484")
 OWN_NAMES = (b"localhost", b"127.0.0.1", b"127.0.0.1:8484", b"[::1]", b"[::1]:8484")
-LIMITED = KeyRule("alice", digest(ALICE), budget=KeyBudget(Limits(tokens=9)))
+LIMITED = KeyRule("alice", digest(ALICE), budget=KeyLimits(Limits(tokens=9)))
 
 
 def bearer(key: str) -> tuple[bytes, bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
 from tests.support.formats import Format
@@ -19,13 +19,13 @@ BODY: dict[str, Any] = {"model": "gpt-4o", "messages": agent(4), "tools": TOOLS}
 
 
 @pytest.fixture
-def fresh(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> Web:
+def fresh(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> Web:
     """A gateway that has learned nothing yet."""
     return gateway_server(mock_server.url).web
 
 
 def test_what_bodies_may_take_together_follows_a_reload(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 0.001})
     body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "word " * 2_000}]}
@@ -37,7 +37,7 @@ def test_what_bodies_may_take_together_follows_a_reload(
         assert gateway.web.post(path, body).status == 200, path
 
 
-def test_a_body_is_counted_in_its_parts(fresh: Web, mock: Provider) -> None:
+def test_a_body_is_counted_in_its_parts(fresh: Web, mock: MockProvider) -> None:
     found = fresh.post("/api/count?items=1", BODY).json
     assert (found["model"], found["provider"], found["wire"]) == ("gpt-4o", "upstream", "chat")
     assert (found["counter"], found["source"]) == ("tiktoken:o200k_base", "calibrated")
@@ -129,7 +129,7 @@ def test_no_budget_has_no_remainder(fresh: Web) -> None:
     assert (found["budget"], found["remaining"]) == (None, None)
 
 
-def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: Provider) -> None:
+def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: MockProvider) -> None:
     body, headers = {**BODY, "messages": agent(12)}, {"x-context-budget": "2500"}
     found = fresh.post("/api/trim?explain=1", body, headers).json
     assert mock.calls == []
@@ -163,7 +163,7 @@ def test_what_a_query_cannot_mean_is_refused(query: str, fresh: Web) -> None:
         assert (answer.status, answer.error["param"]) == (400, query.partition("=")[0])
 
 
-def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: Provider) -> None:
+def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: MockProvider) -> None:
     headers = {"x-context-budget": "2500", "x-session-id": "s"}
     fresh.post(CHAT, {**BODY, "messages": agent(12)}, headers)
     before = json.loads(mock.calls[-1].body)["messages"]
@@ -253,7 +253,7 @@ def test_the_budget_of_a_client_key_limits_what_it_asks_for_with_a_session_and_w
 
 
 def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     narrow, wide = {"name": "n", "context_budget": 2_000}, {"name": "w", "context_budget": 4_000}
     routes = [{"match": "routed", "provider": "upstream", "agent": "routed"}]

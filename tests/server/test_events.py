@@ -19,12 +19,12 @@ from starlette.applications import Starlette
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.stored import Latest
+from gateway.core.stored import LatestCalls
 from gateway.core.usage import Charge, Usage
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.events import MOST_LISTENERS, MOST_OF_ONE, MOST_WAITING, EventsApi
-from gateway.server.handling import Rules
+from gateway.server.handling import ServerRules
 from gateway.server.keyring import KeyRing
 from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.memory import MemoryStore
@@ -65,7 +65,7 @@ def listening(web: Web) -> Iterator[http.client.HTTPResponse]:
 
 
 @pytest.fixture
-def own(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def own(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     return gateway_server(mock_server.url)
 
 
@@ -97,7 +97,7 @@ def test_the_calls_of_another_gateway_on_the_same_store_come_too(
 
 
 def test_a_client_key_sees_its_own_calls_and_the_admin_key_all(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": "alice", "key": ALICE}, {"name": "bob", "key": BOB}]
     gateway = gateway_server(mock_server.url, **{"auth.admin_key": ADMIN, "auth.keys": keys})
@@ -168,7 +168,7 @@ class Store(MemoryStore):
     is_away = False
     fails = False
 
-    async def latest(self, after: int | None, limit: int) -> Latest:
+    async def latest(self, after: int | None, limit: int) -> LatestCalls:
         self.looks += 1
         if self.is_away:
             raise StoreUnavailable("away")
@@ -187,7 +187,7 @@ class World:
         self.rules = rules
         self.know(ALICE)
         self.api = EventsApi(
-            self.store, lambda: cast(Rules, rules), look_s=0.01, heartbeat_s=heartbeat_s, stalled_s=stalled_s
+            self.store, lambda: cast(ServerRules, rules), look_s=0.01, heartbeat_s=heartbeat_s, stalled_s=stalled_s
         )
         self.app = Starlette(routes=self.api.paths())
         self.numbers = iter(range(1_000_000))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI, Reply, Web, talk
 
@@ -67,7 +67,7 @@ WRITES = [("POST", "/api/sessions/s/reset"), ("DELETE", "/api/sessions/s"), ("PO
 
 @pytest.mark.parametrize(("method", "path"), WRITES)
 def test_with_an_admin_key_only_it_may_write(
-    method: str, path: str, admin_server: GatewayThread, mock: Provider
+    method: str, path: str, admin_server: GatewayThread, mock: MockProvider
 ) -> None:
     alice, admin = with_key(admin_server, ALICE), with_key(admin_server, ADMIN)
     alice.chat("s")
@@ -86,7 +86,7 @@ def test_with_an_admin_key_only_it_may_write(
     )
 
 
-def test_the_admin_key_shows_all_and_does_not_call(admin_server: GatewayThread, mock: Provider) -> None:
+def test_the_admin_key_shows_all_and_does_not_call(admin_server: GatewayThread, mock: MockProvider) -> None:
     alice, admin = with_key(admin_server, ALICE), with_key(admin_server, ADMIN)
     alice.chat("seen")
     ids = [view["id"] for view in admin.get("/api/sessions?limit=1000").json["sessions"]]
@@ -150,7 +150,7 @@ def test_without_an_admin_key_this_machine_may_write(host: str, web: Web) -> Non
         ("GET", "/v1/models"),
     ],
 )
-def test_a_page_of_another_origin_is_refused(method: str, path: str, origin: str, web: Web, mock: Provider) -> None:
+def test_a_page_of_another_origin_is_refused(method: str, path: str, origin: str, web: Web, mock: MockProvider) -> None:
     answer = raw_get(web, path, f"origin: {origin}", method=method)
     assert (answer.status, answer.error["code"]) == (403, "forbidden")
     assert answer.header("access-control-allow-origin") is None
@@ -161,6 +161,6 @@ def test_a_page_of_our_own_origin_is_not_refused(web: Web) -> None:
     assert raw_get(web, "/api/sessions", "origin: http://localhost:8484", host="localhost:8484").status == 200
 
 
-def test_with_client_keys_a_page_may_call_with_its_key(admin_server: GatewayThread, mock: Provider) -> None:
+def test_with_client_keys_a_page_may_call_with_its_key(admin_server: GatewayThread, mock: MockProvider) -> None:
     web = with_key(admin_server, ALICE)
     assert web.post(CHAT, {"model": "mock-small", "messages": HI}, {"origin": "http://app.example"}).status == 200

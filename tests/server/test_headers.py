@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.call.types import Reply
+from gateway.call.types import ClientResponse
 from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ContextRecord
@@ -18,7 +18,7 @@ CHARGE = Charge(USAGE, "provider", Decimal("0.0012345678"))
 TOTALS = Totals().add(CHARGE).add(CHARGE)
 
 
-def shown(reply: Reply) -> dict[str, str]:
+def shown(reply: ClientResponse) -> dict[str, str]:
     found = headers.of_reply(reply, "request-1")
     assert len({name for name, _ in found}) == len(found), "a header stands twice"
     return {name.decode(): value.decode() for name, value in found}
@@ -36,7 +36,7 @@ def test_a_request_id_that_cannot(value: bytes) -> None:
 
 
 def test_a_final_answer_says_all() -> None:
-    reply = Reply(
+    reply = ClientResponse(
         200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, final=True, overhead_s=0.00123
     )
     assert shown(reply) == {
@@ -57,55 +57,57 @@ def test_a_final_answer_says_all() -> None:
 
 
 def test_a_stream_does_not_claim_to_be_final() -> None:
-    found = shown(Reply(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS))
+    found = shown(ClientResponse(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS))
     assert found["x-session-usage-final"] == "false"
     assert "x-token-usage" not in found
 
 
 def test_what_a_call_without_a_session_took_is_said_all_the_same() -> None:
-    assert shown(Reply(200, [], b"", charge=CHARGE))["x-token-usage"].startswith('{"promptTokens":7951,')
+    assert shown(ClientResponse(200, [], b"", charge=CHARGE))["x-token-usage"].startswith('{"promptTokens":7951,')
 
 
 def test_without_a_session_there_is_nothing_of_one() -> None:
-    assert set(shown(Reply(200, [], b"", final=True))) == {"x-gateway-request-id", "x-gateway-overhead-ms"}
+    assert set(shown(ClientResponse(200, [], b"", final=True))) == {"x-gateway-request-id", "x-gateway-overhead-ms"}
 
 
 def test_while_the_store_is_away_no_totals_are_claimed() -> None:
     for is_final in (True, False):
-        found = shown(Reply(503, [], b"", session=SessionKey("a", "s"), final=is_final))
+        found = shown(ClientResponse(503, [], b"", session=SessionKey("a", "s"), final=is_final))
         assert [name for name in found if name.startswith("x-session-")] == ["x-session-id"]
 
 
 def test_a_cost_of_which_a_part_is_unknown_is_left_out() -> None:
     totals = TOTALS.add(Charge(USAGE, "estimated", None))
-    found = shown(Reply(200, [], b"", session=SessionKey("a", "s"), totals=totals))
+    found = shown(ClientResponse(200, [], b"", session=SessionKey("a", "s"), totals=totals))
     assert "x-session-cumulative-cost-usd" not in found
     assert found["x-session-usage-source"] == "mixed"
 
 
 def test_faults_say_whether_to_try_again() -> None:
-    assert shown(Reply(400, [], b"", fault=InvalidRequest("no")))["x-should-retry"] == "false"
-    away = shown(Reply(503, [], b"", fault=StoreUnavailable("away")))
+    assert shown(ClientResponse(400, [], b"", fault=InvalidRequest("no")))["x-should-retry"] == "false"
+    away = shown(ClientResponse(503, [], b"", fault=StoreUnavailable("away")))
     assert (away["x-should-retry"], away["retry-after"]) == ("true", "1")
 
 
 def test_the_budget_of_a_call_and_what_is_left_of_it_are_said() -> None:
     context = ContextRecord(1_000, 1_500, "learned", 4_000, 300, 700, "k", 990, margin=50)
-    found = shown(Reply(200, [], b"", context=context))
+    found = shown(ClientResponse(200, [], b"", context=context))
     assert (found["x-context-budget-tokens"], found["x-context-remaining-tokens"]) == ("4000", "2950")
-    over = shown(Reply(400, [], b"", context=replace(context, budget=1_020)))
+    over = shown(ClientResponse(400, [], b"", context=replace(context, budget=1_020)))
     assert (over["x-context-budget-tokens"], over["x-context-remaining-tokens"]) == ("1020", "0")
 
 
 def test_without_a_budget_there_is_nothing_left_of_it() -> None:
-    found = shown(Reply(200, [], b"", context=ContextRecord(1_000, 1_000, "learned", None, 300, 700, "k", 990)))
+    found = shown(
+        ClientResponse(200, [], b"", context=ContextRecord(1_000, 1_000, "learned", None, 300, 700, "k", 990))
+    )
     assert found["x-context-tokens"] == "1000"
     assert not any("budget" in name or "remaining" in name for name in found)
 
 
 def test_the_providers_errors_are_marked() -> None:
-    assert shown(Reply(500, [], b"", upstream_error=True))["x-gateway-upstream-error"] == "true"
-    assert "x-gateway-upstream-error" not in shown(Reply(500, [], b""))
+    assert shown(ClientResponse(500, [], b"", upstream_error=True))["x-gateway-upstream-error"] == "true"
+    assert "x-gateway-upstream-error" not in shown(ClientResponse(500, [], b""))
 
 
 def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
@@ -123,7 +125,7 @@ def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
 def test_the_last_comment_of_a_stream_says_all_that_a_finished_answer_says_of_its_session() -> None:
     lines = headers.totals_comment(TOTALS, CHARGE, None).decode().split("\n")
     values = dict(line.removeprefix(": ").split(": ", 1) for line in lines if line)
-    whole = shown(Reply(200, [], b"", session=SessionKey("", "s"), totals=TOTALS, charge=CHARGE))
+    whole = shown(ClientResponse(200, [], b"", session=SessionKey("", "s"), totals=TOTALS, charge=CHARGE))
     about = {name: value for name, value in whole.items() if "cumulative" in name or "usage" in name}
     assert values == {name: value for name, value in about.items() if name != "x-session-usage-final"}
     assert values["x-session-cumulative-total-tokens"] == "16326"

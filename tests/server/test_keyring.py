@@ -10,9 +10,9 @@ import pytest
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable, Unauthenticated
 from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
-from gateway.core.ledger.charging import KeyBudget
+from gateway.core.ledger.charging import KeyLimits
 from gateway.core.stored import StoredKey
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.keyring import KeyRing
 from gateway.stores.memory import MemoryStore
@@ -232,7 +232,7 @@ async def test_a_store_that_is_away_at_the_start_is_asked_again_by_the_first_cal
 
 
 def test_a_worker_that_nobody_called_yet_knows_the_keys_when_the_store_goes_away(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, tmp_path: Path
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, tmp_path: Path
 ) -> None:
     async def add(url: str) -> None:
         store = RedisStore(url)
@@ -257,7 +257,7 @@ async def test_a_stored_key_opens_what_it_may_and_closes_the_door_to_all_others(
     auth = Authenticator([], None, stored=lambda: {CAROL.digest: CAROL})
     caller = auth.caller(HEADERS, "127.0.0.1")
     assert (caller.namespace, caller.models) == ("carol", ("gpt-*",))
-    assert caller.budget == KeyBudget(Limits(tokens=5), 7)
+    assert caller.budget == KeyLimits(Limits(tokens=5), 7)
     assert auth.api(HEADERS, "10.0.0.1").namespace == "carol"
     with pytest.raises(Unauthenticated):
         auth.caller([(b"authorization", b"Bearer other")], "127.0.0.1")

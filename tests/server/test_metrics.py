@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import STARTS_S, GatewayProcess, until
 from tests.support.prometheus import Samples, read
@@ -26,7 +26,7 @@ def figures(web: Web) -> Samples:
 
 
 def test_whoever_is_on_this_machine_reads_the_figures(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     for _ in range(3):
@@ -42,7 +42,7 @@ def test_whoever_is_on_this_machine_reads_the_figures(
 
 
 def test_where_there_is_an_admin_key_it_is_needed(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     flags = {"auth.admin_key": ADMIN, "auth.keys": [{"name": "alice", "key": ALICE}]}
     gateway = gateway_server(mock_server.url, **flags)
@@ -52,14 +52,14 @@ def test_where_there_is_an_admin_key_it_is_needed(
 
 
 def test_through_a_proxy_on_this_machine_nobody_reads_them_without_the_admin_key(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
     head = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nx-forwarded-for: 1.2.3.4\r\nconnection: close\r\n\r\n"
     assert talk(gateway.url, head).status == 403
 
 
-def test_they_can_be_turned_off(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_they_can_be_turned_off(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"telemetry.metrics": False})
     assert gateway.web.chat("s").status == 200
     answer = gateway.web.get("/metrics")
@@ -67,7 +67,7 @@ def test_they_can_be_turned_off(mock_server: MockServer, mock: Provider, gateway
 
 
 @pytest.fixture
-def two_workers(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> GatewayProcess:
+def two_workers(mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess) -> GatewayProcess:
     return gateway_process(mock_server.url, **{"server.workers": 2})
 
 

@@ -17,7 +17,7 @@ from gateway import config
 from gateway.app.worker import build_app
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.modes import MODES
-from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, ToolCall, Turn
 from gateway.server.app import GatewayApp
 from gateway.server.headers import directives
 from gateway.server.openapi import document, faults
@@ -264,7 +264,7 @@ def test_models_health_and_metrics_are_as_described(alice: Web, admin: Web) -> N
     check(alice.get("/v1/models/gpt-4o"), "get", "/v1/models/{model}")
 
 
-def test_a_kept_result_is_a_text(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+def test_a_kept_result_is_a_text(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     web = gateway_server(mock_server.url).web
     body = {"model": "mock-small", "messages": agent(2), "tools": TOOLS}
     shown = web.post(CHAT, body, {"x-session-id": "kept", "x-response-mode": "handle_only"})

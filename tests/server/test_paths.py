@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
-from gateway.server.paths import Asked, split_path
+from gateway.server.paths import PathRequest, split_path
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_body_that_cannot_be_read_names_no_deployment() -> None:
 def test_a_path_that_comes_again_is_looked_at_once_unless_it_is_long(length: int, is_known: bool) -> None:
     path = b"/v1/models/" + b"a" * length
     first, again = split_path(path, "GET"), split_path(path, "GET")
-    assert first == again == Asked(None, path.decode()[4:])
+    assert first == again == PathRequest(None, path.decode()[4:])
     assert (first is again) == is_known
 
 

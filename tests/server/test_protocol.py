@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.server import serving
 from tests.conftest import StartGateway
 from tests.support.asgi import alive
@@ -24,12 +24,12 @@ PLAIN = b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}'
 
 
 @pytest.fixture
-def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> Web:
+def small(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> Web:
     return gateway_server(mock_server.url, **{"server.max_header_kb": 2}).web
 
 
 @pytest.fixture
-def hasty(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> Web:
+def hasty(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> Web:
     return gateway_server(mock_server.url, **{"server.header_timeout_s": 0.5}).web
 
 
@@ -198,7 +198,7 @@ def test_requests_sent_at_once_are_answered_in_order(small: Web) -> None:
 
 
 def test_who_leaves_with_several_requests_unanswered_is_no_bug(
-    small: Web, mock: Provider, caplog: pytest.LogCaptureFixture
+    small: Web, mock: MockProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = chat_bytes(PLAIN, b"x-mock: delay=0.3").replace(b"connection: close\r\n", b"")
     with connect(small.url) as sock:

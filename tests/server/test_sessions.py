@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import Connection, Held, completion
@@ -15,7 +15,7 @@ from tests.support.web import CHAT, HI, Reply, Web
 
 
 @pytest.fixture
-def own(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def own(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     return gateway_server(mock_server.url)
 
 
@@ -278,7 +278,9 @@ def test_a_reload_takes_effect_and_drops_no_running_stream(
         ),
     ],
 )
-def test_a_broken_file_changes_nothing_and_says_so(text: str, named: str, own: GatewayThread, mock: Provider) -> None:
+def test_a_broken_file_changes_nothing_and_says_so(
+    text: str, named: str, own: GatewayThread, mock: MockProvider
+) -> None:
     good = own.file.read_text()
     own.file.write_text(text)
     answer = own.web.post("/api/reload")
@@ -306,7 +308,7 @@ def test_a_reload_names_what_needs_a_restart(own: GatewayThread) -> None:
     assert own.web.chat().status == 400, "what needs none is in force"
 
 
-def test_many_reloads_keep_every_total(own: GatewayThread, mock: Provider) -> None:
+def test_many_reloads_keep_every_total(own: GatewayThread, mock: MockProvider) -> None:
     for _ in range(5):
         own.web.stream("s")
         assert own.web.post("/api/reload").status == 200

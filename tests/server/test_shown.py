@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.web import CHAT, HI, Web
 
@@ -53,7 +53,7 @@ def test_a_session_shows_what_each_of_its_tools_has_in_the_context(web: Web, ses
 
 
 def test_a_reset_session_shows_the_tools_of_its_context_and_no_calls(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     own = gateway_server(mock_server.url)
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
@@ -80,7 +80,7 @@ def test_a_cost_of_which_a_part_is_unknown_is_not_shown(web: Web, session: str) 
 
 
 def test_models_are_looked_up_by_a_part_of_their_name(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"providers.openai": {"base_url": mock_server.url, "auth": "none"}})
     models = gateway.web.get("/api/models?q=gpt-4o-mini").json["models"]
@@ -109,7 +109,7 @@ def test_a_model_that_a_route_names_and_a_table_knows_is_listed_once(
 
 
 def test_the_mode_of_a_session_follows_its_budget_only_where_tool_results_do(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     for modes, mode in ((True, "table"), (False, "raw")):
         own = gateway_server(mock_server.url, **{"budget.tokens": 100, "budget.modes": modes})

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from gateway.core.errors import GatewayError, Unauthenticated
-from gateway.mock import Behaviour, MockServer, Provider, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from gateway.server.body import BodyMemory, MemoryPool
 from gateway.server.protocol import SOCKET_STOPS
 from gateway.server.socket_calls import headers_of_calls
@@ -63,7 +63,7 @@ def said(last: Any) -> str:
     return str(last["response"]["output"][0]["content"][0]["text"])
 
 
-def sent(mock: Provider) -> Any:
+def sent(mock: MockProvider) -> Any:
     return json.loads(mock.calls[-1].body)
 
 
@@ -74,7 +74,7 @@ def calls(web: Web, session: str) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # how the SDK calls its library
 def test_the_official_sdk_is_answered_and_what_it_used_is_counted(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     client = openai.OpenAI(base_url=gateway.base_url, api_key="k", max_retries=0)
     with client, client.responses.connect(extra_headers={"x-session-id": session}) as connection:
@@ -108,14 +108,14 @@ def test_each_event_is_a_message_of_its_own_numbered_as_over_http(gateway: Gatew
     assert [one["sequence_number"] for one in events] == list(range(len(events)))
 
 
-def test_the_path_may_name_the_session(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_the_path_may_name_the_session(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, None, f"/s/{session}/v1/responses") as socket:
         ask(socket)
         answer(socket)
     assert calls(gateway.web, session)
 
 
-def test_an_answer_that_nobody_stores_is_gone_on_from(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_an_answer_that_nobody_stores_is_gone_on_from(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ask(socket, "one", store=False)
         first = answer(socket)[-1]["response"]["id"]
@@ -137,7 +137,9 @@ def said_by(item: Any) -> str:
     return str(item["content"][0]["text"])
 
 
-def test_an_answer_that_is_stored_is_left_to_the_provider(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_an_answer_that_is_stored_is_left_to_the_provider(
+    gateway: GatewayThread, mock: MockProvider, session: str
+) -> None:
     with opened(gateway, session) as socket:
         ask(socket, "one")
         first = answer(socket)[-1]["response"]["id"]
@@ -146,7 +148,7 @@ def test_an_answer_that_is_stored_is_left_to_the_provider(gateway: GatewayThread
     assert (sent(mock)["previous_response_id"], sent(mock)["input"]) == (first, "two")
 
 
-def test_a_warm_up_costs_nothing(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_a_warm_up_costs_nothing(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ask(socket, "one", generate=False, store=False)
         warmed = answer(socket)[-1]["response"]["id"]
@@ -156,7 +158,7 @@ def test_a_warm_up_costs_nothing(gateway: GatewayThread, mock: Provider, session
     assert [item["content"] for item in sent(mock)["input"]] == ["one"]
 
 
-def test_a_long_conversation_is_cut_to_its_budget(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_a_long_conversation_is_cut_to_its_budget(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session, x_context_budget="2000") as socket:
         before = None
         for number in range(6):
@@ -170,7 +172,7 @@ def test_a_long_conversation_is_cut_to_its_budget(gateway: GatewayThread, mock: 
     assert billed.input_tokens <= 2_000
 
 
-def test_a_budget_is_held_and_the_connection_goes_on(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_a_budget_is_held_and_the_connection_goes_on(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session, x_session_budget_tokens="200") as socket:
         ask(socket, "word " * 200, stream_id="a")
         refused = answer(socket)[-1]
@@ -186,12 +188,12 @@ def test_a_budget_is_held_and_the_connection_goes_on(gateway: GatewayThread, moc
 
 
 @pytest.fixture
-def cancelling(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> GatewayThread:
+def cancelling(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> GatewayThread:
     """A gateway that ends the calls of clients that left, so that nothing goes on behind a test."""
     return gateway_server(mock_server.url, **{"sessions.on_disconnect": "cancel"})
 
 
-def test_lanes_answer_side_by_side_each_in_its_order(cancelling: GatewayThread, mock: Provider) -> None:
+def test_lanes_answer_side_by_side_each_in_its_order(cancelling: GatewayThread, mock: MockProvider) -> None:
     mock.push(ENDLESS)
     with opened(cancelling, "a") as socket:
         ask(socket, "slow", stream_id="slow")
@@ -209,7 +211,9 @@ def test_lanes_answer_side_by_side_each_in_its_order(cancelling: GatewayThread, 
         ]
 
 
-def test_as_many_streams_are_answered_at_a_time_as_there_is_room_for(cancelling: GatewayThread, mock: Provider) -> None:
+def test_as_many_streams_are_answered_at_a_time_as_there_is_room_for(
+    cancelling: GatewayThread, mock: MockProvider
+) -> None:
     mock.behaviour = Behaviour(hang=True)
     with opened(cancelling, "a") as socket:
         for number in range(17):
@@ -222,7 +226,7 @@ def test_as_many_streams_are_answered_at_a_time_as_there_is_room_for(cancelling:
         assert (refused["stream_id"], refused["error"]["code"]) == ("lane-0", "websocket_stream_limit_reached")
 
 
-def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ids = []
         for number in range(17):
@@ -237,7 +241,7 @@ def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mo
 
 
 def test_lanes_of_which_nothing_is_remembered_make_room_too(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     with opened(gateway, session) as socket:
         for number in range(17):
@@ -246,7 +250,7 @@ def test_lanes_of_which_nothing_is_remembered_make_room_too(
 
 
 def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     with opened(gateway, session) as socket:
         ids = []
@@ -262,7 +266,7 @@ def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
 
 
 def test_what_connections_remember_takes_no_room_from_calls(
-    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 1})
     with opened(gateway, "a") as socket:
@@ -294,7 +298,7 @@ def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
 
 
 def test_what_the_provider_refuses_is_told_with_its_status_and_headers(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(status=429, retry_after="7")))
     with opened(gateway, session) as socket:
@@ -306,7 +310,7 @@ def test_what_the_provider_refuses_is_told_with_its_status_and_headers(
         assert answer(socket)[-1]["type"] == "response.completed"
 
 
-def test_a_stream_that_breaks_off_ends_in_an_error(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_a_stream_that_breaks_off_ends_in_an_error(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     mock.push(Turn(text="a b c d e f", behaviour=Behaviour(die=2)))
     with opened(gateway, session) as socket:
         ask(socket)
@@ -320,7 +324,7 @@ def test_a_stream_that_breaks_off_ends_in_an_error(gateway: GatewayThread, mock:
 
 
 def test_a_client_that_leaves_is_charged_for_what_was_delivered(
-    gateway: GatewayThread, mock: Provider, session: str
+    gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(chunks=20, interval=0.02)))
     with opened(gateway, session) as socket:
@@ -387,7 +391,7 @@ def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/healthz"])
-def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mock: Provider) -> None:
+def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mock: MockProvider) -> None:
     mock.push(Turn(behaviour=Behaviour(delay=0.2)))
     request = chat_bytes(b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}')
     handshake = (
@@ -400,7 +404,9 @@ def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mo
     assert first.startswith(b"HTTP/1.1 200")
 
 
-def test_only_what_a_call_needs_of_the_handshake_goes_on(gateway: GatewayThread, mock: Provider, session: str) -> None:
+def test_only_what_a_call_needs_of_the_handshake_goes_on(
+    gateway: GatewayThread, mock: MockProvider, session: str
+) -> None:
     betas = "responses_websockets=2026-02-06,other=1"
     with opened(gateway, session, openai_beta=betas, idempotency_key="k", x_kept="1") as socket:
         ask(socket)
@@ -432,7 +438,7 @@ def test_a_message_that_is_too_large_closes_the_connection(
 
 
 def test_a_stop_lets_answers_end_and_closes_connections(
-    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+    gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(chunks=10, interval=0.1)))
     gateway = gateway_process(mock_server.url)
@@ -456,7 +462,7 @@ def test_a_stop_lets_answers_end_and_closes_connections(
 
 
 def test_a_stop_takes_no_calls_on_new_connections_either_where_others_are_open_as_websockets_only(
-    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+    gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(chunks=20, interval=0.1)))
     gateway = gateway_process(mock_server.url)
@@ -475,7 +481,7 @@ def test_a_stop_takes_no_calls_on_new_connections_either_where_others_are_open_a
 
 
 def test_a_stop_without_patience_cuts_answers_and_charges_them(
-    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+    gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(ENDLESS)
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})

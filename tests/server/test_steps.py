@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import Reply, Web
@@ -22,7 +22,7 @@ STEPS = [{"name": "start", "sequence": ["search", "write"]}]
 
 
 @pytest.fixture
-def own(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+def own(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
     return gateway_server(mock_server.url, steps=STEPS, agents={"writer": WRITER})
 
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_set_is_a_clear_error(
 
 
 def test_setting_a_step_needs_the_admin_key_and_other_keys_see_nothing_of_it(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, session: str
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, session: str
 ) -> None:
     keys = [{"name": "alice", "key": ALICE}, {"name": "bob", "key": BOB}]
     own = gateway_server(mock_server.url, **{"steps": STEPS, "auth.keys": keys, "auth.admin_key": ADMIN})

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.call.types import Caller, Directives, Purpose, Reply
+from gateway.call.types import Caller, ClientResponse, Directives, Purpose
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable, UpstreamProtocolError
-from gateway.core.http.headers import Provider
+from gateway.core.http.headers import ProviderAddress
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.charging import BudgetPolicy
@@ -84,7 +84,9 @@ async def state(world: World, agent: str = "default") -> StepState:
     return remembered.state.steps[agent]
 
 
-async def call(world: World, sending: bytes, answer: FakeReply | None = None, **changes: Any) -> tuple[Reply, Json]:
+async def call(
+    world: World, sending: bytes, answer: FakeReply | None = None, **changes: Any
+) -> tuple[ClientResponse, Json]:
     world.upstream.answer = lambda _: answer or FakeReply()
     reply, answered = await world.call(world.incoming(sending, **changes))
     found: Json = json.loads(answered)
@@ -726,13 +728,13 @@ async def test_a_client_key_that_may_not_use_the_model_of_a_step_is_told_whose_i
 
 async def test_the_credential_of_a_caller_does_not_go_where_a_step_sends_the_call() -> None:
     world = world_of(Step("s", model="q-small"))
-    world.providers["p"] = Provider("p", "http://p/v1")
+    world.providers["p"] = ProviderAddress("p", "http://p/v1")
     headers = [(b"x-session-id", b"s"), (b"authorization", b"Bearer of-p")]
-    world.providers["q"] = Provider("q", "http://q/v1")
+    world.providers["q"] = ProviderAddress("q", "http://q/v1")
     reply, answered = await call(world, body(), headers=headers)
     assert (reply.status, world.upstream.sent) == (401, [])
     assert 'The step "s" calls q-small at the provider q' in answered["error"]["message"]
-    world.providers["q"] = Provider("q", "http://q/v1", key="held")
+    world.providers["q"] = ProviderAddress("q", "http://q/v1", key="held")
     await call(world, body(), headers=headers)
     assert (b"authorization", b"Bearer held") in list(world.upstream.sent[-1].headers)
 

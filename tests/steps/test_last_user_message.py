@@ -9,8 +9,8 @@ import pytest
 
 from gateway.core.conversation.message import keys_of
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.prefix_cache import Beginning, Beginnings
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
+from gateway.core.counting.sums import MessageSums
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.fields import read_fields
@@ -22,7 +22,7 @@ WIRES: tuple[Wire, ...] = ("chat", "responses", "messages")
 ITEMS = {"chat": "messages", "responses": "input", "messages": "messages"}
 
 
-def contents(wire: Wire, elements: Any, known: Beginnings | None = None) -> Contents:
+def contents(wire: Wire, elements: Any, known: PrefixCache | None = None) -> Contents:
     body = json.dumps({"model": "m", ITEMS[wire]: elements}).encode()
     found = contents_of(Call("chat", "m", stream=False, body=body, fields=read_fields(body)), wire, known)
     assert found is not None
@@ -72,7 +72,7 @@ def test_of_a_long_message_the_end_is_given() -> None:
 def test_it_is_the_same_whatever_is_known_of_the_beginning(wire: Wire) -> None:
     """Conversations that grow, of which some beginnings are known, kept or forgotten, and some were never looked at."""
     draw = random.Random(7)
-    form, finder, known = Format(wire), NewestMessages(), Beginnings(2**24, Lock())
+    form, finder, known = Format(wire), NewestMessages(), PrefixCache(2**24, Lock())
     for conversation in range(6):
         grown: list[Json] = [{"role": "system", "content": "s" * 5000}]
         for turn in range(60):
@@ -90,7 +90,9 @@ def test_it_is_the_same_whatever_is_known_of_the_beginning(wire: Wire) -> None:
             if draw.random() < 0.8 and found.fresh:
                 begun = found.start.keys if found.start is not None else ()
                 keys = begun + keys_of(found.fresh[:-1])
-                known.keep(wire, Beginning(found.settled, found.bounds, keys, "kind", Sums()), instead_of=found.start)
+                known.keep(
+                    wire, CachedPrefix(found.settled, found.bounds, keys, "kind", MessageSums()), instead_of=found.start
+                )
     assert len(finder._known) > 20
 
 
@@ -117,14 +119,14 @@ async def test_a_long_text_alone_is_read_in_a_thread_too() -> None:
 
 
 async def test_a_long_beginning_that_is_known_takes_no_thread() -> None:
-    finder, known = NewestMessages(), Beginnings(2**24, Lock())
+    finder, known = NewestMessages(), PrefixCache(2**24, Lock())
     said = [
         {"role": "user", "content": "do it"},
         *({"role": "assistant", "content": "word " * 2_000} for _ in range(20)),
     ]
     first = contents("chat", said, known)
     assert await finder.ahead_of(first) == "do it"
-    begun = Beginning(first.settled, first.bounds, keys_of(first.fresh[:-1]), "kind", Sums())
+    begun = CachedPrefix(first.settled, first.bounds, keys_of(first.fresh[:-1]), "kind", MessageSums())
     known.keep("chat", begun, instead_of=None)
     next_one = contents("chat", [*said, {"role": "assistant", "content": "more"}], known)
     found = await finder.ahead_of(next_one)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.counting.context import ToolWeight
+from gateway.core.counting.context import ToolResultTokens
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.arithmetic import Limits
@@ -23,7 +23,7 @@ from gateway.core.record import LOST, CallError, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, Sort, StoredKey
-from gateway.core.thinking_origin import Origin
+from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.stores.memory import CALLS_PER_SESSION
@@ -175,7 +175,7 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
 
 async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
     fates = Fates.of([Fate("user", 7, 7, "kept"), Fate("tool", 9, 2, "condense")])
-    weights = {"search": ToolWeight(2, 90), "größer …": ToolWeight(1, 7)}
+    weights = {"search": ToolResultTokens(2, 90), "größer …": ToolResultTokens(1, 7)}
     context = weighed(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
     full = record(context=context)
     await store.settle(full)
@@ -381,7 +381,7 @@ async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_be
 
 
 async def test_who_made_the_thinking_of_a_conversation_is_remembered_beside_all_else(store: Store) -> None:
-    origins = (Origin("a", "claude-sonnet-5-5", 0), Origin("b", "claude-sonnet-5-5", 3))
+    origins = (ThinkingOrigin("a", "claude-sonnet-5-5", 0), ThinkingOrigin("b", "claude-sonnet-5-5", 3))
     await store.update(KEY, lambda _: STATE)
     await store.update(KEY, lambda state: state.with_step("a", StepState("debate", 1, ())))
     await store.update(KEY, lambda state: state.with_thinking("talk", origins))

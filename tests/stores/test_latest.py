@@ -12,7 +12,7 @@ from gateway.core.ledger.arithmetic import Amount
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST
-from gateway.core.stored import MOST_LATEST, Latest, Settled
+from gateway.core.stored import MOST_LATEST, LatestCalls, Settled
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore
@@ -28,7 +28,7 @@ def ids(settled: Sequence[Settled]) -> list[str]:
     return [one.call.call_id for one in settled]
 
 
-async def all_after(store: Store, after: int, limit: int) -> list[Latest]:
+async def all_after(store: Store, after: int, limit: int) -> list[LatestCalls]:
     """Pages until there is no more."""
     found = [await store.latest(after, limit)]
     while found[-1].settled:

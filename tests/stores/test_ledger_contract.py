@@ -28,7 +28,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import Closing, OpenHold, Opening
+from gateway.core.stored import CallClosing, CallOpening, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
@@ -126,9 +126,9 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
 ) -> None:
     claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
     nothing = await soon(store.opening(SESSION, claims, with_totals=with_totals))
-    assert nothing == Opening(Remembered(), await soon(store.standings(claims)), Totals() if with_totals else None), (
-        "an unknown session"
-    )
+    assert nothing == CallOpening(
+        Remembered(), await soon(store.standings(claims)), Totals() if with_totals else None
+    ), "an unknown session"
     await store.update(SESSION, lambda state: state.with_parent("parent"))
     await granted(store, hold(*claims, fixed=Amount(10, 20, 1)))
     context = ContextRecord(6, 9, "exact", None, 6, 0, "k", 5)
@@ -163,7 +163,7 @@ async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(stor
     await soon(store.settle(spends(hold(claim(S)), Amount(7))))
     for other in (SessionKey("alice", "t"), SessionKey("bob", "s")):
         found = await soon(store.opening(other, [claim(other.account, 9)], with_totals=True))
-        assert found == Opening(Remembered(), (Standing(other.account, Limits(9), NOTHING, NOTHING),), Totals())
+        assert found == CallOpening(Remembered(), (Standing(other.account, Limits(9), NOTHING, NOTHING),), Totals())
 
 
 async def test_a_hold_is_on_every_account_of_a_call_and_the_answer_says_how_they_stand(
@@ -402,7 +402,7 @@ async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_th
         assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
         assert [one.held for one in found.standings] == [NOTHING] * 4
         assert [one.limits.tokens for one in found.standings] == [None, 1_000, None, 100]
-    assert await soon(store.closing(spends(opened, TEN), None, ())) == Closing(found.totals, ())
+    assert await soon(store.closing(spends(opened, TEN), None, ())) == CallClosing(found.totals, ())
 
 
 async def test_settling_again_gives_back_and_charges_once(store: Store, hold: Make) -> None:

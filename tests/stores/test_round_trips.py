@@ -13,7 +13,7 @@ import pytest
 
 from gateway.call.types import Caller
 from gateway.core.ledger.arithmetic import Limits
-from gateway.core.ledger.charging import BudgetPolicy, KeyBudget
+from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import SessionState
 from gateway.mock import MockServer
@@ -77,10 +77,10 @@ NO_KEY = Caller("alice")
 CALLS: dict[str, tuple[int, int, Limits, Caller, Sequence[str]]] = {
     "plain": (2, 3, Limits(), NO_KEY, ()),
     "with a budget": (3, 5, MILLION, NO_KEY, ()),
-    "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyBudget(MILLION)), ()),
+    "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyLimits(MILLION)), ()),
     "of a session below another": (2, 4, Limits(), NO_KEY, ("above",)),
     "of a session below others": (2, 4, Limits(), NO_KEY, ("above", "higher", "highest")),
-    "with all of that": (3, 9, MILLION, Caller("alice", budget=KeyBudget(MILLION, 1_000)), ("above", "higher")),
+    "with all of that": (3, 9, MILLION, Caller("alice", budget=KeyLimits(MILLION, 1_000)), ("above", "higher")),
 }
 
 

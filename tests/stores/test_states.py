@@ -3,13 +3,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.session import SessionState
 from gateway.core.steps import StepState
 from gateway.stores import states
 
 FULL = SessionState(
-    epochs={"a1": Epoch("a1", 3, "d2 k1", None).to_json(), "b2": Epoch("b2", 1, "k1", "s1").to_json()},
+    epochs={"a1": TrimDecision("a1", 3, "d2 k1", None).to_json(), "b2": TrimDecision("b2", 1, "k1", "s1").to_json()},
     summaries={"s1": "what was said"},
     parent="parent",
     steps={"default": StepState("work", 2, ("read", "write"), is_set=True), "writer": StepState()},

@@ -10,7 +10,7 @@ from typing import Any
 
 import anthropic
 
-from gateway.mock import Provider, ToolCall, Turn
+from gateway.mock import MockProvider, ToolCall, Turn
 
 TOOLS: list[Any] = [
     {
@@ -86,7 +86,7 @@ def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def play(
     base_url: str,
-    provider: Provider,
+    provider: MockProvider,
     turns: int,
     *,
     model: str = "claude-fable-5-2",

@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.mock import CLAUDE_RULES, Behaviour, Provider, ToolCall, Turn
+from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, ToolCall, Turn
 from gateway.mock.app import create_app
 from tests.support.claude_checker import ClaudeChecker
 from tests.support.claude_edits import MODELS, Edits
@@ -58,7 +58,7 @@ class Caller:
     """Calls the built-in provider without a network."""
 
     def __init__(self, *, old_account: bool) -> None:
-        self.provider = Provider(claude=CLAUDE_RULES, behaviour=Behaviour(old_account=old_account))
+        self.provider = MockProvider(claude=CLAUDE_RULES, behaviour=Behaviour(old_account=old_account))
         self._app = create_app(self.provider)
 
     def call(self, body: Json, headers: Mapping[str, str]) -> tuple[int, Json]:

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 from anthropic.types.beta import BetaMessage
 
-from gateway.mock import Provider, Turn
+from gateway.mock import MockProvider, Turn
 from tests.support.agents import SYSTEM, TOOLS, result, script
 
 Json = dict[str, Any]
@@ -51,7 +51,7 @@ class Played:
 class Agent:
     """A client that sends its whole history, and compacts it as the documentation says."""
 
-    def __init__(self, base_url: str, provider: Provider, feature: Feature, headers: dict[str, str]) -> None:
+    def __init__(self, base_url: str, provider: MockProvider, feature: Feature, headers: dict[str, str]) -> None:
         self._client = anthropic.Anthropic(
             base_url=base_url.removesuffix("/v1"), api_key="none", max_retries=0, default_headers=headers
         )

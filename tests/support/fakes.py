@@ -12,17 +12,17 @@ from itertools import count
 from typing import Any
 
 from gateway.budget.reservation import Budgets
-from gateway.call.types import Caller, Incoming, Reply, SessionPolicy
+from gateway.call.types import Caller, ClientResponse, Incoming, SessionPolicy
 from gateway.config import families
 from gateway.context.planner import Planner
 from gateway.context.summaries import SUMMARY_S
-from gateway.context.tool_results import Results
+from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.errors import StoreUnavailable
-from gateway.core.http.headers import Headers, Provider
+from gateway.core.http.headers import Headers, ProviderAddress
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import Claim, Granted, Refused, Standing
 from gateway.core.ledger.charging import BudgetPolicy
@@ -34,7 +34,7 @@ from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import Agent
-from gateway.core.stored import Ending, OpenHold, Opening
+from gateway.core.stored import CallOpening, Ending, OpenHold
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline.exchange import Gateway
@@ -146,7 +146,7 @@ class AwayStore(MemoryStore):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         asked = [*self.asked, "opening"]
         found = await super().opening(session, claims, with_totals=with_totals, above=above)
         self.asked = asked
@@ -211,7 +211,10 @@ class World:
     ) -> None:
         self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or AwayStore(), Recorder()
         self.settler = Settler(self.store)
-        self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
+        self.providers = {
+            "p": ProviderAddress("p", "http://p/v1", "none"),
+            "q": ProviderAddress("q", "http://q/v1", key="held"),
+        }
         ids = count(1)
         #: what is to be settled should the worker die while the store is away
         self.noted: Sequence[CallRecord] = ()
@@ -249,7 +252,7 @@ class World:
                 budget or BudgetPolicy(),
                 time.time,
             ),
-            results=Results(self.store, 2**26),
+            results=ToolResultRenderer(self.store, 2**26),
             learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),
@@ -282,7 +285,7 @@ class World:
     async def _note(self, records: Sequence[CallRecord]) -> None:
         self.noted = records
 
-    async def call(self, incoming: Incoming | None = None) -> tuple[Reply, bytes]:
+    async def call(self, incoming: Incoming | None = None) -> tuple[ClientResponse, bytes]:
         """A reply and its whole body, as a client that stays gets it."""
         async with self.gateway.handle(incoming or self.incoming()) as reply:
             return reply, await whole(reply)
@@ -294,7 +297,7 @@ class World:
         return record
 
 
-async def whole(reply: Reply) -> bytes:
+async def whole(reply: ClientResponse) -> bytes:
     if isinstance(reply.body, bytes):
         return reply.body
     return b"".join([piece async for piece in reply.body])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.mock import CLAUDE_RULES, Provider, ToolCall, Turn
+from gateway.mock import CLAUDE_RULES, MockProvider, ToolCall, Turn
 from gateway.mock.app import create_app
 from gateway.server import serving
 from tests.support.asgi import alive
@@ -73,7 +73,7 @@ class Recorder:
     """The built-in provider as an application that has each request and its response checked."""
 
     def __init__(self) -> None:
-        self.provider = Provider(claude=CLAUDE_RULES)
+        self.provider = MockProvider(claude=CLAUDE_RULES)
         self.checker = ClaudeChecker()
         self.refused: list[str] = []
         self.faults: list[str] = []

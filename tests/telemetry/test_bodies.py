@@ -14,7 +14,7 @@ import pytest
 from gateway.core.errors import UpstreamUnreachable
 from gateway.core.http.request import Outgoing
 from gateway.core.ports import UpstreamReply
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.telemetry.bodies import MOST, LoggedUpstream
 from tests.conftest import StartProcess, closed_port
 from tests.support.gateways import GatewayProcess, until
@@ -169,7 +169,7 @@ def lines_in(gateway: GatewayProcess, event: str, number: int) -> list[Any]:
 
 
 def test_a_fallback_has_a_line_of_its_own_and_a_retry_has_none(
-    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+    gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     nobody = {"base_url": f"http://127.0.0.1:{closed_port()}", "auth": "none", "retries": 1}
     models = [{"match": "main", "provider": "nobody", "fallback": ["upstream/spare"]}]

@@ -18,8 +18,8 @@ from gateway.core.record import PENDING, CallRecord
 from gateway.core.steps import StepChange
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import callbacks
-from gateway.telemetry.callbacks import Callbacks, Shapes
-from gateway.telemetry.webhooks import Webhook
+from gateway.telemetry.callbacks import CallbackObserver, Shapes
+from gateway.telemetry.webhooks import WebhookSender
 from tests.support.timing import LIMIT_S
 
 CALL = CallRecord(
@@ -115,8 +115,8 @@ class Queue:
         self.put_in.append((message_id, json.loads(body)))
 
 
-def told(*observers: object, webhooks: list[Queue] | None = None) -> Callbacks:
-    return Callbacks(observers, cast("list[Webhook]", webhooks or []), SHAPES)
+def told(*observers: object, webhooks: list[Queue] | None = None) -> CallbackObserver:
+    return CallbackObserver(observers, cast("list[WebhookSender]", webhooks or []), SHAPES)
 
 
 def test_a_call_that_was_charged_is_told_as_usage_and_as_its_end() -> None:
@@ -187,9 +187,9 @@ def test_nothing_is_put_together_that_nobody_wants() -> None:
     def fails(_: object) -> Any:
         raise AssertionError("nobody wants this")
 
-    quiet = Callbacks([StepsOnly()], [], Shapes(fails, fails, fails))
+    quiet = CallbackObserver([StepsOnly()], [], Shapes(fails, fails, fails))
     quiet.record(CALL, TOTALS, LEFT)
-    Callbacks([], [], Shapes(fails, fails, fails)).stepped(CHANGE)
+    CallbackObserver([], [], Shapes(fails, fails, fails)).stepped(CHANGE)
 
 
 @pytest.mark.parametrize("observer", [Broken(), Leaving()], ids=["fails", "exits"])

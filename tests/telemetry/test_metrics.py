@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.counting.context import ToolWeight
+from gateway.core.counting.context import ToolResultTokens
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
@@ -167,7 +167,7 @@ def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
 
 
 def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_for_them() -> None:
-    weighed = replace(CONTEXT, tool_weights={"search": ToolWeight(2, 25), "read": ToolWeight(1, 5)})
+    weighed = replace(CONTEXT, tool_weights={"search": ToolResultTokens(2, 25), "read": ToolResultTokens(1, 5)})
     refused = replace(REFUSED, context=weighed)
     estimated = replace(CALL, context=weighed, charge=Charge(Usage.of(90, 1), "estimated"))
     found = counted(replace(CALL, context=weighed), estimated, refused)
@@ -176,7 +176,7 @@ def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_
 
 
 def test_the_results_of_many_tools_are_counted_together_beyond_a_bound() -> None:
-    weights = {f"t{number}": ToolWeight(1, 3) for number in range(MOST_TOOLS + 50)}
+    weights = {f"t{number}": ToolResultTokens(1, 3) for number in range(MOST_TOOLS + 50)}
     tools = counted(replace(CALL, context=replace(CONTEXT, tool_weights=weights))).family(
         "gateway_tool_result_tokens_total"
     )
@@ -341,7 +341,7 @@ def test_what_becomes_of_events_for_webhooks_is_counted() -> None:
 
 def everything() -> Samples:
     metrics = Metrics()
-    weighed = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolWeight(1, 30)}))
+    weighed = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolResultTokens(1, 30)}))
     for call in (weighed, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
         metrics.record(call, None)
     metrics.look(WELL)

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
-from gateway.mock import MockServer, Provider
+from gateway.mock import MockProvider, MockServer
 from gateway.telemetry.otel import MOST_NAMES, MOST_OPERATIONS, Otel
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
@@ -87,7 +87,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 @pytest.fixture
 def traced(
-    collector: Collector, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    collector: Collector, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> GatewayThread:
     assert collector.received == []
     assert mock.calls == []
@@ -115,7 +115,7 @@ def test_a_call_is_a_span_with_its_usage_and_its_session(traced: GatewayThread, 
 
 
 def test_a_span_belongs_to_the_trace_that_its_caller_is_in(
-    traced: GatewayThread, collector: Collector, mock: Provider
+    traced: GatewayThread, collector: Collector, mock: MockProvider
 ) -> None:
     parent = f"00-{TRACE}-{PARENT}-01"
     assert call(traced, traceparent=parent) == 200
@@ -203,7 +203,7 @@ def test_of_paths_that_answer_only_so_many_are_told_apart(collector: Collector) 
 
 
 def test_without_a_collector_calls_go_on(
-    monkeypatch: pytest.MonkeyPatch, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    monkeypatch: pytest.MonkeyPatch, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")

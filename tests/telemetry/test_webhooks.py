@@ -17,7 +17,7 @@ from email.utils import formatdate
 import pytest
 
 from gateway.core.http.signing import signing_key
-from gateway.telemetry.webhooks import MOST_WAITING, SENDERS, TRIES, Target, Webhook
+from gateway.telemetry.webhooks import MOST_WAITING, SENDERS, TRIES, WebhookSender, WebhookTarget
 from gateway.upstream import http
 from tests.conftest import closed_port
 from tests.support.receiver import Receiver, serving
@@ -50,10 +50,14 @@ async def webhook(
     timeout_s: float = 10.0,
     key: bytes | None = signing_key(SECRET),
     patience_s: float = 5,
-) -> AsyncIterator[Webhook]:
-    target = Target(url, "127.0.0.1", frozenset({"on_finish"}), key, [(b"authorization", b"Bearer hush")], timeout_s)
-    upstream = http.HttpUpstream("x", url, http.Timeouts(timeout_s, timeout_s, timeout_s), max_connections=SENDERS)
-    made = Webhook(target, upstream, counted=counted.results.append, sleep=counted.sleep, chance=lambda: 0.5)
+) -> AsyncIterator[WebhookSender]:
+    target = WebhookTarget(
+        url, "127.0.0.1", frozenset({"on_finish"}), key, [(b"authorization", b"Bearer hush")], timeout_s
+    )
+    upstream = http.HttpUpstream(
+        "x", url, http.UpstreamTimeouts(timeout_s, timeout_s, timeout_s), max_connections=SENDERS
+    )
+    made = WebhookSender(target, upstream, counted=counted.results.append, sleep=counted.sleep, chance=lambda: 0.5)
     try:
         yield made
     finally:

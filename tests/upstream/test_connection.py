@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.upstream.connection import Answer, BrokenOff, Connection, NoAnswer, NotHttp
+from gateway.upstream.connection import BrokenOff, Connection, HttpResponse, NoAnswer, NotHttp
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import Answering, answering, ok
 
@@ -34,12 +34,12 @@ async def connected(server: Answering | asyncio.Server) -> AsyncIterator[Connect
         await lost.wait()
 
 
-async def next_of(answer: Answer) -> bytes:
+async def next_of(answer: HttpResponse) -> bytes:
     await answer.news()
     return answer.take()
 
 
-async def whole(answer: Answer) -> bytes:
+async def whole(answer: HttpResponse) -> bytes:
     pieces = []
     while piece := await next_of(answer):
         pieces.append(piece)

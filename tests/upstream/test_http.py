@@ -26,20 +26,22 @@ from gateway.core.errors import (
 )
 from gateway.core.http.request import Outgoing
 from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
-from gateway.upstream.http import HttpUpstream, Timeouts, proxy_for, tls_context
+from gateway.upstream.http import HttpUpstream, UpstreamTimeouts, proxy_for, tls_context
 from gateway.upstream.retrying import RetryingUpstream
 from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import Connection, Script
 from tests.support.timing import LIMIT_S, eventually, in_time
 
-LIMITS = Timeouts(connect_s=30, first_byte_s=30, between_bytes_s=30)
-SHORT = Timeouts(connect_s=0.3, first_byte_s=0.3, between_bytes_s=0.3)
+LIMITS = UpstreamTimeouts(connect_s=30, first_byte_s=30, between_bytes_s=30)
+SHORT = UpstreamTimeouts(connect_s=0.3, first_byte_s=0.3, between_bytes_s=0.3)
 
 OpenUpstream = Callable[[str], HttpUpstream]
 
 
 @asynccontextmanager
-async def upstream_of(url: str, limits: Timeouts = LIMITS, proxy: str | None = None) -> AsyncIterator[HttpUpstream]:
+async def upstream_of(
+    url: str, limits: UpstreamTimeouts = LIMITS, proxy: str | None = None
+) -> AsyncIterator[HttpUpstream]:
     upstream = HttpUpstream("p", f"{url}/v1", limits, proxy=proxy)
     try:
         yield upstream
@@ -85,7 +87,7 @@ async def test_who_waits_for_a_connection_does_not_wait_for_the_provider() -> No
 
     async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        limits = Timeouts(connect_s=LIMIT_S, first_byte_s=0.35, between_bytes_s=LIMIT_S)
+        limits = UpstreamTimeouts(connect_s=LIMIT_S, first_byte_s=0.35, between_bytes_s=LIMIT_S)
         upstream, told = HttpUpstream("p", f"{url}/v1", limits, max_connections=1), list[bool]()
         request = replace(outgoing(url), at_work=lambda *, is_so: told.append(is_so))
         asked = [asyncio.create_task(read(upstream, request)) for _ in range(4)]
@@ -311,7 +313,7 @@ async def test_an_answer_that_stops(byte_server: StartUpstream) -> None:
         connection.wait_until_left()
 
     server = byte_server(script)
-    limits = Timeouts(connect_s=30, first_byte_s=30, between_bytes_s=0.3)
+    limits = UpstreamTimeouts(connect_s=30, first_byte_s=30, between_bytes_s=0.3)
     async with upstream_of(server.url, limits) as upstream, upstream.send(outgoing(server.url)) as reply:
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
@@ -346,7 +348,7 @@ async def test_an_answer_that_keeps_coming_may_take_longer_than_any_limit(byte_s
             connection.send(b"x")
 
     server = byte_server(script)
-    async with upstream_of(server.url, Timeouts(connect_s=1, first_byte_s=1, between_bytes_s=1)) as upstream:
+    async with upstream_of(server.url, UpstreamTimeouts(connect_s=1, first_byte_s=1, between_bytes_s=1)) as upstream:
         assert (await read(upstream, outgoing(server.url)))[1] == b"x" * 10
 
 
@@ -358,7 +360,7 @@ async def test_the_time_a_consumer_takes_is_not_the_providers_silence(byte_serve
 
     server = byte_server(script)
     got = b""
-    limits = Timeouts(connect_s=30, first_byte_s=30, between_bytes_s=1)
+    limits = UpstreamTimeouts(connect_s=30, first_byte_s=30, between_bytes_s=1)
     async with upstream_of(server.url, limits) as upstream, upstream.send(outgoing(server.url)) as reply:
         async for piece in reply.chunks():
             if not got:

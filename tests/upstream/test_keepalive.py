@@ -16,14 +16,14 @@ from gateway.core.errors import UpstreamHungUp, UpstreamProtocolError, UpstreamT
 from gateway.core.http.request import Outgoing
 from gateway.upstream import keepalive as heard
 from gateway.upstream import origin
-from gateway.upstream.http import HttpUpstream, Timeouts
-from gateway.upstream.keepalive import Asking
+from gateway.upstream.http import HttpUpstream, UpstreamTimeouts
+from gateway.upstream.keepalive import KeepaliveSettings
 from tests.support.muting import mute, needs_linux
 from tests.support.timing import LIMIT_S, eventually, in_time
 from tests.upstream.answering import answering, ok
 
 #: whoever waits for a limit of the call itself waits longer than any test
-LIMITS = Timeouts(connect_s=60, first_byte_s=60, between_bytes_s=60)
+LIMITS = UpstreamTimeouts(connect_s=60, first_byte_s=60, between_bytes_s=60)
 LARGE = bytes(16 * 1024 * 1024)
 
 
@@ -35,7 +35,7 @@ def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def upstream_of(url: str, limits: Timeouts = LIMITS) -> AsyncIterator[HttpUpstream]:
+async def upstream_of(url: str, limits: UpstreamTimeouts = LIMITS) -> AsyncIterator[HttpUpstream]:
     upstream = HttpUpstream("p", url, limits)
     yield upstream
     await upstream.aclose()
@@ -160,7 +160,7 @@ def unacknowledged(port: int) -> int:
 async def test_a_host_that_vanishes_while_it_is_waited_for_is_asked_after(
     begun: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin, "_ASKING", Asking(after_s=1, every_s=1, times=1))
+    monkeypatch.setattr(origin, "_ASKING", KeepaliveSettings(after_s=1, every_s=1, times=1))
     async with answering(begun) as server, upstream_of(server.url) as upstream:
         asking = asyncio.create_task(ask(upstream, server.url))
         await eventually(lambda: server.requests, "the request is there")
@@ -181,6 +181,6 @@ def test_elsewhere_the_system_asks_as_well_and_does_not_tell_what_is_unheard(mon
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "TCP_KEEPALIVE", socket.TCP_KEEPIDLE, raising=False)
     with socket.socket() as sock:
-        Asking(after_s=7, every_s=8, times=9).begin(sock)
+        KeepaliveSettings(after_s=7, every_s=8, times=9).begin(sock)
         assert [sock.getsockopt(socket.IPPROTO_TCP, one) for one in (4, 5, 6)] == [7, 8, 9]
         assert not heard.is_unheard(sock)

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.upstream.limit import Slots
+from gateway.upstream.limit import ConnectionLimit
 
 
-async def waiting(slots: Slots) -> asyncio.Task[None]:
+async def waiting(slots: ConnectionLimit) -> asyncio.Task[None]:
     """One who waits for a turn by now."""
     task = asyncio.ensure_future(slots.turn())
     await asyncio.sleep(0)
@@ -17,14 +17,14 @@ async def waiting(slots: Slots) -> asyncio.Task[None]:
 
 
 async def test_no_more_are_taken_than_there_are() -> None:
-    slots = Slots(2)
+    slots = ConnectionLimit(2)
     assert [slots.take() for _ in range(3)] == [True, True, False]
     slots.give()
     assert [slots.take(), slots.take()] == [True, False]
 
 
 async def test_who_came_first_has_the_first_turn_and_nobody_goes_before_those_who_wait() -> None:
-    slots = Slots(1)
+    slots = ConnectionLimit(1)
     assert slots.take()
     first, second = await waiting(slots), await waiting(slots)
     slots.give()
@@ -38,7 +38,7 @@ async def test_who_came_first_has_the_first_turn_and_nobody_goes_before_those_wh
 
 
 async def test_two_that_come_back_at_once_are_for_two_who_wait() -> None:
-    slots = Slots(2)
+    slots = ConnectionLimit(2)
     assert slots.take()
     assert slots.take()
     first, second = await waiting(slots), await waiting(slots)
@@ -49,7 +49,7 @@ async def test_two_that_come_back_at_once_are_for_two_who_wait() -> None:
 
 
 async def test_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() -> None:
-    slots = Slots(1)
+    slots = ConnectionLimit(1)
     assert slots.take()
     first, second = await waiting(slots), await waiting(slots)
     first.cancel()
@@ -63,7 +63,7 @@ async def test_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() -> 
 
 
 async def test_a_turn_that_comes_as_somebody_gives_up_is_the_next_ones() -> None:
-    slots = Slots(1)
+    slots = ConnectionLimit(1)
     assert slots.take()
     first, second = await waiting(slots), await waiting(slots)
     slots.give()

@@ -27,7 +27,7 @@ from gateway.core.errors import (
 )
 from gateway.core.http.headers import Headers
 from gateway.core.http.request import Outgoing
-from gateway.upstream.litellm import LitellmUpstream, Settings
+from gateway.upstream.litellm import LitellmSettings, LitellmUpstream
 from gateway.upstream.litellm.faults import Refusal, judged
 from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
@@ -63,7 +63,7 @@ async def upstream_of(url: str, **changes: Any) -> AsyncIterator[LitellmUpstream
         "provider": "openai", "base_url": f"{url}/v1", "headers": frozenset({b"x-fixed"}), "is_keyless": False,
         "options": {}, "connect_s": 30, "first_byte_s": 30, "between_bytes_s": 30, "families": FAMILIES, **changes,
     }  # fmt: skip
-    upstream = LitellmUpstream(Settings("p", **values))
+    upstream = LitellmUpstream(LitellmSettings("p", **values))
     try:
         yield upstream
     finally:

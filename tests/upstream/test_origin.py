@@ -23,14 +23,14 @@ from gateway.core.errors import (
 from gateway.core.http.request import Outgoing
 from gateway.upstream import origin
 from gateway.upstream.connection import Connection
-from gateway.upstream.http import HttpUpstream, Timeouts
-from gateway.upstream.origin import NotConnected, Origin, Place
+from gateway.upstream.http import HttpUpstream, UpstreamTimeouts
+from gateway.upstream.origin import HostPort, NotConnected, Origin
 from tests.conftest import closed_port
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import answering, ok
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-LIMITS = Timeouts(connect_s=30, first_byte_s=30, between_bytes_s=30)
+LIMITS = UpstreamTimeouts(connect_s=30, first_byte_s=30, between_bytes_s=30)
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def used(connection: Connection) -> None:
 def test_a_place_is_named_as_its_address_has_it(
     url: str, host: str, port: int, netloc: bytes, authority: bytes
 ) -> None:
-    place = Place(url)
+    place = HostPort(url)
     assert (place.host, place.port, place.netloc, place.authority) == (host, port, netloc, authority)
     assert place.is_tls is url.startswith("https:")
     assert place.credential == b""
@@ -181,7 +181,7 @@ async def test_names_that_nobody_answers_for_keep_no_others_waiting(monkeypatch:
         return look_up(host, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    limits = Timeouts(connect_s=0.5, first_byte_s=30, between_bytes_s=30)
+    limits = UpstreamTimeouts(connect_s=0.5, first_byte_s=30, between_bytes_s=30)
     mute = [HttpUpstream("p", f"http://mute{number}.example", limits) for number in range(40)]
     async with answering(ok()) as server, upstream_of(server.url) as upstream:
         waiting = [asyncio.create_task(ask(one, "http://mute.example")) for one in mute]

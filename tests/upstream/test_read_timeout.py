@@ -6,14 +6,14 @@ import asyncio
 import socket
 import time
 
-from gateway.upstream.read_timeout import Silence
+from gateway.upstream.read_timeout import ReadTimeout
 from tests.support.timing import in_no_time
 
 
 def test_a_wait_that_lasts_too_long_is_noticed_once() -> None:
     async def wait() -> None:
         expired: list[int] = []
-        silence = Silence(50, lambda: expired.append(1))
+        silence = ReadTimeout(50, lambda: expired.append(1))
         silence.begin()
         await asyncio.sleep(49)
         assert expired == []
@@ -29,7 +29,7 @@ def test_a_wait_that_lasts_too_long_is_noticed_once() -> None:
 def test_short_waits_and_the_time_between_them_do_not_count() -> None:
     async def wait() -> None:
         expired: list[int] = []
-        silence = Silence(50, lambda: expired.append(1))
+        silence = ReadTimeout(50, lambda: expired.append(1))
         for _ in range(6):
             silence.begin()
             await asyncio.sleep(40)
@@ -48,7 +48,7 @@ def test_what_came_while_the_process_stood_still_ends_the_wait() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             loop.add_reader(ours, heard.set)
-            silence = Silence(0.01, lambda: expired.append(1))
+            silence = ReadTimeout(0.01, lambda: expired.append(1))
             silence.begin()
             theirs.send(b"an answer")
             time.sleep(0.3)  # nothing runs meanwhile
@@ -65,7 +65,7 @@ def test_what_came_while_the_process_stood_still_ends_the_wait() -> None:
 def test_nothing_is_noticed_after_the_stop() -> None:
     async def wait() -> None:
         expired: list[int] = []
-        silence = Silence(50, lambda: expired.append(1))
+        silence = ReadTimeout(50, lambda: expired.append(1))
         silence.begin()
         silence.stop()
         await asyncio.sleep(1_000)

@@ -78,7 +78,7 @@ _LITELLM_FIELDS: Final = "provider_specific_fields"
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
+class MessageOutline:
     """What a message is, whatever its conversation."""
 
     role: str
@@ -378,12 +378,12 @@ def text_parts(content: object) -> str:
     return "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
-def sketch(raw: bytes) -> Sketch:
+def sketch(raw: bytes) -> MessageOutline:
     """Read a message, but for its cache marks; never raises."""
     raw = plain(raw)
     message, is_odd = read(raw)
     if not isinstance(message, dict):
-        return Sketch(UNKNOWN, sealed=True, identity=digest(raw))
+        return MessageOutline(UNKNOWN, sealed=True, identity=digest(raw))
     content, role, answers = message.get("content"), str(message.get("role")), _answered_id(message)
     text = text_parts(content)
     text_key = digest(text.encode("utf-8", "surrogatepass"))
@@ -391,7 +391,7 @@ def sketch(raw: bytes) -> Sketch:
     ids = _call_ids(message, calls)
     names = tuple((str(call.get("id")), str(_function(call).get("name"))) for call in calls)
     faults = tuple(_faults(message, content, calls))
-    return Sketch(
+    return MessageOutline(
         role=role,
         calls=ids,
         names=names,

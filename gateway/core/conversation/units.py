@@ -23,7 +23,7 @@ from gateway.core.conversation.message import (
     SYSTEM_ROLES,
     Hashed,
     Message,
-    Sketch,
+    MessageOutline,
     digest,
     encode,
     hashed,
@@ -33,16 +33,16 @@ from gateway.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ConversationOutline:
     """What messages are, and which belong together: all that depends on nothing but themselves and their order."""
 
-    sketches: tuple[Sketch, ...] = ()
+    sketches: tuple[MessageOutline, ...] = ()
     roles: tuple[str, ...] = ()
-    #: see `Sketch.identity`
+    #: see `MessageOutline.identity`
     identities: tuple[bytes, ...] = ()
     #: how many calls each of them makes
     calls: tuple[int, ...] = ()
-    #: of all of them, see `Sketch.letters`
+    #: of all of them, see `MessageOutline.letters`
     letters: int = 0
     #: where each unit starts and stops
     spans: tuple[tuple[int, int], ...] = ()
@@ -51,7 +51,7 @@ class Outline:
     #: indices of the user's messages
     users: tuple[int, ...] = ()
 
-    def plus(self, more: Sequence[Sketch]) -> Outline:
+    def plus(self, more: Sequence[MessageOutline]) -> ConversationOutline:
         """The outline with these messages behind the others."""
         sketches = (*self.sketches, *more)
         numbered = list(enumerate(more, len(self.sketches)))
@@ -59,7 +59,7 @@ class Outline:
         users = [index for index, one in numbered if one.role == "user"]
         # only the last unit may go on in what follows
         closed, start = self.spans[:-1], self.spans[-1][0] if self.spans else 0
-        return Outline(
+        return ConversationOutline(
             sketches,
             (*self.roles, *[one.role for one in more]),
             (*self.identities, *[one.identity for one in more]),
@@ -71,16 +71,16 @@ class Outline:
         )
 
 
-class SketchBook(Protocol):
+class MessageParser(Protocol):
     """Reads messages, and may remember what it has read under their keys."""
 
-    def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> Outline:
+    def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
         """What the messages are together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message of a conversation. What says nothing of the others is explained in `Sketch`."""
+    """One message of a conversation. What says nothing of the others is explained in `MessageOutline`."""
 
     index: int
     role: str
@@ -138,7 +138,7 @@ class Conversation:
     leading: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
-    book: SketchBook | None = None
+    book: MessageParser | None = None
     #: the provider may refuse roles side by side that did not stand so in what came, such as two of the user's
     takes_turns: bool = True
     #: the fields of the request that define its tools, as bytes
@@ -150,7 +150,7 @@ class Conversation:
     def of(
         cls,
         messages: Sequence[bytes] | Hashed,
-        reader: SketchBook | None = None,
+        reader: MessageParser | None = None,
         *,
         pinned: Collection[int] = (),
         priorities: Mapping[int, float] | None = None,
@@ -203,7 +203,7 @@ class Conversation:
     def of_messages(
         cls,
         messages: Sequence[Message],
-        reader: SketchBook | None = None,
+        reader: MessageParser | None = None,
         *,
         pinned: Collection[int] = (),
         priorities: Mapping[int, float] | None = None,
@@ -258,14 +258,14 @@ class Conversation:
         return self.leading | {first}
 
     @cached_property
-    def outline(self) -> Outline:
+    def outline(self) -> ConversationOutline:
         """What the messages are together."""
         if self.book is None:
-            return Outline().plus([sketch(raw) for raw in self.messages])
+            return ConversationOutline().plus([sketch(raw) for raw in self.messages])
         return self.book.outline(self.keys, self.messages)
 
     @property
-    def sketches(self) -> Sequence[Sketch]:
+    def sketches(self) -> Sequence[MessageOutline]:
         """What each message is."""
         return self.outline.sketches
 
@@ -367,7 +367,7 @@ class Conversation:
         return found
 
 
-def _spans(sketches: Sequence[Sketch], start: int) -> Iterator[tuple[int, int]]:
+def _spans(sketches: Sequence[MessageOutline], start: int) -> Iterator[tuple[int, int]]:
     """Calls with the results that follow them; everything else alone. From `start` on, where a unit begins."""
     while start < len(sketches):
         stop = start + 1
@@ -378,7 +378,7 @@ def _spans(sketches: Sequence[Sketch], start: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _answered(sketches: Sequence[Sketch], stop: int, waiting: dict[str, int]) -> int:
+def _answered(sketches: Sequence[MessageOutline], stop: int, waiting: dict[str, int]) -> int:
     """Where the results of calls end. A result among them that answers no call, or cannot be read, stays with them."""
     while stop < len(sketches) and waiting:
         answers = sketches[stop].answers

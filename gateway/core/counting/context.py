@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Final, NamedTuple
 
-from gateway.core.counting.measure import Counts, Measure
+from gateway.core.counting.measure import ContentTokens, MeasuredMessage
 from gateway.core.tools import counted_as
 from gateway.core.values import dataclass
 
@@ -20,16 +20,16 @@ MAX_TOOLS: Final = 64
 UNKNOWN: Final = "unknown"
 
 
-class ToolWeight(NamedTuple):
+class ToolResultTokens(NamedTuple):
     """Different results of one tool, and their tokens."""
 
     results: int
     tokens: int
 
 
-ToolWeights = Mapping[str, ToolWeight]
+ToolWeights = Mapping[str, ToolResultTokens]
 
-NO_WEIGHT: Final = ToolWeight(0, 0)
+NO_WEIGHT: Final = ToolResultTokens(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ContextCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenContent:
     """What stands in earlier messages.
 
     `results`: call ids and content digests of the results; `calls`: by id, the tool of each call without a result yet.
@@ -67,7 +67,9 @@ class Seen:
         return len(self.results) + len(self.calls)
 
 
-def context_counts(measures: Sequence[Measure], before: ContextCounts, seen: Seen) -> tuple[ContextCounts, Seen]:
+def context_counts(
+    measures: Sequence[MeasuredMessage], before: ContextCounts, seen: SeenContent
+) -> tuple[ContextCounts, SeenContent]:
     """The parts of a context to which messages are added, and what was seen in it.
 
     Args:
@@ -94,15 +96,15 @@ def context_counts(measures: Sequence[Measure], before: ContextCounts, seen: See
                 _add(tools, name, result.tokens)
             known.update((result.call_id, result.digest))
     parts = ContextCounts(conversation, tool, before.definition_tokens, different, repeated, tools)
-    return parts, Seen(frozenset(known), calls)
+    return parts, SeenContent(frozenset(known), calls)
 
 
-def _add(tools: dict[str, ToolWeight], name: str, tokens: int) -> None:
+def _add(tools: dict[str, ToolResultTokens], name: str, tokens: int) -> None:
     name = counted_as(name, tools, MAX_TOOLS)
     results, before = tools.get(name, NO_WEIGHT)
-    tools[name] = ToolWeight(results + 1, before + tokens)
+    tools[name] = ToolResultTokens(results + 1, before + tokens)
 
 
-def conversation_tokens(counts: Counts) -> int:
+def conversation_tokens(counts: ContentTokens) -> int:
     """The tokens of a message that belong to no tool result."""
     return counts.text + counts.call + counts.thinking + counts.inline + counts.other

@@ -25,7 +25,7 @@ _UNSEEN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ToolDefinitions:
     """The tools of a request, weighed.
 
     Attributes:
@@ -44,9 +44,9 @@ class Tools:
     server_json: int = 0
     deferred: int = 0
 
-    def plus(self, other: Tools) -> Tools:
+    def plus(self, other: ToolDefinitions) -> ToolDefinitions:
         """Both together."""
-        return Tools(
+        return ToolDefinitions(
             self.typescript + other.typescript,
             self.json + other.json,
             self.count + other.count,
@@ -56,10 +56,10 @@ class Tools:
         )
 
 
-NO_TOOLS: Final = Tools()
+NO_TOOLS: Final = ToolDefinitions()
 
 
-def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> Tools:
+def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> ToolDefinitions:
     """Definitions of tools in any wire format, decoded. Their order does not matter."""
     total = NO_TOOLS
     for tool in value if isinstance(value, list) else [value]:
@@ -67,9 +67,9 @@ def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> Tools:
     return total
 
 
-def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> Tools:
+def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> ToolDefinitions:
     if not isinstance(tool, Mapping):
-        return Tools(server_json=counter.count(readable(tool)[0]))
+        return ToolDefinitions(server_json=counter.count(readable(tool)[0]))
     if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
         return weigh_tools(tool["tools"], counter, depth + 1)
     inner = tool.get("function", tool.get("custom"))
@@ -77,13 +77,13 @@ def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> Tools:
     name, description = holder.get("name"), holder.get("description")
     schema = holder.get("parameters", holder.get("input_schema"))
     if not isinstance(name, str) or (schema is None and tool.get("type") not in (None, "function", "custom")):
-        return Tools(server=1, server_json=counter.count(readable(tool)[0]))
+        return ToolDefinitions(server=1, server_json=counter.count(readable(tool)[0]))
     if tool.get("defer_loading") is True:
-        return Tools(deferred=1)
+        return ToolDefinitions(deferred=1)
     about = description if isinstance(description, str) else ""
     grammar = holder.get("format") if schema is None else None
     extra = counter.count(compact(grammar)) if grammar is not None else 0
-    return Tools(
+    return ToolDefinitions(
         typescript=counter.count(typescript(name, about, schema)) + extra,
         json=counter.count(name) + counter.count(about) + counter.count(compact(schema)) + extra,
         count=1,

@@ -15,15 +15,23 @@ from typing import Any, Final, Literal
 from gateway.core.conversation.message import IGNORED, keys_of, plain
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
-from gateway.core.counting.definitions import NO_TOOLS, Tools, shown_schema, weigh_tools
-from gateway.core.counting.families import Families, Family
+from gateway.core.counting.definitions import NO_TOOLS, ToolDefinitions, shown_schema, weigh_tools
+from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.counting.images import image_doubt, image_tokens
-from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, other_measure, text_measure
+from gateway.core.counting.measure import (
+    ContentTokens,
+    MeasuredMessage,
+    TokenCounter,
+    Wire,
+    measure,
+    other_measure,
+    text_measure,
+)
 from gateway.core.counting.media import Media
-from gateway.core.counting.overhead import Beside, marks_of
-from gateway.core.counting.request import Piece, Request, decoded
-from gateway.core.counting.run_cache import Runs
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.overhead import Overhead, marks_of
+from gateway.core.counting.request import Piece, RequestParts, decoded
+from gateway.core.counting.run_cache import RunCache
+from gateway.core.counting.sums import MessageSums
 from gateway.core.counting.tools import compact
 from gateway.core.repeated import digest_again
 from gateway.core.values import dataclass
@@ -121,7 +129,7 @@ class Estimator:
 
     def __init__(
         self,
-        families: Families,
+        families: TokenizerFamilies,
         counter_for: Callable[[str], TokenCounter],
         cache: CountCache,
         read: Callable[[bytes], Any] = decoded,
@@ -130,28 +138,28 @@ class Estimator:
         self._counter_for = counter_for
         self._cache = cache
         self._read = read
-        self._runs = Runs(cache)
+        self._runs = RunCache(cache)
 
-    def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None) -> Estimate:
+    def estimate(self, request: RequestParts, *, keys: Sequence[bytes] | None = None) -> Estimate:
         """The prompt tokens of a request. `keys`: what `keys_of` says of its messages, where it was asked before."""
         beside = self.beside(request)
         if keys is None:
             return self.of(beside, self.sums(beside, request.messages))
         return self.having(beside, request.messages, keys)
 
-    def having(self, beside: Beside, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
+    def having(self, beside: Overhead, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
         """The prompt tokens of a request with these messages, of which `keys_of` says `keys`.
 
         The sums of the messages go on from those of a shorter conversation.
         """
 
-        def extend(start: int, known: Sums | None) -> Sums:
+        def extend(start: int, known: MessageSums | None) -> MessageSums:
             return self.sums(beside, messages[start:], keys[start:], known)
 
         sums = self._runs.extended(f"sums\0{beside.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
         return self.of(beside, sums)
 
-    def of(self, beside: Beside, total: Sums) -> Estimate:
+    def of(self, beside: Overhead, total: MessageSums) -> Estimate:
         """The prompt tokens of a request. `total`: the sums of its messages, which the request need not hold then."""
         request, counter, tools = beside.request, beside.counter, beside.tools
         family = self.family(request)
@@ -185,7 +193,7 @@ class Estimator:
             newest=round(counts_tokens(total.new, family)) if total.new is not None else 0,
         )
 
-    def beside(self, request: Request) -> Beside:
+    def beside(self, request: RequestParts) -> Overhead:
         """What stands beside the messages of a request, measured."""
         counter = self.counter(request)
         system, tools, others = (
@@ -194,12 +202,12 @@ class Estimator:
             self._others(request, counter),
         )
         name = request.forced_name
-        return Beside(
+        return Overhead(
             request=request,
             counter=counter,
             kind=self.kind(request),
             system=system,
-            start=Sums().plus(system),
+            start=MessageSums().plus(system),
             tools=tools,
             namespace=self._cache.tokens(counter, _NAMESPACE) if tools.count else 0,
             forced_name=self._cache.tokens(counter, name) if name else 0,
@@ -209,25 +217,25 @@ class Estimator:
             marks=marks_of(request, tools),
         )
 
-    def kind(self, request: Request) -> Hashable:
+    def kind(self, request: RequestParts) -> Hashable:
         """Format, counter and system text: sums may go on from those of a request where these are the same."""
         system = _content(request.system) if request.system is not None else None
         return request.wire, self.counter(request).name, digest_again(system) if system is not None else None
 
-    def counter(self, request: Request) -> TokenCounter:
+    def counter(self, request: RequestParts) -> TokenCounter:
         """What counts the texts of a request."""
         return self._counter_for(self.tokenizer(request))
 
-    def family(self, request: Request) -> Family:
+    def family(self, request: RequestParts) -> TokenizerFamily:
         """The family whose numbers a request is weighed with."""
         return self.families.of(request.model, request.provider, request.wire)
 
-    def tokenizer(self, request: Request) -> str:
+    def tokenizer(self, request: RequestParts) -> str:
         """The name of the tokenizer a request is counted with."""
         return request.tokenizer or self.family(request).tokenizer
 
     def message_tokens(
-        self, request: Request, messages: Sequence[Piece] | None = None, *, read_as: Wire | None = None
+        self, request: RequestParts, messages: Sequence[Piece] | None = None, *, read_as: Wire | None = None
     ) -> list[int]:
         """What each message of a request adds, in order; without its tools and what frames the whole.
 
@@ -243,18 +251,18 @@ class Estimator:
 
     def sums(
         self,
-        beside: Beside,
+        beside: Overhead,
         messages: Sequence[Piece],
         keys: Sequence[bytes] | None = None,
-        before: Sums | None = None,
-    ) -> Sums:
+        before: MessageSums | None = None,
+    ) -> MessageSums:
         """Sums of messages of a request, and of its system text where that is none of them.
 
         Args:
             beside: what stands beside them.
             messages: to be measured.
             keys: what `keys_of` says of them, where it was asked before.
-            before: the sums of all that come before them; of one kind with the request's, see `Beside.kind`.
+            before: the sums of all that come before them; of one kind with the request's, see `Overhead.kind`.
         """
         wire = beside.request.wire
         measures = self._of_messages(wire, messages, self._once(beside.counter, wire), keys)
@@ -263,7 +271,7 @@ class Estimator:
             measures, before = measures[starts[-1] :], None
         return (beside.start if before is None else before).plus(measures)
 
-    def _system(self, request: Request, counter: TokenCounter) -> tuple[Measure, ...]:
+    def _system(self, request: RequestParts, counter: TokenCounter) -> tuple[MeasuredMessage, ...]:
         if request.system is None:
             return ()
         kind = f"system\0{counter.name}"
@@ -271,7 +279,7 @@ class Estimator:
 
     def _of_messages(
         self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None = None
-    ) -> list[Measure]:
+    ) -> list[MeasuredMessage]:
         """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
         if keys is not None:
             return self._of_keyed(wire, pieces, counter, keys)
@@ -289,7 +297,7 @@ class Estimator:
 
     def _of_keyed(
         self, wire: Wire, contents: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes]
-    ) -> list[Measure]:
+    ) -> list[MeasuredMessage]:
         return self._cache.get_keyed(
             f"{wire}\0{counter.name}",
             keys,
@@ -303,14 +311,14 @@ class Estimator:
             return compute(piece)
         return self._cache.get(kind, content, lambda: compute(decoded(piece)), size)
 
-    def _tools(self, request: Request, counter: TokenCounter) -> Tools:
+    def _tools(self, request: RequestParts, counter: TokenCounter) -> ToolDefinitions:
         kind = f"tools\0{counter.name}"
         found = [
             self._kept(kind, piece, lambda value: weigh_tools(value, counter), lambda _: 100) for piece in request.tools
         ]
-        return reduce(Tools.plus, found) if found else NO_TOOLS
+        return reduce(ToolDefinitions.plus, found) if found else NO_TOOLS
 
-    def _others(self, request: Request, counter: TokenCounter) -> tuple[Measure, ...]:
+    def _others(self, request: RequestParts, counter: TokenCounter) -> tuple[MeasuredMessage, ...]:
         """Measures of the fields nobody here knows: a provider may show them to the model."""
         kind = f"field\0{counter.name}"
         measures = [
@@ -319,7 +327,7 @@ class Estimator:
         ]
         return tuple(measures)
 
-    def _schema(self, request: Request, counter: TokenCounter) -> int:
+    def _schema(self, request: RequestParts, counter: TokenCounter) -> int:
         """Tokens of the schema an answer must follow, as far as models are shown it, with its name and description."""
         if request.schema is None:
             return 0
@@ -334,7 +342,7 @@ class Estimator:
         )
 
 
-def _tools_tokens(beside: Beside, family: Family, *, system: bool) -> float:
+def _tools_tokens(beside: Overhead, family: TokenizerFamily, *, system: bool) -> float:
     tools, request = beside.tools, beside.request
     tokens = tools.server * family.server_tool + tools.server_json * family.other
     if not tools.count and not (tools.server and family.server_tool):
@@ -350,11 +358,11 @@ def _tools_tokens(beside: Beside, family: Family, *, system: bool) -> float:
     return tokens
 
 
-def _measure_tokens(item: Measure, family: Family) -> float:
+def _measure_tokens(item: MeasuredMessage, family: TokenizerFamily) -> float:
     return counts_tokens(item.counts, family) + sum([media_tokens(part, family) for part in item.media])
 
 
-def counts_tokens(counts: Counts, family: Family) -> float:
+def counts_tokens(counts: ContentTokens, family: TokenizerFamily) -> float:
     """What the texts and the frames of messages cost in a family."""
     return (
         family.text * counts.text
@@ -372,7 +380,7 @@ def counts_tokens(counts: Counts, family: Family) -> float:
     )
 
 
-def media_tokens(item: Media, family: Family) -> float:
+def media_tokens(item: Media, family: TokenizerFamily) -> float:
     """What an image, a recording or a file costs in a family, as far as public rules go."""
     if item.kind == "image":
         return image_tokens(item, family.image)
@@ -387,7 +395,7 @@ def media_tokens(item: Media, family: Family) -> float:
     return item.size / _FILE_BYTES_A_TOKEN
 
 
-def media_doubt(item: Media, family: Family) -> float:
+def media_doubt(item: Media, family: TokenizerFamily) -> float:
     """How many tokens more a part may cost whose size or text cannot be seen."""
     if item.kind == "image":
         return image_doubt(item, family.image)
@@ -404,7 +412,7 @@ _VIDEO_BYTES_A_TOKEN: Final = 400
 _FILE_BYTES_A_TOKEN: Final = 40
 
 
-def _shape(beside: Beside, counts: Counts, media: Sequence[Media], *, system: bool) -> str:
+def _shape(beside: Overhead, counts: ContentTokens, media: Sequence[Media], *, system: bool) -> str:
     marks = {*beside.marks, *["image" if item.kind == "image" else "media" for item in media]}
     if system:
         marks.add("system")
@@ -415,7 +423,7 @@ def _shape(beside: Beside, counts: Counts, media: Sequence[Media], *, system: bo
     return "+".join(sorted(marks, key=_MARKS.index))
 
 
-def _measure_bytes(item: Measure) -> int:
+def _measure_bytes(item: MeasuredMessage) -> int:
     return _MEASURE_BYTES + _PART_BYTES * (len(item.media) + len(item.results) + len(item.called))
 
 

@@ -17,7 +17,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.thinking_origin import ThinkingRule, ThinkingRules
 from gateway.core.values import dataclass
 
-#: answers of `Families.of` that are remembered
+#: answers of `TokenizerFamilies.of` that are remembered
 _KNOWN_LIMIT: Final = 4096
 _LISTS: Final = ("models", "providers", "wires")
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -49,7 +49,7 @@ _AT_LEAST_ONE: Final = frozenset({"patch", "cap"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class TokenizerFamily:
     """One family. All numbers are tokens, or tokens for each token of the tokenizer's count.
 
     A factor (`text`, `result`, `call`, `thinking`, `other`, `tool_text`, `schema`) multiplies what the tokenizer says.
@@ -112,21 +112,21 @@ class Family:
     server_tool: float = 0.0  # a tool the provider runs
 
 
-class Families:
+class TokenizerFamilies:
     """The table; looks a family up by model, provider and wire format."""
 
     def __init__(
         self,
-        families: Sequence[Family],
+        families: Sequence[TokenizerFamily],
         images: Sequence[tuple[tuple[str, ...], ImageRule]] = (),
         thinking: ThinkingRules | None = None,
     ) -> None:
         self.thinking = thinking or ThinkingRules()
         self._families = tuple(families)
         self._images = tuple(images)
-        self._known: dict[tuple[str, str, str], Family] = {}
+        self._known: dict[tuple[str, str, str], TokenizerFamily] = {}
 
-    def of(self, model: str, provider: str, wire: str) -> Family:
+    def of(self, model: str, provider: str, wire: str) -> TokenizerFamily:
         """The first family that fits a request; default numbers, named `unknown`, where none does."""
         key = (model, provider, wire)
         found = self._known.get(key)
@@ -136,17 +136,17 @@ class Families:
             found = self._known[key] = self._look_up(model.lower(), provider.lower(), wire)
         return found
 
-    def _look_up(self, model: str, provider: str, wire: str) -> Family:
+    def _look_up(self, model: str, provider: str, wire: str) -> TokenizerFamily:
         names = (model, model.rpartition("/")[2])
         chosen = next((item for item in self._families if _fits(item, names, provider, wire)), None)
         image = next((rule for patterns, rule in self._images if _any(patterns, names)), COMMON_RULE)
-        return replace(chosen or Family(name="unknown"), image=image)
+        return replace(chosen or TokenizerFamily(name="unknown"), image=image)
 
-    def __iter__(self) -> Iterator[Family]:
+    def __iter__(self) -> Iterator[TokenizerFamily]:
         return iter(self._families)
 
 
-def _fits(family: Family, names: Sequence[str], provider: str, wire: str) -> bool:
+def _fits(family: TokenizerFamily, names: Sequence[str], provider: str, wire: str) -> bool:
     return _any(family.wires, (wire,)) and _any(family.providers, (provider,)) and _any(family.models, names)
 
 
@@ -154,7 +154,7 @@ def _any(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
-def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Families:
+def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> TokenizerFamilies:
     """The families of a decoded table.
 
     Args:
@@ -172,23 +172,23 @@ def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None
     if problems:
         raise ConfigError(problems)
     rules = ThinkingRules([*first_thinking, *thinking])
-    return Families((*first.values(), *found.values()), (*first_images, *images), rules)
+    return TokenizerFamilies((*first.values(), *found.values()), (*first_images, *images), rules)
 
 
 _Images = list[tuple[tuple[str, ...], ImageRule]]
 
 
 def _read(
-    table: Mapping[str, Any], known: Mapping[str, Family], problems: list[str]
-) -> tuple[dict[str, Family], _Images, list[ThinkingRule]]:
+    table: Mapping[str, Any], known: Mapping[str, TokenizerFamily], problems: list[str]
+) -> tuple[dict[str, TokenizerFamily], _Images, list[ThinkingRule]]:
     """Return the families, image rules and thinking rules of one table; `known`: families of another one."""
     problems += [f"{key}: there is no such key" for key in table if key not in _SECTIONS]
-    found: dict[str, Family] = {}
+    found: dict[str, TokenizerFamily] = {}
     for name, row in _rows(table, "families", problems):
         base = found.get(str(row.get("like"))) or known.get(str(row.get("like")))
         if "like" in row and base is None:
             problems.append(f"families.{name}.like: there is no family {row['like']!r} above this one")
-        found[name] = _family(name, row, base or Family(name=""), problems)
+        found[name] = _family(name, row, base or TokenizerFamily(name=""), problems)
     images = [
         (_models(f"images.{name}", row, problems), _image_rule(f"images.{name}", row, problems))
         for name, row in _rows(table, "images", problems)
@@ -245,7 +245,7 @@ def _no_patterns(key: str, value: object) -> str | None:
     return f"{unknown[0]} is none of {', '.join(_WIRES)}" if unknown else None
 
 
-def _family(name: str, row: Mapping[str, Any], base: Family, problems: list[str]) -> Family:
+def _family(name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: list[str]) -> TokenizerFamily:
     # Patterns are a family's own: one that is like another is for other models.
     changes: dict[str, Any] = {"name": name, "models": ("*",), "providers": ("*",), "wires": ("*",)}
     for key, value in row.items():
@@ -292,5 +292,5 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9  # noqa: PLR2004  # no inf, no nan
 
 
-_FIELDS: Final = {item.name: str(item.type) for item in fields(Family)}
+_FIELDS: Final = {item.name: str(item.type) for item in fields(TokenizerFamily)}
 _IMAGE_FIELDS: Final = frozenset(item.name for item in fields(ImageRule))

@@ -15,7 +15,7 @@ _MOST_FIELDS: Final = 4
 _MOST_OF_IT: Final = 0.5
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """A field, or an element of one, and its tokens. `param`: where it stands in the request."""
 
     param: str
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 def heaviest_beside(
     wire: Wire, fields: Mapping[str, bytes], weigh: Callable[[Mapping[str, Piece]], int]
-) -> Part | None:
+) -> RequestPart | None:
     """The field beside the messages that takes most tokens, or the tool in it that takes most of these.
 
     `weigh`: the tokens of a request of these fields, without its messages.
@@ -33,7 +33,8 @@ def heaviest_beside(
     longest = sorted(beside, key=lambda name: len(beside[name]), reverse=True)[:_MOST_FIELDS]
     whole = weigh(beside)
     parts = [
-        Part(name, whole - weigh({other: raw for other, raw in beside.items() if other != name})) for name in longest
+        RequestPart(name, whole - weigh({other: raw for other, raw in beside.items() if other != name}))
+        for name in longest
     ]
     field = max(parts, key=lambda part: part.tokens, default=None)
     if field is None or field.tokens <= 0:
@@ -43,5 +44,5 @@ def heaviest_beside(
         return field
     index = max(range(len(elements)), key=lambda place: len(compact(elements[place])))
     rest = elements[:index] + elements[index + 1 :]
-    element = Part(f"{field.param}[{index}]", whole - weigh({**beside, field.param: rest}))
+    element = RequestPart(f"{field.param}[{index}]", whole - weigh({**beside, field.param: rest}))
     return element if element.tokens >= _MOST_OF_IT * field.tokens else field

@@ -35,7 +35,7 @@ class TokenCounter(Protocol):
         ...
 
 
-class Counts(NamedTuple):
+class ContentTokens(NamedTuple):
     """What a message holds, by kind: tokens, where nothing else is said. Counts of several messages are added up."""
 
     text: int = 0
@@ -53,13 +53,13 @@ class Counts(NamedTuple):
     called: int = 0  # the names of called tools, which `call` holds too: some providers repeat them above the result
 
 
-class Measure(NamedTuple):
+class MeasuredMessage(NamedTuple):
     """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it.
 
     `called`: id and tool's name of each call that can be answered. `is_all`: the provider reads nothing before it.
     """
 
-    counts: Counts
+    counts: ContentTokens
     media: tuple[Media, ...] = ()
     results: tuple[ToolResult, ...] = ()
     role: str = ""
@@ -68,7 +68,7 @@ class Measure(NamedTuple):
     is_all: bool = False
 
 
-def measure(wire: Wire, message: object, counter: TokenCounter) -> Measure:
+def measure(wire: Wire, message: object, counter: TokenCounter) -> MeasuredMessage:
     """The measure of one decoded message, input item or prompt."""
     tally = Tally(counter.count)
     if wire == "completions":
@@ -80,25 +80,25 @@ def measure(wire: Wire, message: object, counter: TokenCounter) -> Measure:
     return _READERS[wire](tally, message)
 
 
-def text_measure(text: object, counter: TokenCounter) -> Measure:
+def text_measure(text: object, counter: TokenCounter) -> MeasuredMessage:
     """The measure of a system text that stands in a field of its own: `system`, `instructions`."""
     tally = Tally(counter.count)
     tally.parts(text)
     return _measured(tally, "system")
 
 
-def other_measure(value: object, counter: TokenCounter) -> Measure:
+def other_measure(value: object, counter: TokenCounter) -> MeasuredMessage:
     """The measure of a field that nobody here knows."""
     tally = Tally(counter.count)
     tally.unknown(value)
     return _measured(tally, "", messages=0)
 
 
-def _measured(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> Measure:
+def _measured(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> MeasuredMessage:
     calls = tally.sums.get("calls", 0)
-    counts = Counts(**tally.sums, messages=messages, parallel=max(0, calls - 1))
+    counts = ContentTokens(**tally.sums, messages=messages, parallel=max(0, calls - 1))
     role = role[:NAME_CHARACTERS]
-    return Measure(counts, tuple(tally.media), tuple(tally.results), role, asks, tuple(tally.called))
+    return MeasuredMessage(counts, tuple(tally.media), tuple(tally.results), role, asks, tuple(tally.called))
 
 
 def _prompt(tally: Tally, prompt: object) -> None:
@@ -112,7 +112,7 @@ def _prompt(tally: Tally, prompt: object) -> None:
             tally.unknown(item)
 
 
-def _chat(tally: Tally, message: Mapping[str, Any]) -> Measure:
+def _chat(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
     role = _role(message)
     if role in ("tool", "function"):
         tally.result(message.get("tool_call_id", message.get("name")), message.get("content"))
@@ -172,7 +172,7 @@ def _chat_thoughts(tally: Tally, message: Mapping[str, Any]) -> None:
             tally.seal(detail.get("data"))
 
 
-def _responses(tally: Tally, item: Mapping[str, Any]) -> Measure:
+def _responses(tally: Tally, item: Mapping[str, Any]) -> MeasuredMessage:
     kind = item.get("type", "message")
     if not isinstance(kind, str):
         tally.fields(item)
@@ -207,7 +207,7 @@ def _texts_in(parts: object) -> Iterator[str]:
             yield text
 
 
-def _messages(tally: Tally, message: Mapping[str, Any]) -> Measure:
+def _messages(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
     content, role = message.get("content"), _role(message)
     place = _compaction(content) if isinstance(content, list) else None
     tally.parts(content[place:] if isinstance(content, list) else content)
@@ -231,7 +231,7 @@ def _role(message: Mapping[str, Any]) -> str:
     return role if isinstance(role, str) else "user"
 
 
-_READERS: Final[Mapping[str, Callable[[Tally, Mapping[str, Any]], Measure]]] = {
+_READERS: Final[Mapping[str, Callable[[Tally, Mapping[str, Any]], MeasuredMessage]]] = {
     "chat": _chat,
     "responses": _responses,
     "messages": _messages,

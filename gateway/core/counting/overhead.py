@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Final, cast
 
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.definitions import Tools
-from gateway.core.counting.measure import Measure, TokenCounter
+from gateway.core.counting.definitions import ToolDefinitions
+from gateway.core.counting.measure import MeasuredMessage, TokenCounter
 from gateway.core.counting.media import Media
-from gateway.core.counting.request import Request
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.request import RequestParts
+from gateway.core.counting.sums import MessageSums
 from gateway.core.values import dataclass
 
 #: bytes that one takes beside the fields it was read from
@@ -23,7 +23,7 @@ _BYTES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Overhead:
     """What stands beside messages.
 
     Attributes:
@@ -39,26 +39,26 @@ class Beside:
         marks: those of the request's shape that no message sets, see `Estimate.shape`.
     """
 
-    request: Request
+    request: RequestParts
     counter: TokenCounter
     kind: Hashable
-    system: tuple[Measure, ...]
-    start: Sums
-    tools: Tools
+    system: tuple[MeasuredMessage, ...]
+    start: MessageSums
+    tools: ToolDefinitions
     namespace: int
     forced_name: int
     schema: int
-    others: tuple[Measure, ...]
+    others: tuple[MeasuredMessage, ...]
     media: tuple[Media, ...]
     marks: frozenset[str]
 
 
-def marks_of(request: Request, tools: Tools) -> frozenset[str]:
-    """See `Beside.marks`."""
+def marks_of(request: RequestParts, tools: ToolDefinitions) -> frozenset[str]:
+    """See `Overhead.marks`."""
     return frozenset(_marks(request, tools))
 
 
-def _marks(request: Request, tools: Tools) -> Iterator[str]:
+def _marks(request: RequestParts, tools: ToolDefinitions) -> Iterator[str]:
     if tools.count > 0:
         yield "tools"
     if request.forced:
@@ -73,7 +73,7 @@ def _marks(request: Request, tools: Tools) -> Iterator[str]:
         yield "other"
 
 
-class Besides:
+class RecentOverheads:
     """What stood beside the messages of the requests that came last.
 
     Args:
@@ -84,11 +84,11 @@ class Besides:
     def __init__(self, limit_bytes: int, lock: AbstractContextManager[object] | None = None) -> None:
         self._cache = CountCache(limit_bytes, lock)
 
-    def find(self, key: Hashable) -> Beside | None:
+    def find(self, key: Hashable) -> Overhead | None:
         """What is kept under a key, see `keep`."""
-        return cast("Beside | None", self._cache.peek("", key))
+        return cast("Overhead | None", self._cache.peek("", key))
 
-    def keep(self, key: Hashable, beside: Beside, size: int) -> None:
+    def keep(self, key: Hashable, beside: Overhead, size: int) -> None:
         """Keep one. `key`: all that its request was read from; `size`: the bytes of that."""
         self._cache.put("", key, beside, _BYTES + size)
 

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.sums import MessageSums
 from gateway.core.values import dataclass
 
 #: Bytes of the shortest text that is kept: a shorter one is weighed anew in less time than it takes to find it.
@@ -30,7 +30,7 @@ _KEY_BYTES: Final = 144
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class CachedPrefix:
     """The first messages of an array.
 
     Attributes:
@@ -47,7 +47,7 @@ class Beginning:
     bounds: tuple[int, ...]
     keys: tuple[bytes, ...]
     kind: Hashable
-    sums: Sums
+    sums: MessageSums
     elsewhere: frozenset[str] = frozenset()
 
     @property
@@ -66,7 +66,7 @@ class Beginning:
         return _BYTES + len(self.text) + _KEY_BYTES * len(self.keys) + self.sums.size_bytes
 
 
-class Beginnings:
+class PrefixCache:
     """Beginnings of arrays, bounded in bytes. Of two that threads keep at once, one may be lost: it is weighed anew.
 
     Args:
@@ -77,7 +77,7 @@ class Beginnings:
     def __init__(self, limit_bytes: int, lock: AbstractContextManager[object] | None = None) -> None:
         self._cache = CountCache(limit_bytes, lock)
 
-    def of(self, wire: Wire, array: bytes) -> Beginning | None:
+    def of(self, wire: Wire, array: bytes) -> CachedPrefix | None:
         """The longest known beginning of an array that is JSON, without cache marks."""
         for place in _places(len(array)):
             fits = [known for known in self._at(wire, _sign(array, place)) if _begins(array, known.text)]
@@ -85,13 +85,13 @@ class Beginnings:
                 return max(fits, key=lambda known: len(known.text))
         return None
 
-    def keep(self, wire: Wire, beginning: Beginning, instead_of: Beginning | None = None) -> None:
+    def keep(self, wire: Wire, beginning: CachedPrefix, instead_of: CachedPrefix | None = None) -> None:
         """Remember a beginning; the shorter one it goes on from is given up for it."""
         if instead_of is not None:
             self._put(wire, instead_of.text, ())
         self._put(wire, beginning.text, (beginning,))
 
-    def _put(self, wire: Wire, text: bytes, new: tuple[Beginning, ...]) -> None:
+    def _put(self, wire: Wire, text: bytes, new: tuple[CachedPrefix, ...]) -> None:
         """Keep `new`, or nothing, in the place of the beginning with this text."""
         places = _places(len(text))
         if not places:
@@ -101,8 +101,8 @@ class Beginnings:
         kept = (*others, *new)[-_OF_ONE_SIGN:]
         self._cache.put(wire, sign, kept, sum(known.size_bytes for known in kept))
 
-    def _at(self, wire: Wire, sign: Hashable) -> tuple[Beginning, ...]:
-        return cast("tuple[Beginning, ...]", self._cache.peek(wire, sign) or ())
+    def _at(self, wire: Wire, sign: Hashable) -> tuple[CachedPrefix, ...]:
+        return cast("tuple[CachedPrefix, ...]", self._cache.peek(wire, sign) or ())
 
     @property
     def size_bytes(self) -> int:

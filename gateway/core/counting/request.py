@@ -65,7 +65,7 @@ _FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RequestParts:
     """A request, taken apart.
 
     Attributes:
@@ -104,7 +104,7 @@ def read_request(
     provider: str = "",
     messages: Sequence[Piece] | None = None,
     tokenizer: str = "",
-) -> Request:
+) -> RequestParts:
     """Take a body apart; never raises.
 
     Args:
@@ -121,7 +121,7 @@ def read_request(
     form = _format(wire, body)
     about = form.get("description")
     title = form.get("name")
-    return Request(
+    return RequestParts(
         wire=wire,
         model=model or (own if isinstance(own, str) else ""),
         provider=provider,

@@ -29,7 +29,7 @@ class _Run:
     size: int
 
 
-class Runs:
+class RunCache:
     """Values of whole runs of messages, kept in a cache. Of two that two threads keep at once, one may be lost."""
 
     def __init__(self, cache: CountCache) -> None:

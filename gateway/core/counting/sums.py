@@ -7,22 +7,22 @@ from itertools import chain
 from typing import Final
 
 from gateway.core.conversation.message import SYSTEM_ROLES
-from gateway.core.counting.context import ContextCounts, Seen, context_counts
-from gateway.core.counting.measure import Counts, Measure
+from gateway.core.counting.context import ContextCounts, SeenContent, context_counts
+from gateway.core.counting.measure import ContentTokens, MeasuredMessage
 from gateway.core.counting.media import Media
 from gateway.core.values import dataclass
 
 _ASSISTANT: Final = "assistant"
-_NO_COUNTS: Final = Counts()
+_NO_COUNTS: Final = ContentTokens()
 _NO_PARTS: Final = ContextCounts()
-_NOTHING: Final = Seen()
+_NOTHING: Final = SeenContent()
 #: bytes that sums take, and more for each result, open call and media
 _SUMS_BYTES: Final = 1_200
 _PART_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class MessageSums:
     """What messages make together, in their order.
 
     Attributes:
@@ -35,22 +35,22 @@ class Sums:
         new: the counts of the messages after the last one of an assistant; None where there is none.
     """
 
-    counts: Counts = _NO_COUNTS
-    turn: Counts = _NO_COUNTS
+    counts: ContentTokens = _NO_COUNTS
+    turn: ContentTokens = _NO_COUNTS
     media: tuple[Media, ...] = ()
     system: bool = False
     context: ContextCounts = _NO_PARTS
-    seen: Seen = _NOTHING
-    new: Counts | None = None
+    seen: SeenContent = _NOTHING
+    new: ContentTokens | None = None
 
-    def plus(self, measures: Sequence[Measure]) -> Sums:
+    def plus(self, measures: Sequence[MeasuredMessage]) -> MessageSums:
         """The sums with these messages behind the others."""
         if not measures:
             return self
         added, media, _, roles, *_ = zip(*measures, strict=True)
-        counts = Counts(*map(sum, zip(self.counts, *added, strict=True)))
+        counts = ContentTokens(*map(sum, zip(self.counts, *added, strict=True)))
         context, seen = context_counts(measures, self.context, self.seen)
-        return Sums(
+        return MessageSums(
             counts,
             _thoughts(self.turn, measures) if counts.thinking or counts.sealed or counts.seals else _NO_COUNTS,
             tuple(chain(self.media, *media)),
@@ -60,7 +60,7 @@ class Sums:
             _new(self.new, roles, added),
         )
 
-    def kept(self, thoughts: str) -> Counts:
+    def kept(self, thoughts: str) -> ContentTokens:
         """The counts of what a provider keeps, see `Family.thoughts`: all earlier thinking, the turn's, or none."""
         if thoughts == "all" or not (self.counts.thinking or self.counts.seals):
             return self.counts
@@ -83,20 +83,20 @@ class Sums:
         return _SUMS_BYTES + _PART_BYTES * (len(self.seen) + len(self.media))
 
 
-def _new(before: Counts | None, roles: Sequence[str], added: Sequence[Counts]) -> Counts | None:
+def _new(before: ContentTokens | None, roles: Sequence[str], added: Sequence[ContentTokens]) -> ContentTokens | None:
     """Return the counts after the last message of an assistant. `before`: those of the earlier messages."""
     last = max([index for index, role in enumerate(roles) if role == _ASSISTANT], default=-1)
     if last < 0 and before is None:
         return None
     start = before if before is not None and last < 0 else _NO_COUNTS
-    return Counts(*map(sum, zip(start, *added[last + 1 :], strict=True)))
+    return ContentTokens(*map(sum, zip(start, *added[last + 1 :], strict=True)))
 
 
-def _thoughts(before: Counts, measures: Sequence[Measure]) -> Counts:
+def _thoughts(before: ContentTokens, measures: Sequence[MeasuredMessage]) -> ContentTokens:
     asked = max([index for index, item in enumerate(measures) if item.asks], default=-1)
     thinking, sealed, seals = (before.thinking, before.sealed, before.seals) if asked < 0 else (0, 0, 0)
     for item in measures[asked + 1 :]:
         thinking += item.counts.thinking
         sealed += item.counts.sealed
         seals += item.counts.seals
-    return Counts(thinking=thinking, sealed=sealed, seals=seals)
+    return ContentTokens(thinking=thinking, sealed=sealed, seals=seals)

@@ -76,7 +76,7 @@ def _word(item: object) -> str:
         return hex(item) if isinstance(item, int) else ""
 
 
-class Definitions:
+class SchemaDefinitions:
     """What a schema may refer to, and how much of it may be written again."""
 
     __slots__ = ("_known", "_left")
@@ -97,16 +97,16 @@ class Definitions:
         return found
 
 
-def _definitions(schema: Mapping[str, Any]) -> Definitions:
+def _definitions(schema: Mapping[str, Any]) -> SchemaDefinitions:
     found: dict[str, Any] = {}
     for place in ("$defs", "definitions"):
         inner = schema.get(place)
         if isinstance(inner, Mapping):
             found |= {f"#/{place}/{name}": value for name, value in inner.items()}
-    return Definitions(found)
+    return SchemaDefinitions(found)
 
 
-def _object(schema: Mapping[str, Any], depth: int, known: Definitions) -> str:
+def _object(schema: Mapping[str, Any], depth: int, known: SchemaDefinitions) -> str:
     required = schema.get("required")
     needed = frozenset([name for name in required if isinstance(name, str)] if isinstance(required, list) else ())
     lines: list[str] = []
@@ -126,7 +126,7 @@ def _default(field: Mapping[str, Any]) -> str:
     return f" // default: {default if isinstance(default, str) else compact(default)}" if default is not None else ""
 
 
-def _type(field: Mapping[str, Any], depth: int, known: Definitions) -> str:
+def _type(field: Mapping[str, Any], depth: int, known: SchemaDefinitions) -> str:
     reference = field.get("$ref")
     if isinstance(reference, str) and depth < _MAX_DEPTH:
         return known.referred(reference, depth)
@@ -142,7 +142,7 @@ def _type(field: Mapping[str, Any], depth: int, known: Definitions) -> str:
     return _named(field, field.get("type"), depth, known)
 
 
-def _named(field: Mapping[str, Any], kind: object, depth: int, known: Definitions) -> str:
+def _named(field: Mapping[str, Any], kind: object, depth: int, known: SchemaDefinitions) -> str:
     if isinstance(kind, list):
         # All of them are of the same parts.
         each = (known.again(partial(_named, field, one, depth + 1, known)) for one in kind)

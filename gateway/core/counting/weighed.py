@@ -8,12 +8,12 @@ from math import ceil
 from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import Corrected, LastTurn, Residual, calibration_key, corrected
 from gateway.core.counting.estimate import Estimate
-from gateway.core.counting.request import Request
+from gateway.core.counting.request import RequestParts
 from gateway.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class CountedRequest:
     """A request and what the provider is expected to report for it, in tokens.
 
     `expected` is of the request itself. `kept` comes on top where the request goes on from an answer that the provider
@@ -23,7 +23,7 @@ class Weighed:
     `key`: under which this kind of request is learned.
     """
 
-    request: Request
+    request: RequestParts
     estimate: Estimate
     expected: Corrected
     key: str
@@ -88,7 +88,7 @@ class Learned:
         return Learned(last_turn=self.last_turn, limit=self.limit, kept=self.kept)
 
 
-def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:
+def key_of(request: RequestParts, estimate: Estimate, kept: int = 0) -> str:
     """The key under which errors of estimates like this one are learned.
 
     Requests that go on from a kept answer of known weight have one of their own: that weight is a guess too.
@@ -97,11 +97,11 @@ def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:
     return calibration_key(request.provider, request.model, request.wire, shape)
 
 
-def weigh(request: Request, estimate: Estimate, learned: Learned, key: str | None = None) -> Weighed:
+def weigh(request: RequestParts, estimate: Estimate, learned: Learned, key: str | None = None) -> CountedRequest:
     """The request with its estimate corrected by what was learned.
 
     `key`: correct it as a request of this key, where that is not the key of its own shape.
     """
     key = key or key_of(request, estimate, learned.kept)
     expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
-    return Weighed(request, estimate, expected, key, learned.kept)
+    return CountedRequest(request, estimate, expected, key, learned.kept)

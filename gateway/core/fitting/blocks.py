@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gateway.core.conversation.lossless_json import bared, parse_whole, written
 from gateway.core.conversation.message import Message, has_too_many_values, is_deep
-from gateway.core.fitting.deadline import Watch
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.values import dataclass
 
 GAP: Final = "[...]"
@@ -65,7 +65,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
+class SlicedMessage:
     """A message's slots and blocks; the blocks of a slot follow one another."""
 
     slots: tuple[Slot, ...]
@@ -87,9 +87,9 @@ class Sliced:
         return tuple(sorted({*picked, *needed} - {-1}))
 
 
-def slice_message(message: Message, watch: Watch | None = None) -> Sliced:
+def slice_message(message: Message, watch: Deadline | None = None) -> SlicedMessage:
     """Cut a message. One with nothing to cut has no blocks."""
-    watch = watch or Watch()
+    watch = watch or Deadline()
     slots: list[Slot] = []
     blocks: list[Block] = []
     fixed: list[str] = []
@@ -114,7 +114,7 @@ def slice_message(message: Message, watch: Watch | None = None) -> Sliced:
             add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in watch.over(cut_text(text))])
         shown = _having(arguments, [(path, GAP) for path, _ in long]) if long else arguments
         fixed.append(f"{function.get('name')} {shown}")
-    return Sliced(tuple(slots), tuple(blocks), "\n".join(fixed), is_verbatim)
+    return SlicedMessage(tuple(slots), tuple(blocks), "\n".join(fixed), is_verbatim)
 
 
 def _contents(content: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
@@ -125,7 +125,7 @@ def _contents(content: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
         yield from (((number,), part["text"]) for number, part in enumerate(content))
 
 
-def render(message: Message, sliced: Sliced, picked: Sequence[int]) -> dict[str, Any]:
+def render(message: Message, sliced: SlicedMessage, picked: Sequence[int]) -> dict[str, Any]:
     """The message with the picked blocks only; every other field as it was."""
     texts = _texts(sliced, sliced.closed(picked))
     out = dict(message)
@@ -161,7 +161,7 @@ def _nothing(message: Message) -> str | None:
     return None if message.get("tool_calls") or message.get("function_call") else GAP
 
 
-def _texts(sliced: Sliced, picked: Sequence[int]) -> list[str]:
+def _texts(sliced: SlicedMessage, picked: Sequence[int]) -> list[str]:
     """The text of each slot."""
     kept = set(picked)
     pieces: list[list[str]] = [[] for _ in sliced.slots]
@@ -232,7 +232,7 @@ def _put(value: Any, path: Sequence[int | str], text: str) -> None:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _cut_words(text: str, watch: Watch) -> Iterator[tuple[str, int]]:
+def _cut_words(text: str, watch: Deadline) -> Iterator[tuple[str, int]]:
     """`_cut` of what the assistant says.
 
     Thinking that it begins with is one piece: chat templates take out all up to its end, and where one tag is without
@@ -252,7 +252,7 @@ def _thought(text: str) -> int:
     return len(text) - len(text[text.index(ends) + len(ends) :].lstrip())
 
 
-def _cut(text: str, watch: Watch) -> Iterator[tuple[str, int]]:
+def _cut(text: str, watch: Deadline) -> Iterator[tuple[str, int]]:
     """Pieces of a text and the number of the piece each needs, or -1."""
     value = _read_json(text) if len(text) > COMPACT and text.lstrip()[:1] in ("{", "[") else None
     if isinstance(value, dict | list) and value:
@@ -337,7 +337,7 @@ _Row = tuple[str | None, Any]
 class _Lines(list[tuple[str, int]]):
     """Counts what is added as work."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Deadline) -> None:
         super().__init__()
         self._watch = watch
 
@@ -346,7 +346,7 @@ class _Lines(list[tuple[str, int]]):
         super().append(line)
 
 
-def _json_lines(value: Any, watch: Watch) -> Iterator[tuple[str, int]]:
+def _json_lines(value: Any, watch: Deadline) -> Iterator[tuple[str, int]]:
     """A line a block, each with its newline, in the order of the document."""
     lines = _Lines(watch)
     _add_json(lines, "", value)

@@ -1,7 +1,7 @@
 """Trim a draft that is over its limit.
 
 It goes down to the low-water mark, so that the next turns only append: what must stay, and a share of the room beside
-that (`FitPolicy.low_water`). What the client had cached and what was sent before stays at the beginning as far as that
+that (`TrimPolicy.low_water`). What the client had cached and what was sent before stays at the beginning as far as that
 can be.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.conversation.message import SYSTEM_ROLES
-from gateway.core.fitting.deadline import Watch
-from gateway.core.fitting.draft import KEEP, Draft, Summary
+from gateway.core.fitting.deadline import Deadline
+from gateway.core.fitting.draft import KEEP, Draft, SummaryEntry
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.role_order import in_order, without_marks
 from gateway.core.fitting.strategies import Dedupe, Drop, Strategy, first_to_go, leading
 
@@ -29,7 +29,7 @@ _TASK_TOKENS: Final = 64
 _MOST_TASK: Final = 0.3
 
 
-def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
+def cut(draft: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
     """Down to the low-water mark; what the client had cached stays while it can, and so does what was sent."""
     fixed = system_tokens(draft)
     low = _low(draft, limit, policy)
@@ -56,7 +56,7 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
     return fresh, applied
 
 
-def _deduped(draft: Draft, start: int, enough: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+def _deduped(draft: Draft, start: int, enough: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
     """What came twice told once, from `start` on, where that is asked for first and is enough.
 
     It loses nothing, so that it need not go as deep as others; with less room the next cut would come too soon.
@@ -71,7 +71,7 @@ def _deduped(draft: Draft, start: int, enough: int, policy: FitPolicy) -> tuple[
     return fresh.ruled(opened, strategy.name), (strategy.name,)
 
 
-def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+def _cut_tail(draft: Draft, low: int, limit: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
     """Cut only what was appended since the last cut, if that is enough and what that cut left is small.
 
     All that stands behind the first change is paid in full again, and the newest stretch is the last of it: to change
@@ -155,9 +155,9 @@ def lacks_task(draft: Draft, limit: int) -> bool:
     return draft.weight_as(task, (0,)) + sum(draft.weight(index) for index in conversation.pinned) <= limit
 
 
-def given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
+def given_up(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
     """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
-    draft = replace(start, watch=Watch(), first=0, recalls={})
+    draft = replace(start, watch=Deadline(), first=0, recalls={})
     if policy.may_drop:
         lighter = Drop(reads=False).apply(draft, _low(draft, limit, policy))
         if lighter.total() <= limit:
@@ -165,7 +165,7 @@ def given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
     return dropped(draft, limit, policy, reads=False)
 
 
-def dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True) -> Draft:
+def dropped(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True) -> Draft:
     """Whole units left out of the conversation as it came, if that is allowed."""
     if policy.may_drop:
         untouched = Draft.untouched(draft.conversation, draft.reader, came=draft.came)
@@ -183,7 +183,7 @@ def dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True) 
     )
 
 
-def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
+def _low(draft: Draft, limit: int, policy: TrimPolicy) -> int:
     """The share of what is left beside that which must stay: of all, a long newest result would leave the old nothing.
 
     What must stay on this turn can mostly be cut on the next.
@@ -224,7 +224,7 @@ def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
 
 def _difference(sent: Draft, fresh: Draft, index: int) -> float:
     old, new = sent.decisions[index], fresh.decisions[index]
-    if old != new and isinstance(new, Summary):
+    if old != new and isinstance(new, SummaryEntry):
         return math.inf  # made for all that comes behind it: one without the other makes no sense
     if isinstance(old, tuple) and isinstance(new, tuple):
         tokens = sent.known(index).tokens

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _PIECES: Final = 64
 
 
-class Expired(Exception):
+class DeadlinePassed(Exception):
     """There is no more time to choose."""
 
 
@@ -23,7 +23,7 @@ def never() -> bool:
     return False
 
 
-class Watch:
+class Deadline:
     """Counts work and asks `expired` now and then."""
 
     def __init__(self, expired: Callable[[], bool] = never) -> None:
@@ -40,7 +40,7 @@ class Watch:
         if self._done >= _PIECES:
             self._done = 0
             if self._expired():
-                raise Expired
+                raise DeadlinePassed
 
     def over(self, pieces: Iterable[T]) -> Iterator[T]:
         """Each of them, counted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.core.conversation.units import Item
-from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
+from gateway.core.fitting.draft import KEEP, Decision, Draft, DuplicateResult
 
 #: a result, or a part of one, that is shorter is not longer than the words that would stand for it
 SHORTEST: Final = 200
@@ -25,7 +25,7 @@ def dedupe(draft: Draft) -> Draft:
             continue
         first = seen.setdefault(item.text_key, item.index)
         if first != item.index and item.index in free:
-            changes[item.index] = Same(first)
+            changes[item.index] = DuplicateResult(first)
     return draft.having(changes) if changes else draft
 
 

@@ -10,10 +10,10 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation.message import Message, decode, is_one_text
 from gateway.core.conversation.units import Conversation, Unit
-from gateway.core.fitting.deadline import Watch
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.parameters import Parameters
 from gateway.core.fitting.parts import without
-from gateway.core.fitting.reader import Known, Made, Order, Reader
+from gateway.core.fitting.reader import KnownBlocks, Reader, RenderedMessage, RenderOrder
 from gateway.core.fitting.summary import summary_message
 from gateway.core.values import dataclass
 
@@ -22,7 +22,7 @@ EARLIER: Final = "[earlier in this conversation]"
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class DuplicateResult:
     """A result whose content, or the parts at these places, are in an earlier one that is sent whole: message `of`."""
 
     of: int
@@ -30,7 +30,7 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SummaryEntry:
     """The first of `count` messages for which a summary stands, in its place; the others are `SUMMED`."""
 
     id: str
@@ -39,7 +39,7 @@ class Summary:
 
 
 #: keep as it came, drop, keep these blocks, point at the same in an earlier result, or let a summary stand for it
-Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | Same | Summary
+Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | DuplicateResult | SummaryEntry
 
 # spelled out for mypy, which takes a bare Final in a tuple for a str
 KEEP: Final[Literal["keep"]] = "keep"  # noqa: PYI064
@@ -53,7 +53,7 @@ Lines = tuple[tuple[int, tuple[int, ...]], ...]
 _Want = tuple[int, Decision, Lines]
 
 
-class Uses(NamedTuple):
+class TermUses(NamedTuple):
     """Where the terms of a conversation are."""
 
     #: term -> the last message that has it
@@ -68,7 +68,7 @@ class Uses(NamedTuple):
 Pick = tuple[int, int]
 
 
-class Step(NamedTuple):
+class ChosenBlocks(NamedTuple):
     """Blocks that were chosen together, of the unit that starts at `start`; `opened`: the unit was opened with them."""
 
     start: int
@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 #: nothing is sent in the place of a message
-_GONE: Final = Made(None, 0, b"")
+_GONE: Final = RenderedMessage(None, 0, b"")
 #: stands for the tokens of a message that is sent as it came: `Draft.came` has them
 _AS_IT_CAME: Final = 0
 
@@ -87,12 +87,12 @@ class _Memo:
     """What was read and made for a conversation, shared by all drafts of it."""
 
     #: by message
-    known: dict[int, Known] = field(default_factory=dict)
+    known: dict[int, KnownBlocks] = field(default_factory=dict)
     #: of all messages but system texts: one value once it was asked for, none before
-    uses: list[Uses] = field(default_factory=list)
+    uses: list[TermUses] = field(default_factory=list)
     #: term -> how likely it is needed, by the factors (`Worth`) this was worked out with
     weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
-    made: dict[_Want, Made] = field(default_factory=dict)
+    made: dict[_Want, RenderedMessage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Draft:
     #: message -> the strategy that decided which blocks of it are kept
     rules: Mapping[int, str] = field(default_factory=dict)
     #: how the blocks were chosen, the best first
-    steps: Sequence[Step] = ()
-    watch: Watch = field(default_factory=Watch)
+    steps: Sequence[ChosenBlocks] = ()
+    watch: Deadline = field(default_factory=Deadline)
     memo: _Memo = field(default_factory=_Memo, repr=False)
     #: what `weights` gave: one value once it was asked for, none before
     _weighed: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -129,13 +129,13 @@ class Draft:
         reader: Reader,
         *,
         came: Sequence[int] | None = None,
-        watch: Watch | None = None,
+        watch: Deadline | None = None,
     ) -> Draft:
         """Everything as it came; `came`: its tokens, where they are known."""
         came = reader.weights(conversation) if came is None else came
-        return cls(conversation, reader, came, (KEEP,) * len(came), watch=watch or Watch())
+        return cls(conversation, reader, came, (KEEP,) * len(came), watch=watch or Deadline())
 
-    def having(self, changes: Mapping[int, Decision], steps: Sequence[Step] | None = None) -> Draft:
+    def having(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
         """The draft with other decisions for some messages; `steps`: how blocks were chosen, None for as before."""
         decisions = list(self.decisions)
         for index, decision in changes.items():
@@ -149,7 +149,7 @@ class Draft:
             draft._before.append((weights, stale | changed))
         return draft
 
-    def reopened(self, first: int, steps: Sequence[Step] = ()) -> Draft:
+    def reopened(self, first: int, steps: Sequence[ChosenBlocks] = ()) -> Draft:
         """The draft with all messages from `first` on open to new decisions, and no lines repeated there.
 
         `steps`: of an earlier choice among these units and others, to be taken over by the next.
@@ -163,7 +163,7 @@ class Draft:
         decisions: Sequence[Decision],
         recalls: Mapping[int, Lines],
         rules: Mapping[int, str],
-        made: Mapping[int, Made],
+        made: Mapping[int, RenderedMessage],
     ) -> Draft:
         """The draft with its first messages as decided before; `made`: what some of these became then."""
         rest = len(self.decisions) - len(decisions)
@@ -195,11 +195,11 @@ class Draft:
         items = self.conversation.items
         return {index: KEEP if items[index].sealed else () for index in unit.indices}
 
-    def pointing(self) -> dict[int, dict[int, Same]]:
+    def pointing(self) -> dict[int, dict[int, DuplicateResult]]:
         """By index of a result that others point at: these others, and how they point."""
-        found: dict[int, dict[int, Same]] = {}
+        found: dict[int, dict[int, DuplicateResult]] = {}
         for index, decision in enumerate(self.decisions):
-            if isinstance(decision, Same):
+            if isinstance(decision, DuplicateResult):
                 found.setdefault(decision.of, {})[index] = decision
         return found
 
@@ -209,12 +209,12 @@ class Draft:
         return self.reader.parameters(self.conversation.tools)
 
     @property
-    def summary(self) -> tuple[int, Summary] | None:
+    def summary(self) -> tuple[int, SummaryEntry] | None:
         """The summary, and the message in whose place it stands."""
-        found = ((index, one) for index, one in enumerate(self.decisions) if isinstance(one, Summary))
+        found = ((index, one) for index, one in enumerate(self.decisions) if isinstance(one, SummaryEntry))
         return next(found, None)
 
-    def known(self, index: int) -> Known:
+    def known(self, index: int) -> KnownBlocks:
         """What is known of a message."""
         found = self.memo.known.get(index)
         if found is None:
@@ -230,11 +230,11 @@ class Draft:
         found = self.reader.know([keys[index] for index in missing], [raws[index] for index in missing], self.watch)
         known.update(zip(missing, found, strict=True))
 
-    def made(self, index: int) -> Made:
+    def made(self, index: int) -> RenderedMessage:
         """What is sent in the place of a message."""
         return self._made((index,))[0]
 
-    def made_of(self, indices: Sequence[int]) -> dict[int, Made]:
+    def made_of(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
         """What is sent in the place of some messages, by index."""
         return dict(zip(indices, self._made(indices), strict=True))
 
@@ -258,16 +258,16 @@ class Draft:
             self._weighed.append(weights)
         return self._weighed[0]
 
-    def weigh(self, index: int, made: Made) -> int:
+    def weigh(self, index: int, made: RenderedMessage) -> int:
         """Tokens of a message when `made` is sent in its place."""
         return self._weight_as(self.decisions[index], index, made)
 
-    def _weight_as(self, decision: Decision, index: int, made: Made) -> int:
+    def _weight_as(self, decision: Decision, index: int, made: RenderedMessage) -> int:
         if decision == KEEP and index not in self.recalls:
             return self.came[index]
         if made.raw is None:
             return 0
-        calls = 0 if isinstance(decision, Summary) else self.conversation.outline.calls[index]
+        calls = 0 if isinstance(decision, SummaryEntry) else self.conversation.outline.calls[index]
         return self.reader.framing.added(made.tokens, calls)
 
     def total(self) -> int:
@@ -297,11 +297,11 @@ class Draft:
             book=self.reader,
         )
 
-    def _made(self, indices: Iterable[int]) -> list[Made]:
+    def _made(self, indices: Iterable[int]) -> list[RenderedMessage]:
         decisions, recalls = self.decisions, self.recalls
         return self._made_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
 
-    def _made_as(self, wanted: Sequence[_Want]) -> list[Made]:
+    def _made_as(self, wanted: Sequence[_Want]) -> list[RenderedMessage]:
         made = self.memo.made
         missing = [key for key in wanted if key not in made]
         if missing:
@@ -311,23 +311,23 @@ class Draft:
     def _make(self, wanted: Sequence[_Want]) -> None:
         raws = self.conversation.messages
         orders = {
-            key: Order(self.conversation.items[key[0]], raws[key[0]], self._what(key[0], key[1]))
+            key: RenderOrder(self.conversation.items[key[0]], raws[key[0]], self._what(key[0], key[1]))
             for key in wanted
-            if isinstance(key[1], tuple | Same)
+            if isinstance(key[1], tuple | DuplicateResult)
         }
         made = dict(zip(orders, self.reader.make(list(orders.values()), self.watch), strict=True))
         for key in wanted:
             index, decision, lines = key
             if decision == KEEP:
-                made[key] = Made(raws[index], _AS_IT_CAME, self.conversation.keys[index])
-            elif isinstance(decision, Summary):
+                made[key] = RenderedMessage(raws[index], _AS_IT_CAME, self.conversation.keys[index])
+            elif isinstance(decision, SummaryEntry):
                 made[key] = self.reader.made(summary_message(decision.text, decision.count))
             one = made.get(key, _GONE)
             if lines and one.raw is not None:
                 one = self.reader.made(_with_lines(decode(one.raw), self._text_of(lines)))
             self.memo.made[key] = one
 
-    def _what(self, index: int, decision: tuple[int, ...] | Same) -> tuple[int, ...] | str:
+    def _what(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
         if isinstance(decision, tuple):
             return decision
         source = self.conversation.items[decision.of].answers
@@ -345,7 +345,7 @@ class Draft:
 
 def is_summed(decision: Decision) -> bool:
     """Whether a summary stands for a message."""
-    return decision == SUMMED or isinstance(decision, Summary)
+    return decision == SUMMED or isinstance(decision, SummaryEntry)
 
 
 def _with_lines(message: Message, text: str) -> Message:

@@ -12,7 +12,17 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Lines, Same, Summary, is_summed
+from gateway.core.fitting.draft import (
+    DROP,
+    KEEP,
+    SUMMED,
+    Decision,
+    Draft,
+    DuplicateResult,
+    Lines,
+    SummaryEntry,
+    is_summed,
+)
 from gateway.core.values import dataclass
 
 #: of the way messages are cut into blocks, and of what is written here: an epoch of another version is not understood
@@ -31,7 +41,7 @@ _SUMMARY: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DecisionDetails:
     """What was decided, spelled out."""
 
     decisions: tuple[Decision, ...]
@@ -41,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class TrimDecision:
     """What was decided for the first `size` messages, whose hash is `prefix`."""
 
     prefix: str
@@ -54,13 +64,13 @@ class Epoch:
     summary: str | None = None
 
     @classmethod
-    def of(cls, prefix: str, draft: Draft) -> Epoch:
+    def of(cls, prefix: str, draft: Draft) -> TrimDecision:
         """What a draft decided for all its messages."""
         words = [*_words(draft), *(f"{index}<{_lines(lines)}" for index, lines in sorted(draft.recalls.items()))]
         summary = draft.summary
         return cls(prefix, len(draft.decisions), " ".join(words), summary[1].id if summary is not None else None)
 
-    def read(self, summaries: Mapping[str, str] | None = None) -> Plan:
+    def read(self, summaries: Mapping[str, str] | None = None) -> DecisionDetails:
         """The plan, spelled out; ValueError for what is none, or whose summary is not among those by id."""
         numbers = _Numbers()
         decisions: list[Decision] = []
@@ -83,7 +93,7 @@ class Epoch:
             _tell(decisions, self.summary, summaries or {})
         elif any(map(is_summed, decisions)):
             raise ValueError("no summary")
-        return Plan(tuple(decisions), recalls, rules)
+        return DecisionDetails(tuple(decisions), recalls, rules)
 
     def to_json(self) -> dict[str, Any]:
         """A value that JSON can hold."""
@@ -91,7 +101,7 @@ class Epoch:
         return value if self.summary is None else {**value, "summary": self.summary}
 
     @classmethod
-    def from_json(cls, value: Any) -> Epoch | None:
+    def from_json(cls, value: Any) -> TrimDecision | None:
         """The epoch, or None for what is not one of this version."""
         if not isinstance(value, Mapping) or value.get("v") != VERSION:
             return None
@@ -110,11 +120,11 @@ def _words(draft: Draft) -> Iterator[str]:
 
 
 def _word(decision: Decision, rule: str) -> str:
-    if isinstance(decision, Same):
+    if isinstance(decision, DuplicateResult):
         return f"={decision.of}" + ("/" + spans_of(decision.parts) if decision.parts else "")
     if isinstance(decision, tuple):
         return _SHORT.get(rule, f"{rule}:") + spans_of(decision)
-    if isinstance(decision, Summary):
+    if isinstance(decision, SummaryEntry):
         return _SUMMARY
     return next(word for word, run in _RUNS.items() if run == decision)
 
@@ -127,9 +137,9 @@ def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision
         return [numbers.of(spans if colon else rest)], rule if colon else _LONG[kind]
     if kind == "=":
         of, _, parts = rest.partition("/")
-        return [Same(int(of), numbers.of(parts))], ""
+        return [DuplicateResult(int(of), numbers.of(parts))], ""
     if word == _SUMMARY:
-        return [Summary("", 0, "")], ""
+        return [SummaryEntry("", 0, "")], ""
     if kind not in _RUNS or not 0 < int(rest) <= size:
         raise ValueError(word)
     return [_RUNS[kind]] * int(rest), ""
@@ -139,7 +149,7 @@ def _tell(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> 
     """Put the text in; ValueError where there is none, or where it does not stand before all it stands for."""
     summed = [index for index, decision in enumerate(decisions) if is_summed(decision)]
     first, *others = [decisions[index] for index in summed] or [KEEP]
-    if summary not in texts or not isinstance(first, Summary) or any(other != SUMMED for other in others):
+    if summary not in texts or not isinstance(first, SummaryEntry) or any(other != SUMMED for other in others):
         raise ValueError("summary")
     decisions[summed[0]] = replace(first, id=summary, count=len(summed), text=texts[summary])
 

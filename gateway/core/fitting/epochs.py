@@ -1,9 +1,9 @@
 """Trim a conversation turn by turn: rarely and deeply, and unchanged in between for the prompt cache.
 
-A provider charges a tenth for the part of a request that begins like the one before. A window that slides breaks that
-beginning on every turn and costs twice what sending everything would. So decisions are remembered (an `Epoch`), new
-messages are appended as they come until the limit is hit, and then enough is cut to leave room for some turns. Even
-then the beginning is left alone as far as a fresh choice would hardly differ.
+A provider charges a tenth for the part of a request that has the same prefix as the request before. A sliding window
+changes that prefix on every turn, and costs twice as much as sending everything. Therefore decisions are remembered
+(`TrimDecision`), and new messages are appended unchanged until the limit is reached. Then enough is trimmed to leave
+room for some turns. Even then the prefix stays unchanged as far as a new choice would hardly differ.
 
 A turn on which nothing new has to be decided is cheap: what an epoch makes of its messages is kept by the reader, and
 so is the verdict of the validator on it. What was appended since is sent as it came and need not be checked: nothing of
@@ -21,14 +21,14 @@ from typing import Final
 from gateway.core.conversation.message import digest
 from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
-from gateway.core.fitting.deadline import Expired, Watch, never
-from gateway.core.fitting.draft import KEEP, Draft, Same
-from gateway.core.fitting.epoch import Epoch, Plan
+from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
+from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult
+from gateway.core.fitting.epoch import DecisionDetails, TrimDecision
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import recall
-from gateway.core.fitting.report import Fitted, Sent, Weights
+from gateway.core.fitting.report import RenderedTokens, TrimmedConversation, TrimmedPrefix
 from gateway.core.fitting.role_order import in_order
 from gateway.core.fitting.summary import Use
 from gateway.core.fitting.validate import problems
@@ -47,13 +47,13 @@ def fit(
     limit: int,
     reader: Reader,
     *,
-    epoch: Epoch | None = None,
-    policy: FitPolicy | None = None,
+    epoch: TrimDecision | None = None,
+    policy: TrimPolicy | None = None,
     salt: str = "",
     expired: Callable[[], bool] = never,
     summaries: Mapping[str, str] | None = None,
     use: Use = "off",
-) -> Fitted:
+) -> TrimmedConversation:
     """Make the messages weigh at most `limit` tokens, as weighed by `reader`.
 
     What fits comes back untouched, and what an earlier turn decided stays while it fits.
@@ -74,15 +74,15 @@ def fit(
         SummaryNeeded: a summary has to be made first; only where `use` is `ask`.
     """
     summaries = summaries or {}
-    policy = (policy or FitPolicy()).given(use, summaries, limit)
+    policy = (policy or TrimPolicy()).given(use, summaries, limit)
     came = reader.weights(conversation)
     if policy.keeps_decisions:
-        draft = Draft.untouched(conversation, reader, came=came, watch=Watch(expired))
+        draft = Draft.untouched(conversation, reader, came=came, watch=Deadline(expired))
         resumed = _going_on(draft, epoch, limit, policy=policy, salt=salt, summaries=summaries)
         if resumed is not None:
             return resumed
     if sum(came) <= limit:
-        return Fitted.untouched(conversation, came, sum(came))
+        return TrimmedConversation.untouched(conversation, came, sum(came))
     attempt = partial(
         _fitted, limit, reader, came, epoch=epoch, policy=policy, salt=salt, expired=expired, summaries=summaries
     )
@@ -96,12 +96,12 @@ def fit(
 
 
 def _going_on(
-    draft: Draft, epoch: Epoch | None, limit: int, *, policy: FitPolicy, salt: str, summaries: Mapping[str, str]
-) -> Fitted | None:
+    draft: Draft, epoch: TrimDecision | None, limit: int, *, policy: TrimPolicy, salt: str, summaries: Mapping[str, str]
+) -> TrimmedConversation | None:
     """Return what an earlier turn decided, continued, if that is within the limit; None if it is not."""
     try:
         sent = _resumed(draft, epoch, salt, summaries)
-    except Expired:
+    except DeadlinePassed:
         return None
     if sent is None or epoch is None:
         return None
@@ -109,7 +109,7 @@ def _going_on(
     if before - weights.saved > limit:
         return None
     sent, weights, now = _continued(draft, sent, weights, epoch, limit, policy=policy, salt=salt)
-    return Fitted.having(draft.conversation, draft.came, before, sent=sent, weights=weights, epoch=now)
+    return TrimmedConversation.having(draft.conversation, draft.came, before, sent=sent, weights=weights, epoch=now)
 
 
 def _with_needed(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:
@@ -143,27 +143,27 @@ def _fitted(
     came: Sequence[int],
     conversation: Conversation,
     *,
-    epoch: Epoch | None,
-    policy: FitPolicy,
+    epoch: TrimDecision | None,
+    policy: TrimPolicy,
     salt: str,
     expired: Callable[[], bool],
     summaries: Mapping[str, str],
-) -> Fitted:
+) -> TrimmedConversation:
     before = sum(came)
-    draft = start = Draft.untouched(conversation, reader, came=came, watch=Watch(expired))
-    sent: Sent | None = None
+    draft = start = Draft.untouched(conversation, reader, came=came, watch=Deadline(expired))
+    sent: TrimmedPrefix | None = None
     try:
         sent = _resumed(draft, epoch, salt, summaries)
         if sent is not None and epoch is not None:
             weights = sent.weights(came, reader.framing)
             if before - weights.saved <= limit:
                 sent, weights, now = _continued(draft, sent, weights, epoch, limit, policy=policy, salt=salt)
-                return Fitted.having(conversation, came, before, sent=sent, weights=weights, epoch=now)
+                return TrimmedConversation.having(conversation, came, before, sent=sent, weights=weights, epoch=now)
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
         done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
         # It may have been enough to take back what was repeated.
         applied = applied or ("recall",)
-    except Expired:
+    except DeadlinePassed:
         done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
     else:
         told = sum(max(0, done.weight(index) - done.came[index]) for index in done.recalls)
@@ -171,9 +171,11 @@ def _fitted(
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
         done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
-    sent, now = _remembered(done, salt, lambda: Sent.of(done))
+    sent, now = _remembered(done, salt, lambda: TrimmedPrefix.of(done))
     weights = sent.weights(came, reader.framing)
-    return Fitted.having(conversation, came, before, sent=sent, weights=weights, epoch=now, applied=applied)
+    return TrimmedConversation.having(
+        conversation, came, before, sent=sent, weights=weights, epoch=now, applied=applied
+    )
 
 
 def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
@@ -195,7 +197,7 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
     return plain
 
 
-def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Made:
+def _cut(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Made:
     done, applied = cut(start, limit, policy, was_sent=was_sent)
     done = with_task(done, limit, may_drop=policy.may_drop)
     if not lacks_task(done, limit):
@@ -206,8 +208,15 @@ def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Mad
 
 
 def _continued(
-    draft: Draft, sent: Sent, weights: Weights, epoch: Epoch, limit: int, *, policy: FitPolicy, salt: str
-) -> tuple[Sent, Weights, Epoch]:
+    draft: Draft,
+    sent: TrimmedPrefix,
+    weights: RenderedTokens,
+    epoch: TrimDecision,
+    limit: int,
+    *,
+    policy: TrimPolicy,
+    salt: str,
+) -> tuple[TrimmedPrefix, RenderedTokens, TrimDecision]:
     """What was sent before still fits: nothing but the last message may be other than before, for lines behind it.
 
     And the task, where that had no room before, and has now.
@@ -219,7 +228,7 @@ def _continued(
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):
-            sent, epoch = _remembered(again, salt, partial(Sent.of, again))
+            sent, epoch = _remembered(again, salt, partial(TrimmedPrefix.of, again))
             start, weights = again, sent.weights(draft.came, draft.reader.framing)
     as_before = sent, weights, epoch
     if policy.recall == "off":
@@ -241,13 +250,13 @@ def _continued(
     return remembered, more, told_of
 
 
-def _remembered(done: Draft, salt: str, compute: Callable[[], Sent]) -> tuple[Sent, Epoch]:
-    epoch = Epoch.of(done.conversation.prefix(len(done.came), salt), done)
+def _remembered(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) -> tuple[TrimmedPrefix, TrimDecision]:
+    epoch = TrimDecision.of(done.conversation.prefix(len(done.came), salt), done)
     told = done.summary
     return _kept(done, epoch, told[1].text if told is not None else "", compute), epoch
 
 
-def _kept(draft: Draft, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
+def _kept(draft: Draft, epoch: TrimDecision, summary: str, compute: Callable[[], TrimmedPrefix]) -> TrimmedPrefix:
     # Sessions that begin alike share a reader, and need not have the same summary.
     told = digest(summary.encode("utf-8", "replace")) if summary else b""
     key = (epoch.prefix, epoch.plan, epoch.summary, told)
@@ -258,7 +267,7 @@ def _kept(draft: Draft, epoch: Epoch, summary: str, compute: Callable[[], Sent])
     return sent.of_these(draft)
 
 
-def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[str, str]) -> Sent | None:
+def _resumed(draft: Draft, epoch: TrimDecision | None, salt: str, summaries: Mapping[str, str]) -> TrimmedPrefix | None:
     """What was sent before, if it was for the beginning of this conversation and may still be."""
     conversation = draft.conversation
     if epoch is None or not 0 < epoch.size <= len(conversation.keys):
@@ -275,7 +284,7 @@ def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[st
     return sent
 
 
-def _sent(draft: Draft, epoch: Epoch, summaries: Mapping[str, str]) -> Sent:
+def _sent(draft: Draft, epoch: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
     """What an epoch makes of its messages; ValueError for one that makes no sense, or what must not be sent."""
     plan = epoch.read(summaries)
     beginning = draft.conversation.beginning(epoch.size)
@@ -285,10 +294,10 @@ def _sent(draft: Draft, epoch: Epoch, summaries: Mapping[str, str]) -> Sent:
     sent = as_came.as_sent(plan.decisions, plan.recalls, plan.rules, {})
     if problems(beginning, sent.sent(), 0, 0, sent.inserted()):
         raise ValueError("not to be sent")
-    return Sent.of(sent)
+    return TrimmedPrefix.of(sent)
 
 
-def _is_sound(draft: Draft, plan: Plan | Sent) -> bool:
+def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
     """Whether the numbers mean something here; an epoch comes out of a store and may be anything."""
     items, raws = draft.conversation.items, draft.conversation.messages
 
@@ -302,7 +311,7 @@ def _is_sound(draft: Draft, plan: Plan | Sent) -> bool:
         may_be = not items[index].sealed or (items[index].is_talk and decision == ())
         if isinstance(decision, tuple) and not (may_be and has(index, decision)):
             return False
-        if isinstance(decision, Same) and not (0 <= decision.of < index and _may_point(items[index])):
+        if isinstance(decision, DuplicateResult) and not (0 <= decision.of < index and _may_point(items[index])):
             return False
     return all(
         has(index, ()) and not items[index].sealed and all(has(source, blocks, calls=True) for source, blocks in lines)
@@ -314,7 +323,7 @@ def _may_point(item: Item) -> bool:
     return item.role == "tool" and not item.sealed
 
 
-def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, policy: FitPolicy) -> Draft:
+def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, policy: TrimPolicy) -> Draft:
     """Old lines at the end, within the room and the money there is for them.
 
     `total`: the tokens of the draft; `told`: those of the lines that stand in it already.
@@ -328,11 +337,11 @@ def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, p
     )
     try:
         return recall(draft, room, policy.recall, policy.worth)
-    except Expired:
+    except DeadlinePassed:
         return draft
 
 
-def find(epochs: Iterable[Epoch], conversation: Conversation, salt: str = "") -> Epoch | None:
+def find(epochs: Iterable[TrimDecision], conversation: Conversation, salt: str = "") -> TrimDecision | None:
     """Of some epochs, the one that covers most of this conversation."""
     size = len(conversation.keys)
     for epoch in sorted(epochs, key=lambda epoch: -epoch.size):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.conversation.units import Unit
 from gateway.core.fitting.draft import Pick
-from gateway.core.fitting.reader import Known
+from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.relevance import Scores
 
 #: tokens that a block costs beside its text: about every second one has a gap mark before it
@@ -31,7 +31,7 @@ _OPENED: Final = 0.8
 Entry = tuple[float, int, float]
 
 
-class Offer(NamedTuple):
+class BlockOffer(NamedTuple):
     """Blocks that can be taken together, with the frame of their unit where that is not open yet.
 
     `ratio`: worth per token, 0 for nothing; `cost`: estimated tokens; `places`: of the blocks.
@@ -42,10 +42,10 @@ class Offer(NamedTuple):
     places: Sequence[int]
 
 
-class Stock:
+class CandidateBlocks:
     """The blocks of all units under choice by their places, what each costs, and which are taken."""
 
-    def __init__(self, candidates: Mapping[int, Known], scores: Scores) -> None:
+    def __init__(self, candidates: Mapping[int, KnownBlocks], scores: Scores) -> None:
         self.scores = scores
         known = candidates.values()
         #: by place: the message that the block is of, and its number among the blocks of that
@@ -64,10 +64,10 @@ class Stock:
             if needed >= 0:
                 self._rows[needed].append(place)
 
-    def single(self, place: int) -> Offer:
+    def single(self, place: int) -> BlockOffer:
         """One block more."""
         cost, worth = self.costs[place], self.scores.sums[place]
-        return Offer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
+        return BlockOffer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
 
     def take(self, places: Sequence[int]) -> list[Pick]:
         """Take the blocks at these places, and those that they need: what all of them say is worth nothing more.
@@ -81,7 +81,7 @@ class Stock:
         return [(self.indices[place], self.numbers[place]) for place in places]
 
 
-def _needs(candidates: Mapping[int, Known], scores: Scores) -> Sequence[int]:
+def _needs(candidates: Mapping[int, KnownBlocks], scores: Scores) -> Sequence[int]:
     needs: list[int] = []
     for index, known in candidates.items():
         start = scores.starts[index]
@@ -90,20 +90,20 @@ def _needs(candidates: Mapping[int, Known], scores: Scores) -> Sequence[int]:
 
 
 @dataclass(slots=True)
-class Opening:
+class UnitCandidate:
     """A unit under choice."""
 
     unit: Unit
     #: tokens of its messages without any block
     frame: int
     #: by message
-    known: dict[int, Known]
+    known: dict[int, KnownBlocks]
     #: by message: the numbers of the blocks that are taken
     picked: dict[int, set[int]] = field(default_factory=dict)
     #: it is sent, at least its frame
     is_open: bool = False
     #: what `bundle` gave last
-    _offer: Offer | None = None
+    _offer: BlockOffer | None = None
     #: the places that this offer was made of, and what they were worth then
     _made_of: Sequence[int] = ()
     _as_of: Sequence[float] = ()
@@ -112,14 +112,14 @@ class Opening:
     #: see `_ranked`; None until it is asked for
     _ranks: list[tuple[float, int]] | None = None
 
-    def entries(self, stock: Stock, taken: Collection[int]) -> Iterator[Entry]:
+    def entries(self, stock: CandidateBlocks, taken: Collection[int]) -> Iterator[Entry]:
         """Its blocks that are not taken, once it is open; each at the price that it has alone."""
         alone, sums, factors, taken = stock.alone, stock.scores.sums, stock.scores.factors, frozenset(taken)
         for _, place in self._ranked(stock):
             if sums[place] > _NOTHING and place not in taken:
                 yield sums[place] * factors[place] / -alone[place], place, alone[place]
 
-    def bundle(self, stock: Stock, room: float) -> Offer:
+    def bundle(self, stock: CandidateBlocks, room: float) -> BlockOffer:
         """Opening the unit with as many of its best blocks as raise the worth per token of the whole, and have room.
 
         The worth of a block never rises, so that the offer stands as long as the blocks in it are worth what they were.
@@ -132,7 +132,7 @@ class Opening:
             self._as_of = list(map(sums_of, self._made_of))
         return offer
 
-    def _ranked(self, stock: Stock) -> list[tuple[float, int]]:
+    def _ranked(self, stock: CandidateBlocks) -> list[tuple[float, int]]:
         """A heap of its blocks that add something, each as (worth per token times -1 when last looked at, place)."""
         if self._ranks is None:
             scores, prices = stock.scores, stock.whole
@@ -148,7 +148,7 @@ class Opening:
             heapify(self._ranks)
         return self._ranks
 
-    def _bundled(self, stock: Stock, room: float) -> Offer:
+    def _bundled(self, stock: CandidateBlocks, room: float) -> BlockOffer:
         ranks, scores, prices = self._ranked(stock), stock.scores, stock.whole
         sums, factors, terms = scores.sums, scores.factors, scores.terms
         gain = sum([sums[place] * factors[place] for place in self._frames])
@@ -175,7 +175,7 @@ class Opening:
             taken.append(heappop(ranks))
         for one in taken:  # offered, but not taken yet
             heappush(ranks, one)
-        return Offer(ratio if gain > _NOTHING else 0.0, cost, [place for _, place in taken])
+        return BlockOffer(ratio if gain > _NOTHING else 0.0, cost, [place for _, place in taken])
 
     def opens(self, scores: Scores) -> None:
         """Open it: what stands in its frame is kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.counting.largest_part import Part
+from gateway.core.counting.largest_part import RequestPart
 from gateway.core.errors import RequestFault
 
 
@@ -14,7 +14,7 @@ class BudgetTooSmall(RequestFault):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, budget: int, part: Part | None = None) -> None:
+    def __init__(self, *, needed: int, budget: int, part: RequestPart | None = None) -> None:
         remedy = "Offer fewer tools" if part is None else f"The largest is {_said(part)}: shorten it"
         super().__init__(
             f"Without any message the request takes {needed:,} tokens, for its system text, its tools, the form of its "
@@ -24,7 +24,7 @@ class BudgetTooSmall(RequestFault):
         self.needed = needed
         self.budget = budget
 
-    def naming(self, part: Part) -> BudgetTooSmall:
+    def naming(self, part: RequestPart) -> BudgetTooSmall:
         """The same, with the heaviest of what stands beside the messages."""
         return BudgetTooSmall(needed=self.needed, budget=self.budget, part=part)
 
@@ -37,7 +37,7 @@ class TextTooLong(RequestFault):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, budget: int, param: str, part: Part | None = None) -> None:
+    def __init__(self, *, needed: int, budget: int, param: str, part: RequestPart | None = None) -> None:
         reason = f"Its {param} is one text, of which nothing is left out: shorten it"
         if part is not None:
             reason = f"Most of that is {_said(part)}, of which nothing is left out: shorten it"
@@ -67,7 +67,7 @@ class ContextOverflow(RequestFault):
         role: str,
         tokens: int,
         array: str = "messages",
-        part: Part | None = None,
+        part: RequestPart | None = None,
     ) -> None:
         place = f"{array}[{index}]"
         largest = f"The largest is {place} ({role}) with {tokens:,} tokens"
@@ -92,7 +92,7 @@ class ContextOverflow(RequestFault):
             needed=self.needed, limit=self.limit, index=index, role=self.role, tokens=self.tokens, array=array
         )
 
-    def naming(self, part: Part) -> ContextOverflow:
+    def naming(self, part: RequestPart) -> ContextOverflow:
         """The same, with what is heavier than the largest message; as it is where nothing is."""
         if part.tokens <= self.tokens:
             return self
@@ -102,5 +102,5 @@ class ContextOverflow(RequestFault):
         )  # fmt: skip
 
 
-def _said(part: Part) -> str:
+def _said(part: RequestPart) -> str:
     return f"{part.param} with {part.tokens:,} tokens"

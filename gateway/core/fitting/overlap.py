@@ -12,9 +12,9 @@ from typing import Final
 from gateway.core.conversation.lossless_json import written
 from gateway.core.conversation.message import decode, digest
 from gateway.core.conversation.units import Item
-from gateway.core.fitting.deadline import Watch
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.dedupe import SHORTEST, may_point, may_share
-from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
+from gateway.core.fitting.draft import KEEP, Decision, Draft, DuplicateResult
 from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
 from gateway.core.values import dataclass
@@ -54,7 +54,7 @@ def overlap(draft: Draft) -> Draft:
     return draft.having(changes) if changes else draft
 
 
-def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> Same | None:
+def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> DuplicateResult | None:
     """The parts that stand in an earlier result: in the one that holds most of them, if they are worth it."""
     shared: dict[int, list[int]] = {}
     for number, part in enumerate(parts):
@@ -62,10 +62,10 @@ def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> Same | None:
             shared.setdefault(seen[part.key], []).append(number)
     lengths = {source: sum(parts[number].length for number in numbers) for source, numbers in shared.items()}
     most = max(lengths, key=lengths.__getitem__, default=None)
-    return Same(most, tuple(shared[most])) if most is not None and lengths[most] >= SHORTEST else None
+    return DuplicateResult(most, tuple(shared[most])) if most is not None and lengths[most] >= SHORTEST else None
 
 
-def parts_of(item: Item, raw: bytes, reader: Reader, watch: Watch) -> Sequence[_Part]:
+def parts_of(item: Item, raw: bytes, reader: Reader, watch: Deadline) -> Sequence[_Part]:
     """What a result may share with others."""
 
     def compute() -> tuple[_Part, ...]:

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import Final
 
 from gateway.core.fitting.recall import Recall
-from gateway.core.fitting.relevance import Worth
+from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize
 from gateway.core.fitting.summary import Use
 from gateway.core.values import dataclass
@@ -18,7 +18,7 @@ _SHALLOW: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class FitPolicy:
+class TrimPolicy:
     """How conversations are fitted. Shares are of the limit without the system messages."""
 
     strategies: Sequence[Strategy] = DEFAULT
@@ -46,7 +46,7 @@ class FitPolicy:
     #: thinking is bound to what was sent.
     keeps_decisions: bool = False
     #: for recall; `Condense` has its own
-    worth: Worth = field(default_factory=Worth)
+    worth: RelevanceFactors = field(default_factory=RelevanceFactors)
 
     @property
     def depth(self) -> float:
@@ -65,7 +65,7 @@ class FitPolicy:
         """Whether a summary may come of it: then what was appended last is not all that a cut may take."""
         return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
 
-    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> FitPolicy:
+    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> TrimPolicy:
         """This with summaries to use, see `Summarize.given`, and with the last resort as the last of its strategies."""
         given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
         if self.may_drop and not any(isinstance(one, Drop) for one in given):

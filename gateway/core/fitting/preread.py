@@ -12,11 +12,11 @@ from itertools import accumulate
 from typing import Final
 
 from gateway.core.conversation.message import Hashed
-from gateway.core.conversation.units import Conversation, Outline
-from gateway.core.fitting.deadline import Expired, Watch, never
+from gateway.core.conversation.units import Conversation, ConversationOutline
+from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 from gateway.core.fitting.dedupe import may_share
 from gateway.core.fitting.overlap import parts_of
-from gateway.core.fitting.reader import Order, Reader
+from gateway.core.fitting.reader import Reader, RenderOrder
 
 #: A cut is near enough from here on, as a share of the budget, and by the end all was read once: the turn that is over
 #: the budget comes after one that was below it by what a turn adds.
@@ -34,9 +34,9 @@ class _Passing:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def outline(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Outline:
+    def outline(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> ConversationOutline:
         """See `SketchBook.outline`."""
-        return Outline().plus(self._reader.sketches(keys, messages))
+        return ConversationOutline().plus(self._reader.sketches(keys, messages))
 
 
 def due(count: int, filled: float) -> range:
@@ -52,11 +52,13 @@ def read_ahead(messages: Hashed, reader: Reader, expired: Callable[[], bool] = n
         return 0
     some = slice(len(messages.raws) - few, None)
     part = Conversation.of(Hashed(messages.raws[some], messages.keys[some]), _Passing(reader))
-    watch = Watch(expired)
-    with suppress(Expired):
+    watch = Deadline(expired)
+    with suppress(DeadlinePassed):
         reader.know(part.keys, part.messages, watch)
         # as a choice begins: with nothing of them taken
-        orders = [Order(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed]
+        orders = [
+            RenderOrder(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed
+        ]
         made = reader.make(orders, watch)
         reader.sketches([one.key for one in made], [one.raw or b"" for one in made])
         for item, raw in zip(part.items, part.messages, strict=True):

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from gateway.core.conversation.message import (
     RESULT_ROLES,
     Message,
-    Sketch,
+    MessageOutline,
     decode,
     digest,
     encode,
@@ -28,11 +28,11 @@ from gateway.core.conversation.message import (
     sketch,
     text_of,
 )
-from gateway.core.conversation.units import Conversation, Item, Outline
+from gateway.core.conversation.units import Conversation, ConversationOutline, Item
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.run_cache import Runs
-from gateway.core.fitting.blocks import GAP, Sliced, emptied, render, slice_message
-from gateway.core.fitting.deadline import Watch
+from gateway.core.counting.run_cache import RunCache
+from gateway.core.fitting.blocks import GAP, SlicedMessage, emptied, render, slice_message
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.fitting.terms import Lexicon, highest
 from gateway.core.values import dataclass
@@ -106,10 +106,10 @@ def _content(content: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownBlocks:
     """A message's blocks, the terms of each, and about how many tokens each takes."""
 
-    sliced: Sliced
+    sliced: SlicedMessage
     terms: tuple[tuple[str, ...], ...]
     #: how many terms the blocks have together
     length: int
@@ -127,7 +127,7 @@ class Known:
     costs: tuple[float, ...]
 
 
-class Made(NamedTuple):
+class RenderedMessage(NamedTuple):
     """What is sent in the place of a message, None for nothing; its tokens without `Reader.framing`; its hash."""
 
     raw: bytes | None
@@ -135,7 +135,7 @@ class Made(NamedTuple):
     key: bytes
 
 
-class Order(NamedTuple):
+class RenderOrder(NamedTuple):
     """A message to be made out of another."""
 
     item: Item
@@ -191,7 +191,7 @@ class Reader:
         self._lexicon = Lexicon(terms)
         self._cache = CountCache(limit_bytes - terms - conversations, lock)
         self._conversations = CountCache(conversations, lock)
-        self._runs = Runs(self._conversations)
+        self._runs = RunCache(self._conversations)
 
     def weighing(self, weigh: Weigh, name: str, framing: Framing = _UNFRAMED) -> Reader:
         """A reader with the same memory and other weights; of readers of one name `weigh` must say the same."""
@@ -206,17 +206,17 @@ class Reader:
         """What is remembered takes about so much."""
         return self._cache.size_bytes + self._conversations.size_bytes + self._lexicon.size_bytes
 
-    def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
+    def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
         """What each message is."""
         return self._cache.get_keyed(
             "sketch", keys, lambda missing: [sketch(messages[index]) for index in missing], _sketch_bytes
         )
 
-    def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> Outline:
+    def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
         """What the messages are together."""
 
-        def extend(start: int, known: Outline | None) -> Outline:
-            return (known or Outline()).plus(self.sketches(keys[start:], messages[start:]))
+        def extend(start: int, known: ConversationOutline | None) -> ConversationOutline:
+            return (known or ConversationOutline()).plus(self.sketches(keys[start:], messages[start:]))
 
         return self._runs.extended("outline", keys, extend, _outline_bytes)
 
@@ -235,13 +235,13 @@ class Reader:
             f"weight\0{self._name}", keys, lambda missing: self._weigh([messages[index] for index in missing])
         )
 
-    def sliced(self, item: Item, raw: bytes, watch: Watch) -> Sliced:
+    def sliced(self, item: Item, raw: bytes, watch: Deadline) -> SlicedMessage:
         """Its blocks."""
         return self._sliced(item.key, raw, watch, sealed=item.sealed)
 
-    def _sliced(self, key: bytes, raw: bytes, watch: Watch, *, sealed: bool) -> Sliced:
+    def _sliced(self, key: bytes, raw: bytes, watch: Deadline, *, sealed: bool) -> SlicedMessage:
 
-        def compute() -> Sliced:
+        def compute() -> SlicedMessage:
             watch.tick()
             return _UNCUT if sealed else slice_message(decode(plain(raw)), watch)
 
@@ -254,17 +254,17 @@ class Reader:
         key = tuple(map(digest, tools))
         return self.kept("parameters", key, lambda: parameters_of(tools), lambda found: found.size_bytes)
 
-    def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Watch) -> list[Known]:
+    def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Deadline) -> list[KnownBlocks]:
         """Blocks and terms of messages."""
 
-        def compute(missing: Sequence[int]) -> Iterator[Known]:
+        def compute(missing: Sequence[int]) -> Iterator[KnownBlocks]:
             # Cache marks are not part of the keys: what is kept under one is read without them.
             sketches = self.sketches([keys[index] for index in missing], [raws[index] for index in missing])
             return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, sketches, strict=True))
 
         return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
 
-    def make(self, orders: Sequence[Order], watch: Watch) -> list[Made]:
+    def make(self, orders: Sequence[RenderOrder], watch: Deadline) -> list[RenderedMessage]:
         """Messages made out of others, weighed."""
         # Cache marks are not part of the key, so a marked message is made anew for the marks it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
@@ -275,9 +275,9 @@ class Reader:
             _made_bytes,
         )
 
-    def made(self, message: Message) -> Made:
+    def made(self, message: Message) -> RenderedMessage:
         """A message that is made for one place only, weighed."""
-        return self._weighed([encode(message)], Watch())[0]
+        return self._weighed([encode(message)], Deadline())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here of a conversation, under a key of their own, about what this reader has weighed."""
@@ -296,7 +296,7 @@ class Reader:
             self._conversations.put(kind, key, new, size(new))
         return new
 
-    def _render(self, order: Order, watch: Watch) -> bytes:
+    def _render(self, order: RenderOrder, watch: Deadline) -> bytes:
         item, raw, what = order
         watch.tick()
         if item.sealed:
@@ -308,19 +308,19 @@ class Reader:
             return encode(emptied(message))
         return encode(render(message, self.sliced(item, raw, watch), what))
 
-    def _weighed(self, messages: Sequence[bytes], watch: Watch) -> list[Made]:
+    def _weighed(self, messages: Sequence[bytes], watch: Deadline) -> list[RenderedMessage]:
         keys = [digest(raw) for raw in messages]
         weights: list[int] = []
         for start in range(0, len(messages), _BATCH):
             watch.tick(_BATCH)
             weights += self._weights(keys[start : start + _BATCH], messages[start : start + _BATCH])
-        return list(map(Made, messages, weights, keys))
+        return list(map(RenderedMessage, messages, weights, keys))
 
-    def _read(self, key: bytes, raw: bytes, one: Sketch, watch: Watch) -> Known:
+    def _read(self, key: bytes, raw: bytes, one: MessageOutline, watch: Deadline) -> KnownBlocks:
         sliced = self._sliced(key, raw, watch, sealed=one.sealed)
         if one.sealed:
             found = self._lexicon.terms(text_of(raw))
-            return Known(sliced, (), 0, tuple(found), found, _named(found), {}, (), ())
+            return KnownBlocks(sliced, (), 0, tuple(found), found, _named(found), {}, (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((key,), (raw,))[0] / length
@@ -337,22 +337,22 @@ class Reader:
         size = sum(map(len, terms))
         all_terms = highest([*fixed, *chain.from_iterable(of_blocks)])
         labels = labelled([block.text for block in sliced.blocks]) if one.role in RESULT_ROLES else {}
-        return Known(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), labels, tokens, costs)
+        return KnownBlocks(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), labels, tokens, costs)
 
 
 #: of what must not be cut
-_UNCUT: Final = Sliced((), (), "", is_verbatim=True)
+_UNCUT: Final = SlicedMessage((), (), "", is_verbatim=True)
 
 
 def _named(terms: Mapping[str, int]) -> frozenset[str]:
     return frozenset(compress(terms, terms.values()))  # of all kinds `WORD` alone is 0
 
 
-def _sketch_bytes(found: Sketch) -> int:
+def _sketch_bytes(found: MessageOutline) -> int:
     return _SKETCH_BYTES + _CALL_BYTES * len(found.calls) + found.letters
 
 
-def _outline_bytes(found: Outline) -> int:
+def _outline_bytes(found: ConversationOutline) -> int:
     # Sketches may be kept here alone: in the table by message they are not asked for any more.
     return _SKETCH_BYTES * len(found.sketches) + _CALL_BYTES * sum(found.calls) + found.letters
 
@@ -361,11 +361,11 @@ def _numbers_bytes(found: Sequence[int]) -> int:
     return _WEIGHT_BYTES * len(found)
 
 
-def _sliced_bytes(found: Sliced) -> int:
+def _sliced_bytes(found: SlicedMessage) -> int:
     return len(found.fixed) + sum(_BLOCK_BYTES + len(block.text) for block in found.blocks)
 
 
-def _known_bytes(found: Known) -> int:
+def _known_bytes(found: KnownBlocks) -> int:
     terms = len(found.all_terms) + len(found.named)
     letters = sum(map(len, found.all_terms))
     numbers = 2 * found.length + len(found.fixed)
@@ -374,5 +374,5 @@ def _known_bytes(found: Known) -> int:
     return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + letters + _NUMBER_BYTES * numbers + labels
 
 
-def _made_bytes(found: Made) -> int:
+def _made_bytes(found: RenderedMessage) -> int:
     return _CALL_BYTES + len(found.raw or b"")

@@ -17,11 +17,11 @@ from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation.message import RESULT_ROLES
-from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
+from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult, Lines
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters
-from gateway.core.fitting.reader import Known
-from gateway.core.fitting.relevance import ASKED, Worth, answered, last_words, rarity, terms_kept
+from gateway.core.fitting.reader import KnownBlocks
+from gateway.core.fitting.relevance import ASKED, RelevanceFactors, answered, last_words, rarity, terms_kept
 from gateway.core.values import dataclass
 
 #: off; lines of user and assistant; lines of everyone
@@ -43,7 +43,7 @@ _ENTRY_BYTES: Final = 300
 _NUMBER_BYTES: Final = 16
 
 
-def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
+def recall(draft: Draft, room: float, who: Recall, worth: RelevanceFactors) -> Draft:
     """The draft with old lines of at most about `room` tokens repeated at its end; as it was where none helps."""
     if who == "off" or room < _LEAST:
         return draft
@@ -188,24 +188,24 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
         if index < size
         and not draft.conversation.sketches[index].sealed
         and draft.decisions[index] != KEEP
-        and not isinstance(draft.decisions[index], Same)
+        and not isinstance(draft.decisions[index], DuplicateResult)
         and draft.conversation.sketches[index].role in speakers
     ]
 
 
-def _asked(parameters: Parameters, known: Known) -> set[int]:
+def _asked(parameters: Parameters, known: KnownBlocks) -> set[int]:
     """The blocks of a result that hold what the tools ask for."""
     wanted = {*parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
     return alike | parameters.named_in(known.labels)
 
 
-def _terms_of(known: Known, number: int) -> Sequence[str]:
+def _terms_of(known: KnownBlocks, number: int) -> Sequence[str]:
     """The terms of a line; the calls of a message are one more, behind its blocks."""
     return known.terms[number] if number < len(known.terms) else known.fixed
 
 
-def _lines(index: int, known: Known, numbers: Sequence[int], start: int, sent: set[str]) -> Iterator[_Line]:
+def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, sent: set[str]) -> Iterator[_Line]:
     """Of these lines of a message those that hold terms that are not sent; none of calls' arguments.
 
     Calls are among them: what an agent did it often does again.
@@ -302,7 +302,7 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
 # --- what is worth it now ---------------------------------------------------------------------------------------------
 
 
-def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) -> dict[str, float]:
+def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: RelevanceFactors) -> dict[str, float]:
     """By term of the lines that no later message has either: its worth."""
     end = len(draft.decisions)
     is_question = draft.conversation.sketches[-1].role == "user"
@@ -317,12 +317,12 @@ def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) 
     return left
 
 
-def _odds(one: _Seen, end: int, worth: Worth) -> float:
+def _odds(one: _Seen, end: int, worth: RelevanceFactors) -> float:
     odds = worth.odds(end - one.last, one.said, is_named=one.is_named)
     return odds * worth.asked_for if one.is_asked else odds
 
 
-def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: Worth) -> list[float]:
+def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: RelevanceFactors) -> list[float]:
     """By line: the factor of its worth, higher where it, or a line beside it, answers the last words."""
     scores = [0.0] * (len(past.lengths) + 1)
     for term, asks in last_words(draft).items():

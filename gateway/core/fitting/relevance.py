@@ -14,9 +14,9 @@ from itertools import accumulate, chain, count
 from typing import Final
 
 from gateway.core.conversation.message import SYSTEM_ROLES, text_of
-from gateway.core.fitting.draft import KEEP, Draft, Uses
+from gateway.core.fitting.draft import KEEP, Draft, TermUses
 from gateway.core.fitting.identifiers import LONGEST, called, codes_in
-from gateway.core.fitting.reader import Known
+from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.terms import IDENTIFIER
 from gateway.core.values import dataclass
 
@@ -33,7 +33,7 @@ _BLOCKS_A_PIECE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class RelevanceFactors:
     """The factors."""
 
     #: an identifier or a name is 1; a word can mostly be said in other words
@@ -69,7 +69,9 @@ class Scores:
     once, so that what a block adds is there to be read.
     """
 
-    def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known], sent: Iterable[int] = ()) -> None:
+    def __init__(
+        self, draft: Draft, worth: RelevanceFactors, candidates: Mapping[int, KnownBlocks], sent: Iterable[int] = ()
+    ) -> None:
         #: what each term is worth now
         self.left = {**_weights(draft, worth)}
         known = candidates.values()
@@ -93,7 +95,7 @@ class Scores:
         #: what the terms of each place are worth together
         self.sums = [sum(map(worth_of, terms)) for terms in self.terms]
 
-    def _name_codes(self, draft: Draft, known: Iterable[Known]) -> Sequence[str]:
+    def _name_codes(self, draft: Draft, known: Iterable[KnownBlocks]) -> Sequence[str]:
         """Make the codes that the question names terms of the blocks that are called by them; which they are."""
         question = _question(draft)
         if question is None or draft.conversation.items[question].length > LONGEST:
@@ -176,7 +178,7 @@ def last_words(draft: Draft) -> dict[str, float]:
     return asks
 
 
-def _weights(draft: Draft, worth: Worth) -> Mapping[str, float]:
+def _weights(draft: Draft, worth: RelevanceFactors) -> Mapping[str, float]:
     """Odds that a term is needed next, each in relation to the others: the same for all choices about a request."""
     found = draft.memo.weights.get(worth)
     if found is None:
@@ -184,7 +186,7 @@ def _weights(draft: Draft, worth: Worth) -> Mapping[str, float]:
     return found
 
 
-def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
+def _weighed(draft: Draft, worth: RelevanceFactors) -> dict[str, float]:
     # Whole tables at a time: term by term this would be the larger part of a choice.
     uses = draft.memo.uses
     if not uses:
@@ -201,11 +203,11 @@ def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
     return weights
 
 
-def uses_of(draft: Draft) -> Uses:
+def uses_of(draft: Draft) -> TermUses:
     """Where the terms of a conversation are."""
     items = draft.conversation.items
     draft.read(item.index for item in items if item.role not in SYSTEM_ROLES)
-    uses = Uses({}, Counter(), set())
+    uses = TermUses({}, Counter(), set())
     for item in items:
         if item.role in SYSTEM_ROLES:
             continue
@@ -220,8 +222,8 @@ def uses_of(draft: Draft) -> Uses:
 
 def _factors(
     draft: Draft,
-    worth: Worth,
-    candidates: Mapping[int, Known],
+    worth: RelevanceFactors,
+    candidates: Mapping[int, KnownBlocks],
     holders: Mapping[str, Sequence[int]],
     codes: Iterable[str],
 ) -> list[float]:

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.core.conversation.message import instead, read
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, Summary, is_summed
-from gateway.core.fitting.epoch import Epoch
-from gateway.core.fitting.reader import Framing, Made
+from gateway.core.fitting.draft import DROP, Decision, Draft, DuplicateResult, Lines, SummaryEntry, is_summed
+from gateway.core.fitting.epoch import TrimDecision
+from gateway.core.fitting.reader import Framing, RenderedMessage
 from gateway.core.values import dataclass
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Fates:
         return {rule: number for rule, number in numbers if rule not in UNCHANGED}
 
 
-class Weights(NamedTuple):
+class RenderedTokens(NamedTuple):
     """What stands in the place of messages, in tokens.
 
     `tokens`: of each, by its index; `saved`: how many fewer these are in all; `saved_by_rule`: about the same by the
@@ -110,7 +110,7 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sent:
+class TrimmedPrefix:
     """What the first messages of a conversation became; it holds no message that was kept.
 
     What it weighs changes from turn to turn, as the framing is learned (`weights`); nothing else of it does.
@@ -121,7 +121,7 @@ class Sent:
     decisions: tuple[Decision, ...]
     recalls: Mapping[int, Lines]
     rules: Mapping[int, str]
-    made: Mapping[int, Made]
+    made: Mapping[int, RenderedMessage]
     #: those of them that were made of messages with cache marks, which they carry
     marked: frozenset[int]
     #: how many calls each of them makes that is not left out
@@ -131,10 +131,10 @@ class Sent:
     #: those in whose place another message stands: a summary, or the mark of what may not be changed
     new: frozenset[int]
     #: what `weights` said last, and for which framing: that changes on few turns
-    _weighed: dict[Framing, Weights] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _weighed: dict[Framing, RenderedTokens] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, draft: Draft) -> Sent:
+    def of(cls, draft: Draft) -> TrimmedPrefix:
         """What a draft says is sent."""
         made = draft.made_of(draft.changed())
         calls = {index: _calls(draft, index) for index, one in made.items() if one.raw is not None}
@@ -145,7 +145,7 @@ class Sent:
         new = frozenset(_new(draft, made))
         return cls(keys, draft.decisions, draft.recalls, rules, made, marked, calls, hows, new)
 
-    def of_these(self, draft: Draft) -> Sent:
+    def of_these(self, draft: Draft) -> TrimmedPrefix:
         """The same of the first messages of this draft, which say the same.
 
         They may say it in other bytes, a text as a list for one, and with other cache marks.
@@ -161,7 +161,7 @@ class Sent:
         made = {**self.made, **anew.made_of(again)} if again else self.made
         return replace(self, keys=keys, made=made, marked=marked)
 
-    def with_lines(self, draft: Draft, index: int) -> Sent:
+    def with_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
         """This when the draft adds nothing but old lines at the end of one message that was kept."""
         return replace(
             self,
@@ -174,7 +174,7 @@ class Sent:
             hows={**self.hows, index: "recall"},
         )
 
-    def weights(self, came: Sequence[int], framing: Framing) -> Weights:
+    def weights(self, came: Sequence[int], framing: Framing) -> RenderedTokens:
         """What they weigh; `came`: what all messages weighed as they came, in this framing."""
         known = self._weighed.get(framing)
         if known is not None:
@@ -187,7 +187,7 @@ class Sent:
         # The shares are as good in any framing.
         last = next(iter(self._weighed.values()), None)
         shares = last.saved_by_rule if last is not None else self._saved_by_rule(came, tokens)
-        weights = Weights(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()), shares)
+        weights = RenderedTokens(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()), shares)
         self._weighed.clear()
         self._weighed[framing] = weights
         return weights
@@ -233,12 +233,12 @@ def _new(draft: Draft, made: Iterable[int]) -> Iterator[int]:
     sketches = draft.conversation.sketches
     for index in made:
         decision = draft.decisions[index]
-        if isinstance(decision, Summary) or (decision == () and sketches[index].sealed):
+        if isinstance(decision, SummaryEntry) or (decision == () and sketches[index].sealed):
             yield index
 
 
 def _calls(draft: Draft, index: int) -> int:
-    return 0 if isinstance(draft.decisions[index], Summary) else draft.conversation.outline.calls[index]
+    return 0 if isinstance(draft.decisions[index], SummaryEntry) else draft.conversation.outline.calls[index]
 
 
 def rule_of(decision: Decision, rule: str) -> str:
@@ -246,7 +246,7 @@ def rule_of(decision: Decision, rule: str) -> str:
 
     Nor did `summarize`, which leaves a mark of what only pointed at a message that it sums up, or of whose turn it was.
     """
-    if isinstance(decision, Same):
+    if isinstance(decision, DuplicateResult):
         return "dedupe"
     if isinstance(decision, tuple):
         return "drop" if rule in ("", "summarize") else rule
@@ -256,7 +256,7 @@ def rule_of(decision: Decision, rule: str) -> str:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrimmedConversation:
     """The messages to send, and how it came to them."""
 
     #: tokens of the messages as they came, and as they are sent
@@ -264,19 +264,19 @@ class Fitted:
     tokens: int
     changed: bool
     #: what to remember; None while everything fits, and the one that was given where nothing new was decided
-    epoch: Epoch | None
+    epoch: TrimDecision | None
     #: the strategies that changed something in this turn; empty where what was sent before still fits
     applied: tuple[str, ...]
     conversation: Conversation = field(repr=False)
     came: Sequence[int] = field(repr=False)
-    sent: Sent | None = field(repr=False)
+    sent: TrimmedPrefix | None = field(repr=False)
     #: of the messages that are not sent as they came
     weights: Mapping[int, int] = field(repr=False)
-    #: see `Weights`
+    #: see `RenderedTokens`
     saved_by_rule: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> Fitted:
+    def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> TrimmedConversation:
         """Everything as it came."""
         return cls(
             tokens, tokens, changed=False, epoch=None, applied=(),
@@ -290,11 +290,11 @@ class Fitted:
         came: Sequence[int],
         tokens: int,
         *,
-        sent: Sent,
-        weights: Weights,
-        epoch: Epoch,
+        sent: TrimmedPrefix,
+        weights: RenderedTokens,
+        epoch: TrimDecision,
         applied: tuple[str, ...] = (),
-    ) -> Fitted:
+    ) -> TrimmedConversation:
         """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
         return cls(
             tokens_before=tokens,
@@ -322,12 +322,12 @@ class Fitted:
 
     @property
     def changes(self) -> Mapping[int, bytes | None]:
-        """See `Sent.changes`."""
+        """See `TrimmedPrefix.changes`."""
         return self.sent.changes if self.sent is not None else {}
 
     @property
     def new(self) -> frozenset[int]:
-        """See `Sent.new`."""
+        """See `TrimmedPrefix.new`."""
         return self.sent.new if self.sent is not None else frozenset()
 
     @cached_property

@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES
 from gateway.core.conversation.units import Conversation, Item, Unit
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Summary
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, SummaryEntry
 
 #: neighbours that not everyone takes
 _ODD: Final = frozenset({("tool", "user"), ("user", "user"), ("assistant", "assistant")})
@@ -39,7 +39,7 @@ def in_order(draft: Draft) -> Draft:
     units = {unit.start: unit for unit in conversation.units}
     changes: dict[int, Decision] = {}
     for before, behind in pairwise(_told(draft, roles)) if odd else ():
-        now = ("assistant" if isinstance(draft.decisions[before], Summary) else roles[before], roles[behind])
+        now = ("assistant" if isinstance(draft.decisions[before], SummaryEntry) else roles[before], roles[behind])
         if now in odd:
             left = [units[i] for i in range(before + 1, behind) if i in units and _fits(units[i], roles, now, odd)]
             gone, told = ([unit for unit in left if draft.decisions[unit.start] == how] for how in (DROP, SUMMED))

@@ -13,9 +13,9 @@ from math import inf
 from typing import Final
 
 from gateway.core.conversation.units import Unit
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Step
-from gateway.core.fitting.offers import Entry, Offer, Opening, Stock
-from gateway.core.fitting.relevance import Scores, Worth
+from gateway.core.fitting.draft import DROP, KEEP, ChosenBlocks, Decision, Draft
+from gateway.core.fitting.offers import BlockOffer, CandidateBlocks, Entry, UnitCandidate
+from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
 #: Blocks are chosen by estimated tokens, then the result is weighed; so many times in all, while there is room left.
 _ROUNDS: Final = 3
@@ -27,7 +27,7 @@ _WHOLE: Final = 0.3
 _SAME: Final = 1e-12
 
 
-def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
+def condense(draft: Draft, limit: int, worth: RelevanceFactors) -> Draft:
     """Choose anew for every unit that is open, so that all messages together weigh at most `limit` tokens.
 
     The result is over the limit only where what must stay is over it by itself: pinned units, what was decided before,
@@ -38,7 +38,7 @@ def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
 
 
 class _Choice:
-    _stock: Stock
+    _stock: CandidateBlocks
 
     def __init__(self, draft: Draft, limit: int) -> None:
         self._draft = draft
@@ -55,19 +55,21 @@ class _Choice:
         #: the draft made last, and the starts of the units that were changed since
         self._drafted = draft
         self._touched = {*self._units}
-        self._steps: list[Step] = []
+        self._steps: list[ChosenBlocks] = []
         #: estimated tokens still to be filled; less than 0: over the limit
         self._room = 0.0
 
-    def _opening(self, unit: Unit, frames: Sequence[int]) -> Opening:
+    def _opening(self, unit: Unit, frames: Sequence[int]) -> UnitCandidate:
         known = {index: self._draft.known(index) for index in unit.indices}
-        return Opening(unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices})
+        return UnitCandidate(
+            unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices}
+        )
 
-    def made(self, worth: Worth) -> Draft:
+    def made(self, worth: RelevanceFactors) -> Draft:
         """Fill by estimate and weigh, until little room is left; then take back until it fits."""
         candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
         fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
-        self._stock = Stock(candidates, Scores(self._draft, worth, candidates, fixed))
+        self._stock = CandidateBlocks(candidates, Scores(self._draft, worth, candidates, fixed))
         weights = self._draft.weights()
         self._room = float(self._limit - sum(weights[index] for index in fixed))
         task = self._draft.conversation.task
@@ -87,7 +89,7 @@ class _Choice:
                 break
         return self._within(draft)
 
-    def again(self, steps: Sequence[Step]) -> Draft:
+    def again(self, steps: Sequence[ChosenBlocks]) -> Draft:
         """Take an earlier choice as far as it was of these units, and take back the last of it until it fits."""
         task = self._draft.conversation.task
         if task is not None and task in self._units:
@@ -103,7 +105,7 @@ class _Choice:
                 self._steps.append(step)
         return self._within(self._weighed())
 
-    def _bound(self) -> Iterator[Opening]:
+    def _bound(self) -> Iterator[UnitCandidate]:
         """What is sent in any case, at least its frame."""
         return (opening for opening in self._units.values() if opening.unit.bound)
 
@@ -128,7 +130,7 @@ class _Choice:
         self._room = float(self._limit - draft.total())
         return draft
 
-    def _start_with(self, opening: Opening, task: int) -> None:
+    def _start_with(self, opening: UnitCandidate, task: int) -> None:
         """The task stays whatever else goes: whole where it is short, else its first block or a mark of it."""
         opening.is_open = True
         short = _WHOLE * self._room
@@ -140,7 +142,7 @@ class _Choice:
             places = range(start, start + count)
             cost = sum(map(self._stock.costs.__getitem__, places))
             if cost <= room:
-                self._take(opening, Offer(0.0, cost, places))
+                self._take(opening, BlockOffer(0.0, cost, places))
                 break
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
@@ -171,7 +173,7 @@ class _Choice:
                         heapq.heappush(heap, other)
         return too_much
 
-    def _take(self, opening: Opening, offer: Offer) -> None:
+    def _take(self, opening: UnitCandidate, offer: BlockOffer) -> None:
         self._room -= offer.cost
         opened = not opening.is_open
         if opened:
@@ -179,7 +181,7 @@ class _Choice:
         picks = self._stock.take(offer.places)
         for index, number in picks:
             opening.picked[index].add(number)
-        self._steps.append(Step(opening.unit.start, picks, opened))
+        self._steps.append(ChosenBlocks(opening.unit.start, picks, opened))
         self._touched.add(opening.unit.start)
 
     def _take_back(self) -> float:
@@ -203,7 +205,7 @@ def _is_gone(draft: Draft, unit: Unit) -> bool:
     return all(draft.decisions[index] == decision for index, decision in draft.least(unit).items())
 
 
-def _decision(opening: Opening, index: int, *, is_sealed: bool) -> Decision:
+def _decision(opening: UnitCandidate, index: int, *, is_sealed: bool) -> Decision:
     if not opening.is_open:
         return DROP
     if is_sealed:

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 from gateway.core.conversation.units import Unit
 from gateway.core.fitting.dedupe import dedupe
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Same, Summary, is_summed
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult, SummaryEntry, is_summed
 from gateway.core.fitting.overlap import overlap
-from gateway.core.fitting.reader import Known
-from gateway.core.fitting.relevance import Worth
+from gateway.core.fitting.reader import KnownBlocks
+from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.select import condense
 from gateway.core.fitting.summary import AROUND, Passage, SummaryNeeded, Use, ids_of
 from gateway.core.values import dataclass
@@ -65,7 +65,7 @@ class Condense:
     The others are left out, but for what has room as it is.
     """
 
-    worth: Worth = field(default_factory=Worth)
+    worth: RelevanceFactors = field(default_factory=RelevanceFactors)
     most_characters: int = 2_000_000
     name: str = "condense"
     is_last_word: bool = True
@@ -103,7 +103,7 @@ def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
             room -= more
             for index, decision in was.items():
                 now[index], before = decision, draft.decisions[index]
-                if decision == KEEP and isinstance(before, Same) and not before.parts:
+                if decision == KEEP and isinstance(before, DuplicateResult) and not before.parts:
                     told.add(before.of)
     changes = {index: decision for index, decision in enumerate(now) if decision != chosen.decisions[index]}
     return chosen.having(changes) if changes else chosen
@@ -113,7 +113,7 @@ def _restored(was: Decision, index: int, now: Sequence[Decision], told: Collecti
     """What a message was. What pointed at a result that is not whole now is itself, unless a newer copy told it."""
     if index in told:
         return ()
-    if not isinstance(was, Same) or now[was.of] == KEEP:
+    if not isinstance(was, DuplicateResult) or now[was.of] == KEEP:
         return was
     return () if was.of in told and not was.parts else KEEP
 
@@ -148,17 +148,17 @@ class Shorten:
         return draft.having(changes) if changes else draft
 
 
-def _ends(known: Known, each: float) -> set[int]:
+def _ends(known: KnownBlocks, each: float) -> set[int]:
     """The first and the last blocks, up to about `each` tokens on either side."""
     return {*leading(known, each), *_while(range(len(known.tokens))[::-1], known, each)}
 
 
-def leading(known: Known, room: float) -> Iterator[int]:
+def leading(known: KnownBlocks, room: float) -> Iterator[int]:
     """The first blocks, up to about so many tokens."""
     return _while(range(len(known.tokens)), known, room)
 
 
-def _while(numbers: Sequence[int], known: Known, room: float) -> Iterator[int]:
+def _while(numbers: Sequence[int], known: KnownBlocks, room: float) -> Iterator[int]:
     for number in numbers:
         room -= known.tokens[number]
         if room < 0:
@@ -240,7 +240,7 @@ def _summed(draft: Draft, units: Sequence[Unit], summary: str, text: str) -> Dra
     without, _ = _left_out(draft, -1, units)
     first, *others = _stood_for(draft, units)
     changes: dict[int, Decision] = dict.fromkeys(others, SUMMED)
-    return without.having({**changes, first: Summary(summary, 1 + len(others), text)})
+    return without.having({**changes, first: SummaryEntry(summary, 1 + len(others), text)})
 
 
 def _stood_for(draft: Draft, units: Sequence[Unit]) -> list[int]:
@@ -253,7 +253,9 @@ def _passage(draft: Draft, units: Sequence[Unit], summary: str) -> Passage:
     old = draft.summary
     # What points at another result says no more where it is read than where it is sent.
     newer = [
-        draft.made(index).raw or b"" if isinstance(draft.decisions[index], Same) else draft.conversation.messages[index]
+        draft.made(index).raw or b""
+        if isinstance(draft.decisions[index], DuplicateResult)
+        else draft.conversation.messages[index]
         for index in sorted(index for unit in units for index in unit.indices)
     ]
     count = len(_stood_for(draft, units))
@@ -311,7 +313,7 @@ def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, i
     return (draft.having(changes) if changes else draft), total
 
 
-def _alone(pointing: Mapping[int, Same], changes: Mapping[int, Decision]) -> dict[int, Decision]:
+def _alone(pointing: Mapping[int, DuplicateResult], changes: Mapping[int, Decision]) -> dict[int, Decision]:
     """What becomes of what points at a result that is not sent whole any more.
 
     The newest copy has its content back, which would be told nowhere; the others are the same again, and a gap mark is

@@ -67,7 +67,7 @@ class SummaryNeeded(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class NeedsSummary:
+class SummaryRequest:
     """What a model is to be asked.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, is_one_text, plain, read
+from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES, MessageOutline, is_one_text, plain, read
 from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.reader import GAP_MARK
 
@@ -44,7 +44,7 @@ def problems(
     return found
 
 
-def _faults(messages: Sequence[Sketch]) -> Iterator[str]:
+def _faults(messages: Sequence[MessageOutline]) -> Iterator[str]:
     """What a provider would refuse."""
     if not messages:
         yield "no messages"
@@ -68,7 +68,7 @@ def _begins_with_thinking(conversation: Conversation) -> bool:
     return any(conversation.sketches[index].thinks for index in conversation.last_turn[:1])
 
 
-def _broken_calls(messages: Sequence[Sketch]) -> Iterator[str]:
+def _broken_calls(messages: Sequence[MessageOutline]) -> Iterator[str]:
     waiting: Counter[str] = Counter()
     seen: set[str] = set()
     for message in messages:
@@ -120,7 +120,7 @@ def _invented(before: Conversation, after: Conversation) -> Iterator[str]:
             return
 
 
-def _may_become(item: Item, now: Sketch, key: bytes, raw: bytes) -> bool:
+def _may_become(item: Item, now: MessageOutline, key: bytes, raw: bytes) -> bool:
     if (item.role, item.calls) != (now.role, now.calls):
         return False
     return not item.sealed or item.key == key or raw == GAP_MARK

@@ -89,7 +89,7 @@ AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
 
 
 @dataclass(frozen=True)
-class Provider:
+class ProviderAddress:
     """What is needed to address one provider.
 
     `key` empty: the caller's own credential is forwarded.
@@ -146,7 +146,7 @@ def _is_credential_parameter(parameter: str) -> bool:
     return unquote_plus(parameter.partition("=")[0]).lower() in _CREDENTIAL_PARAMETERS
 
 
-def secrets_of(provider: Provider) -> tuple[bytes, ...]:
+def secrets_of(provider: ProviderAddress) -> tuple[bytes, ...]:
     """The secrets that nobody may read in its answers."""
     fixed = [credential(value) for name, value in provider.headers if is_credential(name)]
     return tuple([one.encode() for one in (provider.key, *fixed) if len(one) >= _SHORTEST_SECRET])
@@ -178,7 +178,11 @@ def _credentials_among(names: Iterable[bytes]) -> set[bytes]:
 
 
 def request_headers(
-    headers: Sequence[tuple[bytes, bytes]], provider: Provider, *, client_key_headers: frozenset[bytes], unpacked: bool
+    headers: Sequence[tuple[bytes, bytes]],
+    provider: ProviderAddress,
+    *,
+    client_key_headers: frozenset[bytes],
+    unpacked: bool,
 ) -> Headers:
     """The headers to send to a provider.
 
@@ -205,13 +209,13 @@ def request_headers(
     return sent
 
 
-def _own_credential(provider: Provider) -> tuple[bytes, bytes]:
+def _own_credential(provider: ProviderAddress) -> tuple[bytes, bytes]:
     value = provider.key.encode("latin-1", "replace")
     return AUTH_HEADER[provider.auth], b"Bearer " + value if provider.auth == "bearer" else value
 
 
 def check_credential(
-    headers: Sequence[tuple[bytes, bytes]], query: str, provider: Provider, others: Iterable[Provider]
+    headers: Sequence[tuple[bytes, bytes]], query: str, provider: ProviderAddress, others: Iterable[ProviderAddress]
 ) -> None:
     """Refuse to hand a caller's credential, in a header or in the URL, to a provider that it plainly is not for.
 
@@ -248,7 +252,7 @@ def credential(value: bytes) -> str:
     return token.strip() if scheme.lower() == "bearer" else text
 
 
-def _owners(key: str, providers: Iterable[Provider]) -> list[str]:
+def _owners(key: str, providers: Iterable[ProviderAddress]) -> list[str]:
     claims = [
         (len(prefix), provider.name)
         for provider in providers

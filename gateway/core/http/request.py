@@ -9,7 +9,7 @@ from gateway.core.http.headers import Headers
 from gateway.core.values import dataclass
 
 
-class AtWork(Protocol):
+class WorkObserver(Protocol):
     """Is told whether a provider may be at work on a call: then giving it up may cost something."""
 
     def __call__(self, *, is_so: bool) -> None:
@@ -17,7 +17,7 @@ class AtWork(Protocol):
 
 
 def told_nobody(*, is_so: bool) -> None:
-    """The `AtWork` for those who need not be told."""
+    """The `WorkObserver` for those who need not be told."""
     del is_so
 
 
@@ -25,8 +25,8 @@ def told_nobody(*, is_so: bool) -> None:
 class Outgoing:
     """One request to a provider. `url` is absolute and already encoded.
 
-    `note` keeps a remark, by its name, in the call's record; `at_work`: see `AtWork`; `call_id`: the call it is for;
-    `has_next`: another provider is asked where this one fails.
+    `note` keeps a remark, by its name, in the call's record; `at_work`: see `WorkObserver`; `call_id`: the call it
+    is for; `has_next`: another provider is asked if this one fails.
     """
 
     method: str
@@ -34,6 +34,6 @@ class Outgoing:
     headers: Headers
     body: bytes
     note: Callable[[str, str], None] = lambda _name, _text: None
-    at_work: AtWork = told_nobody
+    at_work: WorkObserver = told_nobody
     call_id: str = ""
     has_next: bool = False

@@ -2,8 +2,8 @@
 
 Only before the first byte of an answer.
 
-Asking again is right where nothing was done: the connection was refused, or the provider says that it is overloaded.
-A provider that fails again and again is not asked at all for a while (`Breaker`), so that its callers hear at once.
+A retry is safe if nothing was done: the connection was refused, or the provider says that it is overloaded. A provider
+that fails repeatedly is not called at all for a while (`CircuitState`), so that its callers get an error at once.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BreakerPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Breaker:
+class CircuitState:
     """How a provider has done of late. `since`: when it was left alone, on a monotonic clock; None: it is asked.
 
     `is_tried`: one call is asking whether it is well again.
@@ -129,22 +129,22 @@ class Breaker:
         left = self.since + policy.open_s - now
         return left if left > 0 else (policy.open_s if self.is_tried else None)
 
-    def asked(self) -> Breaker:
+    def asked(self) -> CircuitState:
         """A call goes out."""
         return replace(self, is_tried=True) if self.since is not None else self
 
-    def did(self, policy: BreakerPolicy, now: float, *, well: bool) -> Breaker:
+    def did(self, policy: BreakerPolicy, now: float, *, well: bool) -> CircuitState:
         """A call came back. Where the provider is left alone already, a failure of an earlier call changes nothing."""
         if well:
             return WELL
         failed = self.failed + 1
         if self.is_tried or (self.since is None and failed >= policy.failures):
-            return Breaker(failed, now)
+            return CircuitState(failed, now)
         return replace(self, failed=failed)
 
-    def left(self) -> Breaker:
+    def left(self) -> CircuitState:
         """A call ended before it could tell how the provider does."""
         return replace(self, is_tried=False)
 
 
-WELL: Final = Breaker()
+WELL: Final = CircuitState()

@@ -73,28 +73,28 @@ class BudgetPolicy:
     exhausted_status: int = 400
 
 
-class KeyBudget(NamedTuple):
+class KeyLimits(NamedTuple):
     """What a client key may spend in all its sessions, and how many requests it may make in a minute."""
 
     limits: Limits = NO_LIMITS
     rpm: int | None = None
 
 
-NO_KEY_BUDGET: Final = KeyBudget()
+NO_KEY_BUDGET: Final = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
+class ChargedAccounts:
     """Who is charged: a client key, a session, its parents from the nearest up; and the budget that a call declares."""
 
     namespace: str
-    key: KeyBudget = NO_KEY_BUDGET
+    key: KeyLimits = NO_KEY_BUDGET
     session: SessionKey | None = None
     parents: tuple[SessionKey, ...] = ()
     declared: Limits = NO_LIMITS
 
 
-def claims_of(policy: BudgetPolicy, charged: Charged) -> tuple[Claim, ...]:
+def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
     """The accounts of a call: its client key's, its parents' from the top down, its session's."""
     claims, key = [], charged.key
     if key.rpm is not None:
@@ -123,14 +123,14 @@ def spent_by(charge: Charge | None, cached_weight: float) -> Amount:
     return Amount(min(MOST, tokens), nano(charge.cost_usd or 0), 1)
 
 
-class Rate(NamedTuple):
+class TokenRate(NamedTuple):
     """USD for a token of input and of output, each of the dearest kind: which kind it will be is not known yet."""
 
     input: Decimal
     output: Decimal
 
 
-def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_1h: bool = False) -> Rate | None:
+def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_1h: bool = False) -> TokenRate | None:
     """The most that a token of a call may cost; None where nobody knows.
 
     `caches_1h`: the call may ask the provider to cache something for an hour, which costs more.
@@ -140,16 +140,16 @@ def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_
     rates = price.rates_for(Usage.of(input_tokens, 0), tier)
     if rates is None:
         return None
-    return Rate(
+    return TokenRate(
         _dearest(rates.input, rates.cache_write, rates.cache_write_1h if caches_1h else None, rates.audio_input),
         _dearest(rates.output, rates.audio_output, rates.reasoning),
     )
 
 
-def dearest(rates: Iterable[Rate | None]) -> Rate | None:
+def dearest(rates: Iterable[TokenRate | None]) -> TokenRate | None:
     """The most that a token of a call may cost, whichever of these rates it goes by; None where none is known."""
     known = [rate for rate in rates if rate is not None]
-    return Rate(max(rate.input for rate in known), max(rate.output for rate in known)) if known else None
+    return TokenRate(max(rate.input for rate in known), max(rate.output for rate in known)) if known else None
 
 
 def _dearest(*rates: Decimal | None) -> Decimal:
@@ -157,7 +157,7 @@ def _dearest(*rates: Decimal | None) -> Decimal:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class CallNeed:
     """What a call may take.
 
     Attributes:
@@ -182,7 +182,7 @@ class Need:
     model_output: int | None = None
     answers: int = 1
     has_output: bool = True
-    rate: Rate | None = None
+    rate: TokenRate | None = None
     is_priced: bool = True
     model: str = ""
     can_grow: bool = False
@@ -204,10 +204,10 @@ def room_in(window: int | None, tokens: int) -> int | None:
 
 
 def hold_for(
-    call_id: str, claims: tuple[Claim, ...], standings: Sequence[Standing], need: Need, *, clamp: bool
+    call_id: str, claims: tuple[Claim, ...], standings: Sequence[Standing], need: CallNeed, *, clamp: bool
 ) -> Hold:
     """What to hold for a call; `standings`: of its accounts, as they were read."""
-    rate = need.rate or Rate(Decimal(0), Decimal(0))
+    rate = need.rate or TokenRate(Decimal(0), Decimal(0))
     fixed = Amount(max(1, need.input_tokens), nano(rate.input * need.input_tokens), 1)
     if not need.has_output:
         return Hold(call_id, claims, fixed)
@@ -230,7 +230,7 @@ def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standi
     return min(most, max(USEFUL, alone // _STUMP))
 
 
-def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
+def _longest(need: CallNeed, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
     """Units of an answer that nothing but the budget cuts short."""
     if need.output is not None:
         return need.output if need.model_output is None else min(need.output, need.model_output)
@@ -241,7 +241,7 @@ def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standi
     return units if units == need.model_output else _roomy(units, need)
 
 
-def _roomy(units: int, need: Need) -> int:
+def _roomy(units: int, need: CallNeed) -> int:
     """Units, but no more than the model's window has room for."""
     return units if need.room is None else min(units, need.room)
 
@@ -251,7 +251,7 @@ def _units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most
     return min((units_left(stands, fixed, unit, most) for stands in standings), default=most)
 
 
-def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
+def limit_to_set(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
     """The limit that the call has to be sent with, so that its answer stays within what is held; None: as it is."""
     if not need.has_output or not bounds_answers(granted.standings):
         return None
@@ -289,7 +289,7 @@ def budgets_in(standings: Sequence[Standing]) -> tuple[Standing, ...]:
     return tuple([stands for stands in standings if stands.key.kind != "rate" and not stands.limits.is_none])
 
 
-def affordable_input(standings: Sequence[Standing], output: int | None, rate: Rate | None) -> int | None:
+def affordable_input(standings: Sequence[Standing], output: int | None, rate: TokenRate | None) -> int | None:
     """Input tokens that the budgets still allow; None where no budget limits them.
 
     Room is kept for the answer: for as much as the call asks for, but at most a quarter of what is left.

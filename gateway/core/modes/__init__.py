@@ -15,8 +15,8 @@ from gateway.core.conversation.message import RESULT_ROLES, Message, decode, enc
 from gateway.core.fitting.blocks import render, slice_message
 from gateway.core.modes.extract import LONGEST, ends, extract, limit_of, tokens_of
 from gateway.core.modes.handle import described, pointer, points
-from gateway.core.modes.parts import Content
-from gateway.core.modes.summary import Summing, summing
+from gateway.core.modes.parts import ResultContent
+from gateway.core.modes.summary import SummaryLimits, summing
 from gateway.core.modes.table import is_tabled, tabled
 from gateway.core.values import dataclass
 
@@ -59,7 +59,7 @@ def mode_for(remaining_fraction: float) -> ResponseMode:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownResult:
     """One tool result as it is sent.
 
     Attributes:
@@ -74,10 +74,10 @@ class Shown:
     form: ResponseMode
     handle: str | None = None
     content: str | None = None
-    summing: Summing | None = None
+    summing: SummaryLimits | None = None
 
 
-def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Shown | None:
+def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> ShownResult | None:
     """A message as it is sent in a mode; None if it is sent as it came.
 
     Args:
@@ -96,13 +96,13 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
         return None
     # A short form stands for all texts as one: where there are several, it is not compared with tables of each.
     shaped = content.shaped(_lossless) if mode == "table" or len(content.texts) == 1 else message.get("content")
-    whole = Content(shaped).text
+    whole = ResultContent(shaped).text
     if mode != "table":
         short = _short(message, content, whole, mode, handle_of)
         if short is not None:
             return short
     is_worth = bool(text) and len(whole) <= _WORTH * len(text)
-    return Shown(encode({**message, "content": shaped}), "table") if is_worth else None
+    return ShownResult(encode({**message, "content": shaped}), "table") if is_worth else None
 
 
 def extractable(raw: bytes) -> str | None:
@@ -114,7 +114,7 @@ def extractable(raw: bytes) -> str | None:
     return ends(content.text, _MOST_READ)
 
 
-def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], str]) -> Shown | None:
+def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], str]) -> ShownResult | None:
     """Return a result as these blocks of it and its handle; without blocks, as in `handle_only`.
 
     None if it cannot be shown so. `blocks`: numbers of the blocks that `slice_message` makes of `extractable`.
@@ -128,7 +128,7 @@ def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], st
     says = str(render(whole, slice_message(whole), blocks)["content"]).rstrip("\n")
     content = _content(message, "summary")
     handle = handle_of(content.original)
-    return Shown(_summarized(message, content, says, handle), "summary", handle, content.original)
+    return ShownResult(_summarized(message, content, says, handle), "summary", handle, content.original)
 
 
 def _result(raw: bytes) -> Message | None:
@@ -139,8 +139,8 @@ def _result(raw: bytes) -> Message | None:
     return None if is_signed(message) else message
 
 
-def _content(message: Message, mode: ResponseMode) -> Content:
-    return Content(message.get("content"), with_media=mode == "handle_only")
+def _content(message: Message, mode: ResponseMode) -> ResultContent:
+    return ResultContent(message.get("content"), with_media=mode == "handle_only")
 
 
 def original(raw: bytes, form: ResponseMode) -> str:
@@ -153,7 +153,7 @@ def readable(raw: bytes) -> str:
     return _content(decode(raw), "summary").text
 
 
-def _was_shown(content: Content, mode: ResponseMode) -> bool:
+def _was_shown(content: ResultContent, mode: ResponseMode) -> bool:
     """Whether a text has the form of what we show.
 
     Anybody can give a text this form, and it then stays as it came. Longer texts than ours are never taken for ours, so
@@ -171,8 +171,8 @@ def _lossless(text: str) -> str:
 
 
 def _short(
-    message: Message, content: Content, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
-) -> Shown | None:
+    message: Message, content: ResultContent, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
+) -> ShownResult | None:
     """A message in part; None where the `whole` text with nothing left out is about as short.
 
     The limits are taken from `whole`, which is the same once a text is shown as its table, so that a text that was left
@@ -190,12 +190,12 @@ def _short(
         return None
     if mode == "summary":
         raw = _summarized(message, content, says, handle)
-        return Shown(raw, mode, handle, kept, summing(content.text, whole, says))
+        return ShownResult(raw, mode, handle, kept, summing(content.text, whole, says))
     short = pointer(f"{says};", len(kept), handle)
-    return Shown(encode({**message, "content": content.shortened(short)}), mode, handle, kept)
+    return ShownResult(encode({**message, "content": content.shortened(short)}), mode, handle, kept)
 
 
-def _line(content: Content) -> str:
+def _line(content: ResultContent) -> str:
     """What a content is, in a line."""
     return ", ".join(filter(None, (described(content.text) if content.text else "", content.media)))
 
@@ -206,6 +206,6 @@ def with_summary(raw: bytes, says: str, handle: str) -> bytes:
     return _summarized(message, _content(message, "summary"), says, handle)
 
 
-def _summarized(message: Message, content: Content, says: str, handle: str) -> bytes:
+def _summarized(message: Message, content: ResultContent, says: str, handle: str) -> bytes:
     short = f"{says}\n{pointer('summary of', len(content.original), handle)}"
     return encode({**message, "content": content.shortened(short)})

@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter
-from gateway.core.fitting.blocks import GAP, Block, Sliced, Slot, render, slice_message
+from gateway.core.fitting.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
 from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
 from gateway.core.modes.handle import TROUBLE
 from gateway.core.modes.table import rows_of
@@ -84,7 +84,7 @@ def ends(text: str, most: int) -> str:
     return f"{text[:head]}\n{GAP}\n{text[head - most :]}" if len(text) > most else text
 
 
-def _sliced_rows(rows: Sequence[str]) -> Sliced:
+def _sliced_rows(rows: Sequence[str]) -> SlicedMessage:
     """A table as blocks: its columns first, which are always taken, then its rows."""
     lines = rows[1:]
     head = f"[some of {len(lines)} rows; empty cell: no such key]\n{rows[0]}\n"
@@ -92,7 +92,7 @@ def _sliced_rows(rows: Sequence[str]) -> Sliced:
         first = int(_ROWS * _HEAD)
         lines = [*lines[:first], *lines[first - _ROWS :]]
     blocks = (Block(head, 0), *(Block(f"{line}\n", 0) for line in lines))
-    return Sliced((Slot(()),), blocks, "", is_verbatim=False)
+    return SlicedMessage((Slot(()),), blocks, "", is_verbatim=False)
 
 
 def _clipped(text: str) -> str:

@@ -64,7 +64,7 @@ class _Part:
         return _shaped(self.came, self.path, shape)
 
 
-class Content:
+class ResultContent:
     """What a tool result holds, a text or parts; and what of it a short form stands for.
 
     Attributes:

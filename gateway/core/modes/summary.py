@@ -45,7 +45,7 @@ _COUNTER: Final = HeuristicCounter()
 
 
 @dataclass(frozen=True, slots=True)
-class Summing:
+class SummaryLimits:
     """What a summary of a result may take.
 
     Attributes:
@@ -57,7 +57,7 @@ class Summing:
     more: int
 
 
-def summing(text: str, whole: str, extracted: str) -> Summing | None:
+def summing(text: str, whole: str, extracted: str) -> SummaryLimits | None:
     """What a summary of a text may take; None where it is not worth a call.
 
     `whole`: the text in the shortest form that leaves nothing out; `extracted`: the extract that is shown else.
@@ -65,7 +65,7 @@ def summing(text: str, whole: str, extracted: str) -> Summing | None:
     if len(text) < WORTH:
         return None
     limit = max(_LEAST, limit_of(whole))
-    return Summing(limit, max(0, _most(limit) - min(_weights(extracted))))
+    return SummaryLimits(limit, max(0, _most(limit) - min(_weights(extracted))))
 
 
 def is_taken(summary: str, limit: int) -> bool:

@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.conversation.message import RESULT_ROLES, Message, encode, read, sketch, text_parts
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.deadline import Watch
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.draft import KEEP, Decision, Draft
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.relevance import Worth, last_words, rarity
+from gateway.core.fitting.relevance import RelevanceFactors, last_words, rarity
 from gateway.core.fitting.select import condense
 from gateway.core.modes import SHORTEST, ResponseMode, extractable, milder, show, stricter
 from gateway.core.views.view import View, entries
@@ -48,7 +48,7 @@ _REMINDER: Final = "<system-reminder>"
 _NAME_BYTES: Final = 8
 
 
-class Modes(NamedTuple):
+class ResponseModes(NamedTuple):
     """The response modes of one call: of results that the model has read, and of those that it has not."""
 
     read: ResponseMode
@@ -62,7 +62,7 @@ class ModeTry(NamedTuple):
     unread results if the session's budget has no room for them.
     """
 
-    modes: Modes
+    modes: ResponseModes
     all_results: bool = False
     may_extract: bool = False
 
@@ -77,7 +77,7 @@ class UnreadForm(NamedTuple):
     blocks: tuple[int, ...] | None = None
 
 
-class ResultsIn(NamedTuple):
+class ConversationResults(NamedTuple):
     """The tool results of a conversation.
 
     `names`: a hash of each message that is a result, by index; `unread`: those after the model's last reply.
@@ -87,23 +87,23 @@ class ResultsIn(NamedTuple):
     unread: frozenset[int]
 
 
-def modes_for(asked: ResponseMode, automatic: ResponseMode) -> Modes:
+def modes_for(asked: ResponseMode, automatic: ResponseMode) -> ResponseModes:
     """Return the modes of a call. `asked`: by the client; `automatic`: what the budget leaves room for."""
-    return Modes(stricter(asked, automatic), stricter(asked, milder(automatic, "table")))
+    return ResponseModes(stricter(asked, automatic), stricter(asked, milder(automatic, "table")))
 
 
-def tries_for(modes: Modes, *, is_bound: bool) -> tuple[ModeTry, ...]:
+def tries_for(modes: ResponseModes, *, is_bound: bool) -> tuple[ModeTry, ...]:
     """Return the ways to show tool results, in order: each next one is tried if the budget has no room for the last.
 
     `is_bound`: the model binds its thinking to earlier results, so that changing them comes later.
     """
-    shorter = Modes("handle_only", stricter(modes.unread, "table"))
+    shorter = ResponseModes("handle_only", stricter(modes.unread, "table"))
     tries = [ModeTry(modes)]
     if is_bound:
         tries.append(ModeTry(modes, all_results=True))
     tries.append(ModeTry(shorter, all_results=True, may_extract=shorter.unread == "table"))
     if shorter.unread != "handle_only":
-        tries.append(ModeTry(Modes("handle_only", "handle_only"), all_results=True))
+        tries.append(ModeTry(ResponseModes("handle_only", "handle_only"), all_results=True))
     return tuple(tries)
 
 
@@ -120,12 +120,12 @@ def _is_models(message: object) -> bool:
     return message.get("role") == "assistant" or str(message.get("type")).endswith(("_call", "reasoning"))
 
 
-def results_in(view: View) -> ResultsIn:
+def results_in(view: View) -> ConversationResults:
     """Return the tool results of a conversation, and which of them the model has not read yet."""
     names = entries("result name", view.chat, view.book, _name, len, marks=False)
     first = after_last_reply(view.elements)
     found = {index: name for index, name in enumerate(names) if name}
-    return ResultsIn(found, frozenset(index for index in found if view.places[index][0] >= first))
+    return ConversationResults(found, frozenset(index for index in found if view.places[index][0] >= first))
 
 
 def _name(raw: bytes) -> str:
@@ -155,7 +155,7 @@ def chosen_blocks(
         results: the indices of the results to shorten.
         room: tokens for all of them.
         reader: counts tokens.
-        expired: see `Watch`.
+        expired: see `Deadline`.
 
     Raises:
         Expired: choosing took too long.
@@ -172,11 +172,11 @@ def chosen_blocks(
         case.append({"role": "assistant", "content": None, "tool_calls": [made]})
         case.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
     case.append({"role": "user", "content": "\n".join([_question(messages), *(arguments for _, arguments in asked)])})
-    draft = Draft.untouched(Conversation.of_messages(case, reader), reader, watch=Watch(expired))
+    draft = Draft.untouched(Conversation.of_messages(case, reader), reader, watch=Deadline(expired))
     beside = sum(weight for index, weight in enumerate(draft.weights()) if case[index]["role"] != "tool")
     places = dict(zip(range(1, len(case), 2), texts, strict=False))
     around = _around(draft, [*places], _AROUND * room)
-    decisions = condense(draft, room - round(around.tokens) + beside, Worth()).decisions
+    decisions = condense(draft, room - round(around.tokens) + beside, RelevanceFactors()).decisions
     return {
         index: _picked(draft, place, decisions[place], around.blocks[place])
         for place, index in places.items()

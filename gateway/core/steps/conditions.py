@@ -41,7 +41,7 @@ def _has_any(names: Sequence[str], patterns: Patterns) -> bool:
     return any(map(match, set(names)))
 
 
-class Facts:
+class ConditionFacts:
     """What conditions may look at beside tools.
 
     Attributes:
@@ -70,7 +70,7 @@ class Facts:
 class Condition(Protocol):
     """One condition of a step."""
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """Whether it is met. `recent`: the tools used last, the newest at the end."""
 
 
@@ -81,7 +81,7 @@ class ToolUsed:
     tools: Patterns
     within: int = MOST_RECENT
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """See `Condition`."""
         del facts
         return _has_any(recent[-self.within :], self.tools)
@@ -94,7 +94,7 @@ class NotRecentlyUsed:
     tools: Patterns
     window: int
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """See `Condition`."""
         del facts
         return not _has_any(recent[-self.window :], self.tools)
@@ -106,7 +106,7 @@ class SequenceMatch:
 
     entries: tuple[Patterns, ...]
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """See `Condition`."""
         del facts
         last = recent[-len(self.entries) :]
@@ -119,7 +119,7 @@ class MessageMatches:
 
     is_match: Callable[[str], bool]
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """See `Condition`."""
         del recent
         return facts.message is not None and self.is_match(facts.message)
@@ -131,7 +131,7 @@ class TokensAbove:
 
     tokens: int
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """See `Condition`."""
         del recent
         return facts.tokens is not None and facts.tokens > self.tokens
@@ -143,7 +143,7 @@ class BudgetBelow:
 
     share: float
 
-    def holds(self, recent: Sequence[str], facts: Facts) -> bool:
+    def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
         """See `Condition`."""
         del recent
         return facts.left < self.share

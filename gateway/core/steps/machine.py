@@ -16,7 +16,7 @@ from gateway.core.steps.conditions import (
     MOST_RECENT,
     BudgetBelow,
     Condition,
-    Facts,
+    ConditionFacts,
     MessageMatches,
     Patterns,
     TokensAbove,
@@ -160,7 +160,7 @@ class Agent:
         step = self.step(state)
         return min(state.index, len(step.sequence)) if step is not None and step.sequence else None
 
-    def entered(self, state: StepState, facts: Facts) -> StepState:
+    def entered(self, state: StepState, facts: ConditionFacts) -> StepState:
         """The state with the step active whose turn it is."""
         current = self._by_name.get(state.active)
         is_running = current is not None and state.index < len(current.sequence)
@@ -178,7 +178,7 @@ class Agent:
             return state
         return StepState(name, recent=state.recent)
 
-    def used(self, state: StepState, tools: Sequence[str], facts: Facts) -> Used:
+    def used(self, state: StepState, tools: Sequence[str], facts: ConditionFacts) -> Used:
         """The state after these tools were used, one after the other; each may finish an entry, and change the step.
 
         A stray one is seen by no condition where the step is enforced: a model that calls what it was not offered must
@@ -210,7 +210,7 @@ class Agent:
         return StepState(self._by_name[name].name, index, state.recent, is_set=True)
 
 
-def _holds(step: Step, state: StepState, facts: Facts) -> bool:
+def _holds(step: Step, state: StepState, facts: ConditionFacts) -> bool:
     # No generator: this runs for each step at each call, and after each tool.
     for condition in step.conditions:  # noqa: SIM110
         if not condition.holds(state.recent, facts):

@@ -10,9 +10,9 @@ from gateway.core.counting.measure import Wire
 from gateway.core.views.check import new_faults
 from gateway.core.views.messages import MessagesView
 from gateway.core.views.responses import ResponsesView
-from gateway.core.views.view import Book, ChatView, View
+from gateway.core.views.view import ChatView, ElementCache, View
 
-_VIEWS: Final[Mapping[Wire, Callable[[Hashed, Book | None], View]]] = {
+_VIEWS: Final[Mapping[Wire, Callable[[Hashed, ElementCache | None], View]]] = {
     "chat": ChatView,
     "messages": MessagesView,
     "responses": ResponsesView,
@@ -21,7 +21,7 @@ _VIEWS: Final[Mapping[Wire, Callable[[Hashed, Book | None], View]]] = {
 VIEWED: Final = frozenset(_VIEWS)
 
 
-def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, book: Book | None = None) -> View:
+def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, book: ElementCache | None = None) -> View:
     """The elements of a request's array, as they stand in its body, as chat messages.
 
     `book`: remembers what was read of each; a long conversation is the same from turn to turn but for its end.
@@ -29,4 +29,4 @@ def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, book: Book | None = 
     return _VIEWS[wire](hashed(elements), book)
 
 
-__all__ = ["VIEWED", "Book", "View", "new_faults", "view_of"]
+__all__ = ["VIEWED", "ElementCache", "View", "new_faults", "view_of"]

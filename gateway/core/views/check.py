@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.conversation.message import Hashed, decode, hashed, read
 from gateway.core.counting.measure import Wire
-from gateway.core.views.view import Book, entries
+from gateway.core.views.view import ElementCache, entries
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
 def new_faults(
-    wire: Wire, before: Sequence[bytes] | Hashed, after: Sequence[bytes] | Hashed, book: Book | None = None
+    wire: Wire, before: Sequence[bytes] | Hashed, after: Sequence[bytes] | Hashed, book: ElementCache | None = None
 ) -> list[str]:
     """What a provider would refuse in the elements `after`, and not in those that came; empty where nothing.
 

@@ -19,7 +19,7 @@ from gateway.core.views.read_messages import (
     SYSTEM,
     USERS,
     Piece,
-    Read,
+    ReadMessage,
     after_signed,
     arguments_of,
     called,
@@ -34,10 +34,10 @@ from gateway.core.views.read_messages import (
 )
 from gateway.core.views.view import (
     SEAL,
-    Book,
     Changes,
     ChatMessage,
-    Sent,
+    ElementCache,
+    SentElement,
     View,
     as_came,
     entries,
@@ -72,7 +72,7 @@ class _Form(NamedTuple):
 class MessagesView(View):
     """The `messages` of a Messages request."""
 
-    def __init__(self, came: Hashed, book: Book | None = None) -> None:
+    def __init__(self, came: Hashed, book: ElementCache | None = None) -> None:
         reads = entries("messages", came, book, read_message, size_of)
         found = _pieces(came.raws, reads)
         self._blocks = [piece.blocks for piece, _ in found]
@@ -104,8 +104,8 @@ class MessagesView(View):
         """See `View.restored`. System messages go where they may stand: after the user, and before the assistant."""
         if not self._system:
             return super().restored(changes, new)
-        found: list[Sent] = []
-        waiting: list[Sent] = []
+        found: list[SentElement] = []
+        waiting: list[SentElement] = []
         is_after_user = False
         for one in self._sent(changes, new):
             if one.place in self._system:
@@ -121,15 +121,15 @@ class MessagesView(View):
             found.append(_merged(waiting))
         return to_send(found)
 
-    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[Sent]:
+    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[SentElement]:
         sent = list(super()._sent(changes, new))
         for number, one in enumerate(sent):
             # An assistant's turn with words before its thinking is refused. A new message that would be such words is
             # made the user's, so that the turn begins behind it, with its thinking.
             is_before = one.place is None and self._is_thought(sent[number + 1 :])
-            yield Sent.of(None, encode({**decode(one.raw), "role": "user"})) if is_before else one
+            yield SentElement.of(None, encode({**decode(one.raw), "role": "user"})) if is_before else one
 
-    def _is_thought(self, sent: Sequence[Sent]) -> bool:
+    def _is_thought(self, sent: Sequence[SentElement]) -> bool:
         """Whether the next element that is not the operator's begins with thinking."""
         kinds = (self._kinds[one.place] for one in sent if one.place is not None)
         return next((kind for kind in kinds if kind not in SYSTEM), "") == "thought"
@@ -204,14 +204,14 @@ class _Begins(NamedTuple):
     last_alone: int
 
     @classmethod
-    def of(cls, reads: Sequence[Read]) -> _Begins:
+    def of(cls, reads: Sequence[ReadMessage]) -> _Begins:
         """Those of a conversation."""
         words = [place for place, one in enumerate(reads) if one.kind == "words"]
         alone = [place for place in words if not reads[place].has_results]
         return cls(frozenset(alone), (words or [-1])[-1], (alone or [-1])[-1])
 
 
-def _leaders(reads: Sequence[Read], begins: _Begins) -> Iterator[int]:
+def _leaders(reads: Sequence[ReadMessage], begins: _Begins) -> Iterator[int]:
     """The beginning of the last turn, if it is thinking: a provider refuses what does not begin so in the turn without.
 
     Where all of the turn does, whatever is left of it begins with thinking.
@@ -222,7 +222,7 @@ def _leaders(reads: Sequence[Read], begins: _Begins) -> Iterator[int]:
             yield spoken[0]
 
 
-def _unread_calls(reads: Sequence[Read]) -> Iterator[int]:
+def _unread_calls(reads: Sequence[ReadMessage]) -> Iterator[int]:
     """The calls whose results stand beside the last words of all: the model has read none of these yet.
 
     They stay, so that it knows what it called for; what is long of the results can be cut.
@@ -231,7 +231,7 @@ def _unread_calls(reads: Sequence[Read]) -> Iterator[int]:
         yield from (place for place in range(len(reads) - 1)[-1:] if reads[place].kind in SPOKEN)
 
 
-def _beside_results(reads: Sequence[Read], leaders: Collection[int], begins: _Begins) -> Iterable[int]:
+def _beside_results(reads: Sequence[ReadMessage], leaders: Collection[int], begins: _Begins) -> Iterable[int]:
     """Where words stay or go with the results beside them, as without these they would surely begin a turn.
 
     That matters in a turn that must begin with thinking, and that they do not begin if they are not taken to.
@@ -250,7 +250,7 @@ def _asked(begins: _Begins) -> Iterable[int]:
     return () if begins.last_alone in (begins.last, -1) else (begins.last_alone,)
 
 
-def _unread(reads: Sequence[Read]) -> Iterator[int]:
+def _unread(reads: Sequence[ReadMessage]) -> Iterator[int]:
     """What may belong to the calls or results in an element that nobody here can read.
 
     That is the rest of its turn, and the assistant's turn before it or the user's behind it.
@@ -288,7 +288,7 @@ def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]
         yield len(kinds) - 2
 
 
-def _merged(texts: Sequence[Sent]) -> Sent:
+def _merged(texts: Sequence[SentElement]) -> SentElement:
     """System messages that have come to stand side by side, which a provider may not take.
 
     Of several changes of one tool, the last one counts.
@@ -299,14 +299,14 @@ def _merged(texts: Sequence[Sent]) -> Sent:
     blocks = [block for message in messages for block in _blocks(message["content"])]
     names = [changed_tool(decode(block)) for block in blocks]
     kept = [block for number, block in enumerate(blocks) if names[number] not in (set(names[number + 1 :]) - {None})]
-    return Sent.of(None, object_of({**messages[-1], "content": list_of(kept)}))
+    return SentElement.of(None, object_of({**messages[-1], "content": list_of(kept)}))
 
 
 def _blocks(content: bytes) -> Iterable[bytes]:
     return items_of(content) or map(encode, listed(decode(content)))
 
 
-def _pieces(elements: Sequence[bytes], reads: Sequence[Read]) -> list[tuple[Piece, Sequence[int]]]:
+def _pieces(elements: Sequence[bytes], reads: Sequence[ReadMessage]) -> list[tuple[Piece, Sequence[int]]]:
     """The messages, each with the elements it is made of."""
     found: list[tuple[Piece, Sequence[int]]] = []
     for span in _spans(reads):
@@ -325,7 +325,9 @@ def _uncut(piece: Piece, coded: Collection[str]) -> Piece:
     return piece._replace(message=ChatMessage.of(sealed(piece.message.raw)))
 
 
-def _tied(elements: Sequence[bytes], reads: Sequence[Read], span: range) -> Iterator[tuple[Piece, Sequence[int]]]:
+def _tied(
+    elements: Sequence[bytes], reads: Sequence[ReadMessage], span: range
+) -> Iterator[tuple[Piece, Sequence[int]]]:
     """All that the assistant said as one message; directly behind it the results of its calls; then the rest."""
     spoken = {place: None for place in span if reads[place].kind in SPOKEN and not reads[place].is_opaque}
     # What ends the conversation stays, and so does what belongs to something that nobody here can read.
@@ -337,7 +339,7 @@ def _tied(elements: Sequence[bytes], reads: Sequence[Read], span: range) -> Iter
     yield from sorted(rest, key=lambda found: not found[0].is_result)
 
 
-def _spans(reads: Sequence[Read]) -> Iterator[range]:
+def _spans(reads: Sequence[ReadMessage]) -> Iterator[range]:
     """Elements whose calls stay or go together."""
     reach = _reach(reads)
     start = 0
@@ -351,7 +353,7 @@ def _spans(reads: Sequence[Read]) -> Iterator[range]:
         start = place
 
 
-def _reach(reads: Sequence[Read]) -> Sequence[int]:
+def _reach(reads: Sequence[ReadMessage]) -> Sequence[int]:
     """Of each element, the last one whose calls stay or go together with its own.
 
     An assistant's calls are answered together, also where they stand in several messages, or where words stand between

@@ -48,7 +48,7 @@ _NO_MESSAGE: Final = ChatMessage(b"", b"", is_marked=False)
 Name = tuple[str, str]
 
 
-class Read(NamedTuple):
+class ReadItem(NamedTuple):
     """One item. `message`: where it is one by itself; `part`: a call, or a part of what the model said."""
 
     kind: str
@@ -72,26 +72,26 @@ class Read(NamedTuple):
     calls: tuple[Name, ...] = ()
 
 
-def read_item(raw: bytes) -> Read:
+def read_item(raw: bytes) -> ReadItem:
     """What an item is. Nothing fails: what cannot be read is told of as it stands."""
     item, is_odd = read(raw)
     kind = kind_of(item)
     # A text alone is read as it stands; what is odd in it seals it there.
     if kind == "" or (is_odd and not (kind == "said" and isinstance(item["content"], str))):
         # What follows may have come of what the model did, which only the provider can tell.
-        return Read("named" if _is_name(item) or kind == "deed" else "", ChatMessage.of(opaque(raw)))
+        return ReadItem("named" if _is_name(item) or kind == "deed" else "", ChatMessage.of(opaque(raw)))
     if kind == "compact":
-        return Read(kind, ChatMessage.of(encode({"role": "assistant", "content": [item]})))
+        return ReadItem(kind, ChatMessage.of(encode({"role": "assistant", "content": [item]})))
     if kind == "said":
         content = item["content"]
         parts = [] if isinstance(content, str) else said(content)
         message = raw if isinstance(content, str) else encode({**item, "content": parts})
         is_plain = item["role"] == "assistant" and not is_odd and all(map(is_plain_text, parts))
-        return Read(kind, ChatMessage.of(message), role=item["role"], is_plain=is_plain)
+        return ReadItem(kind, ChatMessage.of(message), role=item["role"], is_plain=is_plain)
     program, by = _program(item)
     if kind == "deed":
         is_reasoning = _is_name(item) or item["type"] == "reasoning"
-        return Read(
+        return ReadItem(
             kind, part=_deed(item), id=_id(item), is_reasoning=is_reasoning, program=program, by=by,
             loads=tuple(_loaded(item)), calls=_called(item),
         )  # fmt: skip
@@ -99,9 +99,11 @@ def read_item(raw: bytes) -> Read:
     if kind == "call":
         is_fixed = item["type"] not in _FREE
         calls = _called(item)
-        return Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by, is_fixed=is_fixed, calls=calls)
+        return ReadItem(
+            kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by, is_fixed=is_fixed, calls=calls
+        )
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
-    return Read(kind, ChatMessage.of(message), call_id=call_id, by=by, loads=tuple(_loaded(item)))
+    return ReadItem(kind, ChatMessage.of(message), call_id=call_id, by=by, loads=tuple(_loaded(item)))
 
 
 def _called(item: Mapping[str, Any]) -> tuple[Name, ...]:
@@ -141,7 +143,7 @@ def _program(item: Mapping[str, Any]) -> tuple[str, str]:
     return "", str(caller.get("caller_id") or "") if isinstance(caller, dict) else ""
 
 
-def size_of(found: Read) -> int:
+def size_of(found: ReadItem) -> int:
     """Bytes that it takes."""
     names = _NAME_BYTES * (len(found.loads) + len(found.calls))
     return MESSAGE_BYTES + names + len(found.message.raw) + (len(encode(found.part)) if found.part is not None else 0)

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     calls: tuple[str, ...] = ()
 
 
-class Read(NamedTuple):
+class ReadMessage(NamedTuple):
     """One element: the messages it is made of where it stands alone, and what it is."""
 
     pieces: tuple[Piece, ...]
@@ -83,18 +83,18 @@ def listed(content: Any) -> Iterable[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def size_of(found: Read) -> int:
+def size_of(found: ReadMessage) -> int:
     """Bytes that it takes."""
     names = sum(len(piece.loads) + len(piece.calls) for piece in found.pieces)
     return _NAME_BYTES * names + sum(_PIECE_BYTES + len(piece.message.raw) for piece in found.pieces)
 
 
-def read_message(raw: bytes) -> Read:
+def read_message(raw: bytes) -> ReadMessage:
     """What an element is. Nothing fails: what cannot be read is told of as it stands."""
     message, is_odd = read(raw)
     if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
         # As in a chat request; what cannot be written anew is sealed wherever it is read.
-        return Read((Piece(ChatMessage.of(raw)),), kind_of(message))
+        return ReadMessage((Piece(ChatMessage.of(raw)),), kind_of(message))
     kind = kind_of(message)
     content = message["content"] if _is_listed(message) else []
     served, needs = _served(content) if kind in SPOKEN else ((), ())
@@ -102,14 +102,14 @@ def read_message(raw: bytes) -> Read:
         kind = "sealed" if is_odd and kind in SYSTEM else kind
         is_tied = kind not in SYSTEM and any(mark in raw for mark in _TIED)
         piece = Piece(ChatMessage.of(opaque(raw)))
-        return Read((piece,), kind, is_opaque=True, is_tied=is_tied, served=served, needs=needs)
+        return ReadMessage((piece,), kind, is_opaque=True, is_tied=is_tied, served=served, needs=needs)
     if message["role"] == "user":
         pieces = tuple(_of_user(message, content))
         results = [piece.is_result for piece in pieces]
-        return Read(pieces, kind, has_results=any(results), has_words=not all(results))
+        return ReadMessage(pieces, kind, has_results=any(results), has_words=not all(results))
     calls = any(map(is_call, content))
     words = encode(spoken(message, content, arguments_of(raw) if calls else ()))
-    return Read(
+    return ReadMessage(
         (Piece(ChatMessage.of(words), loads=loaded(content), calls=called(content)),),
         kind,
         calls=calls,
@@ -122,7 +122,7 @@ def read_message(raw: bytes) -> Read:
     )
 
 
-def after_signed(reads: Sequence[Read]) -> range:
+def after_signed(reads: Sequence[ReadMessage]) -> range:
     """Return the places after the last signed compaction, up to the last thinking block.
 
     Thinking in turns that were kept after it stays valid only while these turns follow it unchanged:

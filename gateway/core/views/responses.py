@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from gateway.core.conversation.message import Hashed, decode, encode
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
-from gateway.core.views.read_items import MESSAGE_BYTES, Name, Read, read_item, size_of
+from gateway.core.views.read_items import MESSAGE_BYTES, Name, ReadItem, read_item, size_of
 from gateway.core.views.view import (
     SEAL,
-    Book,
     Changes,
     ChatMessage,
+    ElementCache,
     View,
     as_came,
     entries,
@@ -80,7 +80,7 @@ class ResponsesView(View):
 
     array = "input"
 
-    def __init__(self, came: Hashed, book: Book | None = None) -> None:
+    def __init__(self, came: Hashed, book: ElementCache | None = None) -> None:
         grouping, items = _Grouping(), entries("responses", came, book, read_item, size_of)
         for place, item in enumerate(items):
             grouping.add(place, item)
@@ -185,7 +185,7 @@ class _Grouping:
             units[-1] += (group, *group.results)
         return units
 
-    def add(self, place: int, item: Read) -> None:
+    def add(self, place: int, item: ReadItem) -> None:
         """Take the next item."""
         was_after_name, self._is_after_name = self._is_after_name, item.kind == "named"
         words, self._words = self._words, None
@@ -211,7 +211,7 @@ class _Grouping:
             words.words, words.message = words.message.raw, _silent()
             self._open = words
 
-    def _made(self, place: int, item: Read) -> _Group:
+    def _made(self, place: int, item: ReadItem) -> _Group:
         if item.kind == "said":
             return self._said(place, item)
         return self._stands(place, item) if item.kind == "compact" else self._did(place, item)
@@ -223,7 +223,7 @@ class _Grouping:
         self.alone.append(group)
         self._opened(group, is_open=False)
 
-    def _stands(self, place: int, item: Read) -> _Group:
+    def _stands(self, place: int, item: ReadItem) -> _Group:
         if self._compact is not None:
             self.alone.remove(self._compact)
         self._compact = group = _Group([place], item.message)
@@ -235,7 +235,7 @@ class _Grouping:
         self.groups.append(group)
         self._open = group if is_open else None
 
-    def _said(self, place: int, item: Read) -> _Group:
+    def _said(self, place: int, item: ReadItem) -> _Group:
         group = self._open
         if item.role == "assistant" and group is not None and group.binds and not group.is_answered:
             content = decode(item.message.raw)["content"]
@@ -247,7 +247,7 @@ class _Grouping:
         self._opened(group, is_open=False)
         return group
 
-    def _did(self, place: int, item: Read) -> _Group:
+    def _did(self, place: int, item: ReadItem) -> _Group:
         group = self._group_for(item)
         if item.by:
             self._of_program(group, item)
@@ -267,7 +267,7 @@ class _Grouping:
             self._join(group, place, [item.part])
         return group
 
-    def _group_for(self, item: Read) -> _Group:
+    def _group_for(self, item: ReadItem) -> _Group:
         """The group that what the model did is of."""
         if item.by in self._programs:
             return self._programs[item.by]
@@ -281,7 +281,7 @@ class _Grouping:
         self._opened(group, is_open=True)
         return group
 
-    def _of_program(self, group: _Group, item: Read) -> None:
+    def _of_program(self, group: _Group, item: ReadItem) -> None:
         group.is_made = True
         if item.by not in self._programs:
             # The provider keeps the program, and goes on with it.
@@ -295,7 +295,7 @@ class _Grouping:
             group.message["content"].extend(parts)
             group.message["tool_calls"].extend(calls)
 
-    def _result(self, place: int, item: Read) -> None:
+    def _result(self, place: int, item: ReadItem) -> None:
         caller, call_id = self._callers.get(item.call_id, (None, ""))
         message = item.message
         if caller is not None and call_id != item.call_id:
@@ -311,13 +311,13 @@ class _Grouping:
         self.last.append(result)
 
 
-def _tools(items: Sequence[Read], places: Sequence[int]) -> tuple[list[Name], list[Name]]:
+def _tools(items: Sequence[ReadItem], places: Sequence[int]) -> tuple[list[Name], list[Name]]:
     """The tools that some items load, and those that they call."""
     mine = [items[place] for place in places]
     return [name for one in mine for name in one.loads], [name for one in mine for name in one.calls]
 
 
-def _goes_on(group: _Group, item: Read) -> bool:
+def _goes_on(group: _Group, item: ReadItem) -> bool:
     """Whether what the model did belongs to what it did before.
 
     Clients may put each result directly behind its call. What stands behind results may then have come of the reasoning
@@ -335,7 +335,7 @@ def _calls_of(group: _Group) -> bool:
     return isinstance(group.message, dict) and bool(group.message["tool_calls"])
 
 
-def _called(came: bytes, item: Read, call: Mapping[str, Any]) -> bytes:
+def _called(came: bytes, item: ReadItem, call: Mapping[str, Any]) -> bytes:
     """A call with the arguments that it has in a chat message."""
     arguments = call["function"]["arguments"]
     if item.part is not None and item.part["function"]["arguments"] == arguments:
@@ -353,7 +353,7 @@ def _is_sealed(group: _Group) -> bool:
     return isinstance(group.message, dict) and SEAL.keys() <= group.message.keys()
 
 
-def _messages(groups: Sequence[_Group], came: Hashed, book: Book | None) -> list[ChatMessage]:
+def _messages(groups: Sequence[_Group], came: Hashed, book: ElementCache | None) -> list[ChatMessage]:
     """The message of each group; one of several items is written once for all that it is made of."""
     joined = [group for group in groups if isinstance(group.message, dict)]
 

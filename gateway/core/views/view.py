@@ -27,7 +27,7 @@ _PART_BYTES = 300
 SEAL: Mapping[str, Any] = {"thinking_blocks": True}
 
 
-class Book(Protocol):
+class ElementCache(Protocol):
     """Remembers what was read of elements, by a hash of each."""
 
     def get_keyed(
@@ -43,7 +43,7 @@ class Book(Protocol):
 def entries(
     kind: str,
     elements: Hashed,
-    book: Book | None,
+    book: ElementCache | None,
     compute: Callable[[bytes], T],
     size: Callable[[T], int],
     *,
@@ -79,7 +79,7 @@ def together(messages: Sequence[ChatMessage]) -> Hashed:
     return Hashed([one.raw for one in messages], [one.key for one in messages], marked=marked)
 
 
-class Sent(NamedTuple):
+class SentElement(NamedTuple):
     """An element to send: the place where it stood, None for a new one; its bytes; their hash without cache marks."""
 
     place: int | None
@@ -87,12 +87,12 @@ class Sent(NamedTuple):
     key: bytes
 
     @classmethod
-    def of(cls, place: int | None, raw: bytes) -> Sent:
+    def of(cls, place: int | None, raw: bytes) -> SentElement:
         """An element that was written just now."""
         return cls(place, raw, key_of(raw)[0])
 
 
-def to_send(sent: Sequence[Sent]) -> Hashed:
+def to_send(sent: Sequence[SentElement]) -> Hashed:
     """Elements of a request."""
     return Hashed([one.raw for one in sent], [one.key for one in sent])
 
@@ -140,7 +140,7 @@ class View(ABC):
         following: Collection[int] = (),
         leading: Collection[int] = (),
         bound: Collection[int] = (),
-        book: Book | None = None,
+        book: ElementCache | None = None,
     ) -> None:
         self.came = came
         self.chat = chat
@@ -187,17 +187,17 @@ class View(ABC):
         left = list(filter(None, sent))
         return Hashed([raw for raw, _ in left], [key for _, key in left])
 
-    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[Sent]:
+    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[SentElement]:
         """The elements to send, where other messages stand in the place of some; what these stand for is left out."""
         made = self._made({index: None if index in new else form for index, form in changes.items()})
         for place, element in enumerate(zip(self.elements, self.came.keys, strict=True)):
             for index in self.owned[place]:
                 added = changes.get(index) if index in new and self.places[index][0] == place else None
                 if added is not None:
-                    yield Sent.of(None, self._added(decode(added), place))
+                    yield SentElement.of(None, self._added(decode(added), place))
             sent = made.get(place, element)
             if sent is not None:
-                yield Sent(place, *sent)
+                yield SentElement(place, *sent)
 
     def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
         """The elements when each message is sent in another form."""
@@ -286,7 +286,7 @@ class View(ABC):
 class ChatView(View):
     """Chat messages, which are their own view."""
 
-    def __init__(self, came: Hashed, book: Book | None = None) -> None:
+    def __init__(self, came: Hashed, book: ElementCache | None = None) -> None:
         del book  # nothing has to be read
         super().__init__(came, came, list(zip(range(len(came.raws)))))
 

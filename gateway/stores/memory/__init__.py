@@ -24,12 +24,12 @@ from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
     SORTS,
-    Closing,
+    CallClosing,
+    CallOpening,
     Ending,
-    Latest,
+    LatestCalls,
     Lesson,
     OpenHold,
-    Opening,
     Page,
     SessionView,
     Settled,
@@ -42,7 +42,7 @@ from gateway.core.values import dataclass
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing
-from gateway.stores.memory.accounts import Books
+from gateway.stores.memory.accounts import MemoryLedger
 from gateway.stores.memory.lists import CallsInOrder, SortedSessions, merged
 from gateway.stores.sums import stopped
 
@@ -112,7 +112,7 @@ class MemoryStore:
 
     def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
         self._now = now
-        self._books = Books(now, moment)
+        self._books = MemoryLedger(now, moment)
         self._keys: dict[str, StoredKey] = {}
         self._results: dict[SessionKey, _Results] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
@@ -143,9 +143,9 @@ class MemoryStore:
         with Refusing(record.call_id):
             return self._settle(record, ending)
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
-        return Closing(await self.settle(record, ending), self._books.standings(claims))
+        return CallClosing(await self.settle(record, ending), self._books.standings(claims))
 
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
@@ -261,11 +261,11 @@ class MemoryStore:
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
         parents = tuple([self._parents.get(key) for key in above])
-        return Opening(await self.remembered(session), self._books.standings(claims), totals, parents)
+        return CallOpening(await self.remembered(session), self._books.standings(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -399,15 +399,15 @@ class MemoryStore:
     def _is_shown(self, call_id: str) -> bool:
         return call_id in self._by_id and call_id not in self._gone
 
-    async def latest(self, after: int | None, limit: int) -> Latest:
+    async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.latest`."""
         if after is None:
-            return Latest((), self._noted)
+            return LatestCalls((), self._noted)
         forgotten = self._noted - len(self._latest)
         begin = max(after, forgotten) - forgotten
         noted = list(islice(self._latest, begin, begin + limit))
         settled = [Settled(self._by_id[one], totals) for one, totals in noted if self._is_shown(one)]
-        return Latest(settled, forgotten + begin + len(noted), max(0, forgotten - after))
+        return LatestCalls(settled, forgotten + begin + len(noted), max(0, forgotten - after))
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""

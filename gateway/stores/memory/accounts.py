@@ -22,7 +22,7 @@ class _Leased:
     lease_s: float
 
 
-class Books:
+class MemoryLedger:
     """The arithmetic of `core/ledger/arithmetic.py`, applied to dicts.
 
     `now` gives the time of day, `moment` the time for holds.

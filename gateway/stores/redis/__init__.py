@@ -23,12 +23,12 @@ from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
-    Closing,
+    CallClosing,
+    CallOpening,
     Ending,
-    Latest,
+    LatestCalls,
     Lesson,
     OpenHold,
-    Opening,
     Page,
     SessionView,
     Sort,
@@ -45,12 +45,12 @@ from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import NAMESAKES, Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists, SessionList
-from gateway.stores.redis.per_server import Books, BooksTogether, Clerk
-from gateway.stores.redis.per_slot import BooksApart
+from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, PerServerLedger
+from gateway.stores.redis.per_slot import PerSlotLedger
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
-from gateway.stores.redis.state_updates import TRIES, Moves, pause
-from gateway.stores.redis.values import Kept
+from gateway.stores.redis.state_updates import TRIES, StateUpdates, pause
+from gateway.stores.redis.values import StoredState
 
 #: Keys live this many seconds longer than what they hold is kept, or up to an hour less (see `live` in prelude.lua),
 #: so that the hourly clearing comes first.
@@ -100,11 +100,11 @@ class RedisStore:
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
         is_cluster = address.kind == "cluster"
         self._link: Link = ClusterLink(address, open_node, timeout_s) if is_cluster else open_node(address)
-        self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)
-        books = BooksApart if is_cluster else BooksTogether
-        self._books: Books = books(self._link, self._clerk, moment)
+        self._clerk = LedgerScripts(self._keys, scripts, ttl_s + _GRACE_S, now)
+        books = PerSlotLedger if is_cluster else PerServerLedger
+        self._books: LedgerVerbs = books(self._link, self._clerk, moment)
         self._lists = Lists(self._link, self._clerk, self._unread_sessions)
-        self._moves = Moves(self._link, self._keys, scripts, self._clerk, self._books)
+        self._moves = StateUpdates(self._link, self._keys, scripts, self._clerk, self._books)
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
 
     # --- budgets ------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class RedisStore:
         """See `Store.settle`."""
         return (await self.closing(record, ending, ())).totals
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
         with Refusing(record.call_id):
             return await self._moves.settle(record, ending, claims)
@@ -143,7 +143,7 @@ class RedisStore:
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         """See `Store.opening`."""
         tag = _tag(session)
         asked = self._books.ask_standings(claims)
@@ -154,11 +154,11 @@ class RedisStore:
             *[("HGET", self._keys.state(_tag(one)), "s") for one in above],
         )
         if state is not None:
-            self._moves.saw(session, Kept.of(version, state))
+            self._moves.saw(session, StoredState.of(version, state))
         stands = self._books.standings(claims, replies[: len(asked)])
         remembered = _remembered(state, key, residual, frames, kept)
         parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
-        return Opening(remembered, stands, values.totals(sums) if with_totals else None, parents)
+        return CallOpening(remembered, stands, values.totals(sums) if with_totals else None, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -345,7 +345,7 @@ class RedisStore:
         """See `Store.answered`."""
         return await self._lists.answered(namespace, answer)
 
-    async def latest(self, after: int | None, limit: int) -> Latest:
+    async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.latest`."""
         return await self._lists.latest(after, limit)
 

@@ -15,7 +15,7 @@ _SLACK_S: Final = 1.0
 _LONGEST_S: Final = 3600.0
 
 
-class Leaps:
+class ClockJumps:
     """The leaps of one server. `moment`: a clock in seconds that nobody sets."""
 
     def __init__(self, moment: Callable[[], float]) -> None:

@@ -26,7 +26,7 @@ from gateway.core.redis_url import Address
 from gateway.stores.damage import MENDING, unreadable
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
-from gateway.stores.redis.wire import Request, Wire
+from gateway.stores.redis.wire import PendingCommands, Wire
 
 #: requests of one batch, at most: all their answers must come within the deadline of one
 _BATCH: Final = 128
@@ -142,7 +142,7 @@ class SingleLink:
         #: connections to the server that is to be asked: any other is closed once its batch is answered
         self._good: set[Wire] = set()
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[PendingCommands] = deque()
         self._is_starting = False
         self._running: set[asyncio.Future[list[Any]]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,7 +177,7 @@ class SingleLink:
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         done: asyncio.Future[list[Any]] = self._loop.create_future()
-        self._waiting.append(Request.of(commands, done))
+        self._waiting.append(PendingCommands.of(commands, done))
         self._start()
         self._running.add(done)
         try:
@@ -218,12 +218,12 @@ class SingleLink:
             if known not in (None, master):
                 self.sent_elsewhere()
 
-    def _taken(self) -> list[Request]:
+    def _taken(self) -> list[PendingCommands]:
         batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
         self._start()
         return batch
 
-    async def _connect(self, batch: Sequence[Request]) -> None:
+    async def _connect(self, batch: Sequence[PendingCommands]) -> None:
         deadline = self._loop.time() + self._timeout_s
         connection = self._spare.pop() if self._spare else self._pool.get_available_connection()  # type: ignore[no-untyped-call]
         try:
@@ -253,7 +253,7 @@ class SingleLink:
             self._idle.append(wire)
             self._free += 1
 
-    def lost(self, wire: Wire, unanswered: Sequence[Request], error: Exception) -> None:
+    def lost(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
         """See `Owner`."""
         self._good.discard(wire)
         if wire in self._idle:
@@ -275,7 +275,7 @@ class SingleLink:
         for wire in [*self._idle]:
             wire.close(_MOVED_ON)
 
-    def _fail(self, batch: Sequence[Request], error: BaseException) -> None:
+    def _fail(self, batch: Sequence[PendingCommands], error: BaseException) -> None:
         if isinstance(error, _SILENCE):
             # Those that wait for a connection would each wait for the same silence once more.
             batch = [*batch, *self._waiting]

@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.stored import MOST_SEARCHED, SORTS, Latest, Page, SessionView, Settled, Sort
+from gateway.core.stored import MOST_SEARCHED, SORTS, LatestCalls, Page, SessionView, Settled, Sort
 from gateway.core.tools import ToolUse
 from gateway.stores.cursor import Cursor, Names
 from gateway.stores.damage import UnreadRecords, UnreadSessions
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import NAMESAKES, member_of, session_of, session_of_member, tag_of
 from gateway.stores.redis.link import Link, each, sound
-from gateway.stores.redis.per_server import Clerk, home_of
+from gateway.stores.redis.per_server import LedgerScripts, home_of
 from gateway.stores.redis.scripts import Command
 from gateway.stores.sums import SUMS
 
@@ -56,7 +56,7 @@ class SessionList(NamedTuple):
 class Lists:
     """See the module."""
 
-    def __init__(self, link: Link, clerk: Clerk, unread: UnreadSessions) -> None:
+    def __init__(self, link: Link, clerk: LedgerScripts, unread: UnreadSessions) -> None:
         self._link = link
         self._keys = clerk.keys
         self._verb = clerk.call
@@ -288,7 +288,7 @@ class Lists:
                     return self._unread.read(call_id, row)
         return None
 
-    async def latest(self, after: int | None, limit: int) -> Latest:
+    async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.latest`."""
         arguments = {"limit": limit} | ({} if after is None else {"after": after})
         [(cursor, missed, entries)] = await self._link.call(self._verb("latest", self._keys.latest, arguments))
@@ -301,7 +301,7 @@ class Lists:
                 record = self._unread.read(call_id, row) if row is not None else None
                 if record is not None:
                     settled.append(Settled(record, None if session_of(tag) is None else totals))
-        return Latest(settled, cursor, missed)
+        return LatestCalls(settled, cursor, missed)
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""

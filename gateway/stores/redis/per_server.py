@@ -9,16 +9,16 @@ from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Refused, Standing
 from gateway.core.record import CallRecord
-from gateway.core.stored import MOST_LATEST, SORTS, Closing, OpenHold
+from gateway.core.stored import MOST_LATEST, SORTS, CallClosing, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores.damage import UnreadHolds
 from gateway.stores.redis import values
-from gateway.stores.redis.clock_jumps import Leaps
+from gateway.stores.redis.clock_jumps import ClockJumps
 from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call
 from gateway.stores.redis.link import Link, each, sound
 from gateway.stores.redis.scripts import Command, Scripts
-from gateway.stores.redis.values import Kept, Move
+from gateway.stores.redis.values import StateUpdate, StoredState
 
 #: records kept of one session; totals are not affected by what is forgotten here
 CALLS_PER_SESSION: Final = 1000
@@ -28,11 +28,11 @@ CALLS_PER_SESSION: Final = 1000
 class Settlement:
     """What a call ends with; `version`: of its session's state, None where that was not changed."""
 
-    closing: Closing
+    closing: CallClosing
     version: int | None = None
 
 
-class Books(Protocol):
+class LedgerVerbs(Protocol):
     """What of a store deals with budgets; see `Store` for each.
 
     A settlement with a `move` changes its session's state in the same step; where the state is another one by now,
@@ -40,7 +40,9 @@ class Books(Protocol):
     commands that ask how accounts stand, to be sent together with others; `standings` reads their replies.
     """
 
-    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept: ...  # noqa: D102
+    async def settle(  # noqa: D102
+        self, record: CallRecord, move: StateUpdate | None, claims: Sequence[Claim]
+    ) -> Settlement | StoredState: ...
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
     async def renew(self, noted: Mapping[str, int]) -> frozenset[str]: ...  # noqa: D102
@@ -59,10 +61,10 @@ def settlement(record: CallRecord, reply: Sequence[Any], standings: tuple[Standi
     """What the verb says of a settlement, and how accounts stand after it."""
     _, sums, _, version = reply
     totals = values.totals(sums) if record.session is not None else Totals()
-    return Settlement(Closing(totals, standings), version)
+    return Settlement(CallClosing(totals, standings), version)
 
 
-class Clerk:
+class LedgerScripts:
     """What both kinds of books need: keys, scripts, and the arguments that nearly all verbs take."""
 
     def __init__(self, keys: Keys, scripts: Scripts, ttl_s: float, now: Callable[[], float]) -> None:
@@ -106,7 +108,9 @@ class Clerk:
             **values.tools(record),
         }
 
-    def settle(self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, move: Move | None) -> Command:
+    def settle(
+        self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, move: StateUpdate | None
+    ) -> Command:
         """The verb that settles, with the state that it moves."""
         more = [values.encode_json(record)]
         if move is not None:
@@ -160,17 +164,19 @@ class Clerk:
         }
 
 
-class BooksTogether:
+class PerServerLedger:
     """See the module."""
 
-    def __init__(self, link: Link, clerk: Clerk, moment: Callable[[], float]) -> None:
+    def __init__(self, link: Link, clerk: LedgerScripts, moment: Callable[[], float]) -> None:
         self._link = link
         self._clerk = clerk
         self._keys = clerk.keys
         self._unread = UnreadHolds()
-        self._leaps = Leaps(moment)
+        self._leaps = ClockJumps(moment)
 
-    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept:
+    async def settle(
+        self, record: CallRecord, move: StateUpdate | None, claims: Sequence[Claim]
+    ) -> Settlement | StoredState:
         """See `Store.closing`."""
         clerk, tag = self._clerk, home_of(record)
         arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
@@ -246,7 +252,7 @@ class BooksTogether:
         return found[:limit]
 
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
-        """See `Books`. One verb for all."""
+        """See `LedgerVerbs`. One verb for all."""
         keys = [self._keys.account(claim.key) for claim in claims]
         return [self._clerk.call("standings", keys, {})] if keys else []
 
@@ -256,4 +262,4 @@ class BooksTogether:
 
 
 if TYPE_CHECKING:
-    _: type[Books] = BooksTogether
+    _: type[LedgerVerbs] = PerServerLedger

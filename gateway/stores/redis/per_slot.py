@@ -22,12 +22,12 @@ from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, OpenHold, Sort
 from gateway.stores.damage import UnreadHolds
 from gateway.stores.redis import values
-from gateway.stores.redis.clock_jumps import Leaps
+from gateway.stores.redis.clock_jumps import ClockJumps
 from gateway.stores.redis.keys import NAMESAKES, SHARDS, tag_of_account
 from gateway.stores.redis.link import Link
-from gateway.stores.redis.per_server import Books, Clerk, Settlement, home_of, settlement
+from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, Settlement, home_of, settlement
 from gateway.stores.redis.scripts import Command
-from gateway.stores.redis.values import Kept, Move
+from gateway.stores.redis.values import StateUpdate, StoredState
 
 #: status of reserve.lua: a part of a hold was not taken, as it came after the end of its lease
 _LATE = 2
@@ -45,16 +45,16 @@ class _Part:
     standings: tuple[Standing, ...]
 
 
-class BooksApart:
+class PerSlotLedger:
     """See the module."""
 
-    def __init__(self, link: Link, clerk: Clerk, moment: Callable[[], float]) -> None:
+    def __init__(self, link: Link, clerk: LedgerScripts, moment: Callable[[], float]) -> None:
         self._link = link
         self._clerk = clerk
         self._keys = clerk.keys
         self._unread = UnreadHolds()
         #: of the server that each list of open holds is on
-        self._leaps = [Leaps(moment) for _ in range(SHARDS)]
+        self._leaps = [ClockJumps(moment) for _ in range(SHARDS)]
 
     # --- reserving ----------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class BooksApart:
                     found += await self._left(hold_id.decode(), tag.decode(), leaps)
         return found
 
-    async def _left(self, hold_id: str, home: str, leaps: Leaps) -> list[OpenHold]:
+    async def _left(self, hold_id: str, home: str, leaps: ClockJumps) -> list[OpenHold]:
         """A hold whose lease is over; nothing where its worker may still renew it, or it is no hold any more."""
         with self._unread.passed_over(hold_id):
             *row, lease = await self._row(hold_id, home)
@@ -217,7 +217,9 @@ class BooksApart:
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept:
+    async def settle(
+        self, record: CallRecord, move: StateUpdate | None, claims: Sequence[Claim]
+    ) -> Settlement | StoredState:
         """See `Store.closing`."""
         home = home_of(record)
         reply = await self._settle(record, home, None, move)
@@ -233,7 +235,7 @@ class BooksApart:
         return settlement(record, reply, stands)
 
     async def _settle(
-        self, record: CallRecord, home: str, held: Sequence[AccountKey] | None, move: Move | None
+        self, record: CallRecord, home: str, held: Sequence[AccountKey] | None, move: StateUpdate | None
     ) -> Sequence[Any]:
         """What the verb says. `held`: the accounts that the hold lies on; None: on those that are charged, it seems."""
         accounts: dict[str, list[AccountKey]] = {tag_of_account(key): [] for key in held or ()}
@@ -295,7 +297,7 @@ class BooksApart:
         return self._clerk.call("rank", (name,), arguments)
 
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
-        """See `Books`. A verb for each, which may go to another server."""
+        """See `LedgerVerbs`. A verb for each, which may go to another server."""
         return [self._clerk.call("standings", (self._keys.account(claim.key),), {}) for claim in claims]
 
     def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]:
@@ -323,4 +325,4 @@ def _by_tag(home: str, claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]
 
 
 if TYPE_CHECKING:
-    _: type[Books] = BooksApart
+    _: type[LedgerVerbs] = PerSlotLedger

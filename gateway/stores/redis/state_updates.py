@@ -18,16 +18,16 @@ from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, SessionState
-from gateway.core.stored import Closing, Ending
+from gateway.core.stored import CallClosing, Ending
 from gateway.core.usage import Totals
 from gateway.stores import states
 from gateway.stores.redis import values
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, tag_of
 from gateway.stores.redis.link import Link
-from gateway.stores.redis.per_server import Books, Clerk, Settlement
+from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, Settlement
 from gateway.stores.redis.scripts import Scripts
-from gateway.stores.redis.values import Kept, Move
+from gateway.stores.redis.values import StateUpdate, StoredState
 
 #: tries until a change is given up, as somebody else was faster each time
 TRIES: Final = 12
@@ -43,10 +43,10 @@ _Work = tuple[Ending, Sequence[Claim]]
 _FIRST_VERSION: Final = 10**15
 
 
-class Moves:
+class StateUpdates:
     """Changes of states, and calls that end in one."""
 
-    def __init__(self, link: Link, keys: Keys, scripts: Scripts, clerk: Clerk, books: Books) -> None:
+    def __init__(self, link: Link, keys: Keys, scripts: Scripts, clerk: LedgerScripts, books: LedgerVerbs) -> None:
         self._link = link
         self._keys = keys
         self._verb = scripts.call
@@ -58,11 +58,11 @@ class Moves:
         self._turns = WeakValueDictionary[SessionKey, asyncio.Lock]()
         self._kept = _Seen()
 
-    def saw(self, session: SessionKey, kept: Kept) -> None:
+    def saw(self, session: SessionKey, kept: StoredState) -> None:
         """Remember what a server was seen to have."""
         self._kept.put(session, kept)
 
-    async def settle(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+    async def settle(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
         session = record.session
         if ending is None or session is None:
@@ -84,23 +84,23 @@ class Moves:
         await self._changes.drain()
         await self._endings.drain()
 
-    async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> Closing:
+    async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing:
         done = await self._books.settle(record, None, claims)
         return (
-            done.closing if isinstance(done, Settlement) else Closing(Totals())
+            done.closing if isinstance(done, Settlement) else CallClosing(Totals())
         )  # pragma: no branch  # it moves nothing
 
-    async def _end(self, session: SessionKey, work: _Work, kept: Kept) -> Closing | None:
+    async def _end(self, session: SessionKey, work: _Work, kept: StoredState) -> CallClosing | None:
         """Settle a call that ends in this state; None where its session is in another one by now."""
         (ending, claims), state = work, states.read(kept.value)
         steps, record = ending(state.steps)
         value = None if steps is state.steps else states.written(state.with_steps(steps))
-        done = await self._books.settle(record, Move(kept.version, value), claims)
-        if isinstance(done, Kept):
+        done = await self._books.settle(record, StateUpdate(kept.version, value), claims)
+        if isinstance(done, StoredState):
             self._kept.put(session, done)
             return None
         if value is not None and done.version is not None:
-            self._kept.put(session, Kept(done.version, value))
+            self._kept.put(session, StoredState(done.version, value))
         return done.closing
 
     def _turn(self, session: SessionKey) -> asyncio.Lock:
@@ -113,8 +113,8 @@ class Moves:
         async with self._turn(session):
             return await self._change(session, changes)
 
-    async def _end_in_turn(self, session: SessionKey, works: Sequence[_Work]) -> Sequence[Closing | Exception]:
-        results = list[Closing | Exception]()
+    async def _end_in_turn(self, session: SessionKey, works: Sequence[_Work]) -> Sequence[CallClosing | Exception]:
+        results = list[CallClosing | Exception]()
         away: Exception | None = None
         for work in works:
             if away is None:
@@ -125,7 +125,7 @@ class Moves:
             results.append(away or result)
         return results
 
-    async def _ended(self, session: SessionKey, work: _Work) -> Closing | Exception:
+    async def _ended(self, session: SessionKey, work: _Work) -> CallClosing | Exception:
         try:
             for number in range(TRIES):
                 # After a pause others have been faster again.
@@ -138,9 +138,9 @@ class Moves:
             return error
         return _conflict(session)
 
-    async def _look_up(self, session: SessionKey) -> Kept:
+    async def _look_up(self, session: SessionKey) -> StoredState:
         [found] = await self._link.call(("HMGET", self._name(session), "v", "s"))
-        return self._kept.put(session, Kept.of(*found))
+        return self._kept.put(session, StoredState.of(*found))
 
     def _name(self, session: SessionKey) -> str:
         return self._keys.state(tag_of(session.namespace, session.id))
@@ -159,7 +159,7 @@ class Moves:
             arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
             swap = self._verb("swap", (name,), arguments, value)
             [(done, version, *rest), *_] = await self._link.call(swap, *self._clerk.noticed([session.account]))
-            is_seen, kept = kept is seen, self._kept.put(session, Kept.of(version, value if done else rest[0]))
+            is_seen, kept = kept is seen, self._kept.put(session, StoredState.of(version, value if done else rest[0]))
             if done:
                 return results
             if not is_seen:
@@ -172,12 +172,12 @@ class _Seen:
     """States as they were seen last: a guess, which a server holds against what it has."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[SessionKey, Kept] = OrderedDict()
+        self._kept: OrderedDict[SessionKey, StoredState] = OrderedDict()
 
-    def get(self, session: SessionKey) -> Kept | None:
+    def get(self, session: SessionKey) -> StoredState | None:
         return self._kept.get(session)
 
-    def put(self, session: SessionKey, kept: Kept) -> Kept:
+    def put(self, session: SessionKey, kept: StoredState) -> StoredState:
         if 0 < kept.version < _FIRST_VERSION:
             # An older release counts from one, and again from one for a session that was deleted: such a version may be
             # that of another state.

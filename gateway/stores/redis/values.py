@@ -50,20 +50,20 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredState:
     """A session's state as it is kept: JSON, None where there is none, and its version."""
 
     version: int = 0
     value: bytes | None = None
 
     @classmethod
-    def of(cls, version: bytes | int | None, value: bytes | None) -> Kept:
+    def of(cls, version: bytes | int | None, value: bytes | None) -> StoredState:
         """As a server gives it."""
         return cls(int(version or 0), value)
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StateUpdate:
     """What becomes of a state if it still has this version; `value`: None where it stays as it is."""
 
     version: int
@@ -175,10 +175,10 @@ def refused(hold: Hold, claims: Sequence[Claim], reply: Sequence[Any]) -> Refuse
     return outcome
 
 
-def kept(reply: Sequence[Any]) -> Kept | None:
+def kept(reply: Sequence[Any]) -> StoredState | None:
     """The state for which a settlement was not written; None where it was."""
     status, *rest = reply
-    return Kept.of(*rest) if status == _CHANGED else None
+    return StoredState.of(*rest) if status == _CHANGED else None
 
 
 def opened(reply: Sequence[bytes | None]) -> OpenHold | None:

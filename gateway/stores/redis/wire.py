@@ -26,7 +26,7 @@ _MORE: Final = object()
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class PendingCommands:
     """Commands as they are sent, how many they are, and who waits for the replies to all of them."""
 
     packed: bytes
@@ -34,7 +34,7 @@ class Request:
     done: asyncio.Future[list[Any]]
 
     @classmethod
-    def of(cls, commands: Sequence[Command], done: asyncio.Future[list[Any]]) -> Request:
+    def of(cls, commands: Sequence[Command], done: asyncio.Future[list[Any]]) -> PendingCommands:
         """These, packed at once: what cannot be packed fails for whoever asks for it, and for nobody else."""
         return cls(b"".join(map(pack_command, commands)), len(commands), done)  # type: ignore[arg-type]  # its stub says: one word
 
@@ -55,7 +55,7 @@ class Owner(Protocol):
     def rested(self, wire: Wire) -> None:
         """All was answered. There may be more to ask."""
 
-    def lost(self, wire: Wire, unanswered: Sequence[Request], error: Exception) -> None:
+    def lost(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
         """The connection is gone, and these have no reply."""
 
     def sent_elsewhere(self) -> None:
@@ -70,7 +70,7 @@ class Wire(asyncio.Protocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(InvalidResponse, DefaultParser.parse_error, notEnoughData=_MORE)
-        self._asked: Sequence[Request] = ()
+        self._asked: Sequence[PendingCommands] = ()
         #: requests that are answered, and the replies so far to the one behind them
         self._answered = 0
         self._replies: list[Any] = []
@@ -83,7 +83,7 @@ class Wire(asyncio.Protocol):
         self._end_of_stream: Callable[[Exception | None], None] = self._transport.get_protocol().connection_lost
         self._transport.set_protocol(self)
 
-    def ask(self, batch: Sequence[Request], deadline: float) -> None:
+    def ask(self, batch: Sequence[PendingCommands], deadline: float) -> None:
         """Send these; nothing else is under way. All must be answered by this time of the loop."""
         self._asked, self._answered = batch, 0
         self._deadline = deadline

@@ -28,12 +28,12 @@ from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_SEARCHED,
-    Closing,
+    CallClosing,
+    CallOpening,
     Ending,
-    Latest,
+    LatestCalls,
     Lesson,
     OpenHold,
-    Opening,
     Page,
     SessionView,
     Sort,
@@ -45,7 +45,7 @@ from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
 from gateway.stores.packed import Packed
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
-from gateway.stores.sqlite.place import Hidden, Moved, Place
+from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
 from gateway.stores.sqlite.writer import RETRY_S, Writer
@@ -100,7 +100,7 @@ class SqliteStore:
         except BaseException:
             self._hot.close()
             raise
-        self._place = Place(path)
+        self._place = StoreFiles(path)
         self._writer = Writer(self._hot, self._place.check, timeout_s, self._unavailable, self._committed)
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
@@ -113,7 +113,7 @@ class SqliteStore:
                 if ending is not None and key is not None:
                     row = kept.read(db, key)
                     steps, ended = ending(row.steps)
-                    move = kept.Move(row, steps)
+                    move = kept.RowUpdate(row, steps)
                 totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
                 # A call that was written before changes nothing.
                 if is_written and key is not None:
@@ -122,12 +122,12 @@ class SqliteStore:
 
             return await self._writer.write(write)
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
         totals, stands = await self.settle(record, ending), None
         with contextlib.suppress(StoreUnavailable):
             stands = await self.standings(claims)
-        return Closing(totals, stands)
+        return CallClosing(totals, stands)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -151,7 +151,7 @@ class SqliteStore:
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> Opening:
+    ) -> CallOpening:
         """See `Store.opening`."""
         now = self._moment()
         return self._in_loop(lambda db: rows.opening(db, session, claims, above, now, with_totals=with_totals))
@@ -177,8 +177,8 @@ class SqliteStore:
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
         remedy = "Restore a copy of the file, or move it away" if is_damaged else "Try again shortly"
-        remedy = "Put them back, or restart the gateway" if isinstance(error, Moved) else remedy
-        remedy = "Give the gateway access to their folder again" if isinstance(error, Hidden) else remedy
+        remedy = "Put them back, or restart the gateway" if isinstance(error, FilesReplaced) else remedy
+        remedy = "Give the gateway access to their folder again" if isinstance(error, FilesUnknown) else remedy
         return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. {remedy}.")
 
     async def _checkpoint_now(self) -> None:
@@ -284,7 +284,7 @@ class SqliteStore:
         """See `Store.answered`."""
         return self._in_loop(lambda db: rows.answered(db, namespace, answer, self._unread_records))
 
-    async def latest(self, after: int | None, limit: int) -> Latest:
+    async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.latest`."""
         return await self._in_thread(lambda db: latest.read(db, after, limit, self._unread_records))
 
@@ -314,14 +314,14 @@ class SqliteStore:
                 await self._let_others_write()
         return gone
 
-    async def _old(self, table: deletion.Table, before: float) -> AsyncIterator[Sequence[deletion.Key]]:
+    async def _old(self, table: deletion.CleanupTable, before: float) -> AsyncIterator[Sequence[deletion.Key]]:
         """The sessions of old rows, in parts: once through the whole table, however many there are."""
         after: deletion.Key | None = deletion.FIRST
         while after is not None:
             keys, after = await self._in_thread(lambda db, after=after: deletion.look(db, table, before, after))  # type: ignore[misc]
             yield keys
 
-    async def _delete_alone(self, table: deletion.Table, keys: Sequence[deletion.Key], before: float) -> None:
+    async def _delete_alone(self, table: deletion.CleanupTable, keys: Sequence[deletion.Key], before: float) -> None:
         while keys:
             keys = await self._in_thread(lambda db, keys=keys: deletion.delete_alone(db, table, keys, before))  # type: ignore[misc]
             await self._let_others_write()

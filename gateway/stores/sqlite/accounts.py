@@ -166,7 +166,7 @@ def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, i
     _keep(db, {key: replace(account, decided=decided)}, now.wall)
 
 
-class Held(NamedTuple):
+class HeldAccounts(NamedTuple):
     """What is held for a call, and on which accounts. `key`: of its row."""
 
     key: int
@@ -174,7 +174,7 @@ class Held(NamedTuple):
     amount: Amount
 
 
-class Found(NamedTuple):
+class FoundCall(NamedTuple):
     """What there is of a call that ends.
 
     `settled`: its record and epochs; None where it was not settled before. `gone`: the same of one that was deleted
@@ -182,29 +182,29 @@ class Found(NamedTuple):
     """
 
     settled: tuple[bytes, bytes | None] | None = None
-    held: Held | None = None
+    held: HeldAccounts | None = None
     gone: tuple[bytes | None, bytes | None] | None = None
 
 
-_NOTHING_FOUND: Final = Found()
+_NOTHING_FOUND: Final = FoundCall()
 
 
-def found(db: sqlite3.Connection, call_id: str) -> Found:
+def found(db: sqlite3.Connection, call_id: str) -> FoundCall:
     """Look whether a call is settled, and if not, what is held for it."""
     rows = {what: row for what, *row in db.execute(_FOUND, _at(call_id))}
     if not rows:
         return _NOTHING_FOUND
     if "settled" in rows:
         record, epochs, *_ = rows["settled"]
-        return Found(settled=(record, epochs))
+        return FoundCall(settled=(record, epochs))
     if "gone" in rows:
         record, epochs, *_ = rows["gone"]
-        return Found(gone=(record, epochs))
+        return FoundCall(gone=(record, epochs))
     key, accounts, *amount = rows["held"]
-    return Found(held=Held(key, _read(accounts), Amount(*amount)))
+    return FoundCall(held=HeldAccounts(key, _read(accounts), Amount(*amount)))
 
 
-def settle(db: sqlite3.Connection, record: CallRecord, held: Held | None) -> None:
+def settle(db: sqlite3.Connection, record: CallRecord, held: HeldAccounts | None) -> None:
     """Charge the accounts of a call that was not settled before, and give back what was held for it."""
     holding, back = _NOT_HELD
     if held is not None:

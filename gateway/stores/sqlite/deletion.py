@@ -115,7 +115,7 @@ _BOTH_ALONE: Final = (
 )
 
 
-class Table(NamedTuple):
+class CleanupTable(NamedTuple):
     """Where old rows are looked for, and what makes them old. `kind`: those of this kind only."""
 
     name: str
@@ -133,35 +133,35 @@ class Table(NamedTuple):
         return f"({columns}) IN (SELECT {values}column1, column2 FROM (VALUES {keys}))"  # noqa: S608  # constants
 
 
-SESSIONS: Final = Table("sessions", "last_call_at < :before")
+SESSIONS: Final = CleanupTable("sessions", "last_call_at < :before")
 #: tables with rows that may have no session to be deleted with: of parents, or others, that never called themselves
 ALONE: Final = (
-    Table("states", _BOTH_ALONE.format("states", "tools")),
-    Table("tools", _BOTH_ALONE.format("tools", "states")),
-    Table(
+    CleanupTable("states", _BOTH_ALONE.format("states", "tools")),
+    CleanupTable("tools", _BOTH_ALONE.format("tools", "states")),
+    CleanupTable(
         "accounts",
         f"{_IS_FREE} AND {_ALONE.format('accounts')}",
         "session",
     ),
     # Whether there is a session is seen in indexes, and when a text was kept only in its row.
-    Table("results", f"iif({_NO_SESSION.format('results')}, changed_at < :before, 0)"),
+    CleanupTable("results", f"iif({_NO_SESSION.format('results')}, changed_at < :before, 0)"),
 )
 
 
-class Old(NamedTuple):
+class OldRows(NamedTuple):
     """What a look found, and where the next one goes on; None: there are no more rows."""
 
     keys: Sequence[Key]
     after: Key | None
 
 
-def look(connection: sqlite3.Connection, table: Table, before: float, after: Key) -> Old:
+def look(connection: sqlite3.Connection, table: CleanupTable, before: float, after: Key) -> OldRows:
     """The sessions of rows behind a place that are older than this time, among a bounded number of rows."""
     place = {"namespace": after[0], "id": after[1]}
     end: Key | None = connection.execute(_END.format(table.name, table.part), {**place, "look": LOOK}).fetchone()
     last_namespace, last_id = end or _BEYOND_ALL
     bounds = {**place, "last_namespace": last_namespace, "last_id": last_id, "before": before}
-    return Old(connection.execute(_FIND.format(table.name, table.part, table.old), bounds).fetchall(), end)
+    return OldRows(connection.execute(_FIND.format(table.name, table.part, table.old), bounds).fetchall(), end)
 
 
 def delete_sessions(
@@ -222,7 +222,9 @@ def delete_old_gone(connection: sqlite3.Connection, before: float) -> int:
     return connection.execute(_DELETE_OLD_GONE, (first_id_at(before), _CHUNK)).rowcount
 
 
-def delete_alone(connection: sqlite3.Connection, table: Table, keys: Sequence[Key], before: float) -> Sequence[Key]:
+def delete_alone(
+    connection: sqlite3.Connection, table: CleanupTable, keys: Sequence[Key], before: float
+) -> Sequence[Key]:
     """Delete rows that `look` found in a table of `ALONE`, where they are still old; the sessions still to go."""
     some, rest = keys[:_CHUNK], keys[_CHUNK:]
 

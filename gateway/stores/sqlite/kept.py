@@ -45,17 +45,17 @@ _DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
 _USES: Final = msgspec.json.Decoder(ToolUse)
 
 
-class Row(NamedTuple):
+class SessionRow(NamedTuple):
     """The row of a session in `tools`. `called`: its column `value`, the tools as JSON; None where there is no row."""
 
     called: bytes | None
     steps: Places
 
 
-class Move(NamedTuple):
+class RowUpdate(NamedTuple):
     """The row as a call found it, and the steps that the call ends in."""
 
-    row: Row
+    row: SessionRow
     steps: Places
 
 
@@ -70,13 +70,13 @@ def tool_use(value: bytes | None) -> ToolUse:
     return _USES.decode(value) if value is not None else ToolUse()
 
 
-def read(db: sqlite3.Connection, key: SessionKey) -> Row:
+def read(db: sqlite3.Connection, key: SessionKey) -> SessionRow:
     """The row of a session's tools."""
     called, steps = db.execute(_ROW, _at(key)).fetchone() or (None, None)
-    return Row(called, states.read_steps(steps))
+    return SessionRow(called, states.read_steps(steps))
 
 
-def add(db: sqlite3.Connection, key: SessionKey, move: Move | None, called: Sequence[str], now: float) -> None:
+def add(db: sqlite3.Connection, key: SessionKey, move: RowUpdate | None, called: Sequence[str], now: float) -> None:
     """Keep what a call that ended makes of its session's steps, and that its answer `called` these tools."""
     is_moved = move is not None and move.steps is not move.row.steps
     if called or is_moved:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.stored import MOST_LATEST, Latest, Settled
+from gateway.core.stored import MOST_LATEST, LatestCalls, Settled
 from gateway.core.usage import Totals
 from gateway.stores.damage import UnreadRecords
 from gateway.stores.sqlite.rows import LAST_NUMBER
@@ -18,17 +18,17 @@ _READ: Final = "SELECT number, call_id, totals, record FROM calls WHERE number >
 _TOTALS: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
-def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: UnreadRecords) -> Latest:
+def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: UnreadRecords) -> LatestCalls:
     """See `Store.latest`."""
     last = connection.execute(_LAST).fetchone()[0]
     if after is None:
-        return Latest((), last)
+        return LatestCalls((), last)
     known = after if after <= last else 0  # a number that was never given is of another file, which stood here before
     begin = max(known, last - MOST_LATEST)
     rows = connection.execute(_READ, (begin, limit)).fetchall()
     records = [(unread.read(call_id, record), totals) for _, call_id, totals, record in rows]
     settled = [Settled(record, _totals(totals)) for record, totals in records if record is not None]
-    return Latest(settled, rows[-1][0] if rows else last, begin - known)
+    return LatestCalls(settled, rows[-1][0] if rows else last, begin - known)
 
 
 def _totals(value: bytes | None) -> Totals | None:

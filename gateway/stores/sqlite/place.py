@@ -13,15 +13,15 @@ from typing import Final
 _LOOKS_S: Final = 0.1
 
 
-class Moved(sqlite3.OperationalError):
+class FilesReplaced(sqlite3.OperationalError):
     """The files that are open are not those that stand there now."""
 
 
-class Hidden(sqlite3.OperationalError):
+class FilesUnknown(sqlite3.OperationalError):
     """Nobody can say which files stand there now."""
 
 
-class Place:
+class StoreFiles:
     """The three open files of a store: the database, its log (-wal) and the log's index (-shm)."""
 
     def __init__(self, path: Path) -> None:
@@ -43,9 +43,9 @@ class Place:
         try:
             found = self._found()
         except OSError as error:
-            raise Hidden(f"its files cannot be found any more, {error.strerror}") from error
+            raise FilesUnknown(f"its files cannot be found any more, {error.strerror}") from error
         if found != self._opened:
-            raise Moved("its files were deleted, moved or replaced while they were open")
+            raise FilesReplaced("its files were deleted, moved or replaced while they were open")
         self._looked_at = now
 
     def _found(self) -> list[tuple[int, int] | None]:

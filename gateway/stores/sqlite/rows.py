@@ -13,7 +13,7 @@ from gateway.core.ledger.arithmetic import EMPTY, Claim, Epochs, Moment
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
-from gateway.core.stored import Lesson, Opening, SessionView, Sort, StoredKey
+from gateway.core.stored import CallOpening, Lesson, SessionView, Sort, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.cursor import Cursor
@@ -266,7 +266,7 @@ def opening(
     now: Moment,
     *,
     with_totals: bool,
-) -> Opening:
+) -> CallOpening:
     """See `Store.opening`. The session's account comes with its row, those of others are looked up."""
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
@@ -279,7 +279,7 @@ def opening(
     if with_totals:
         sums = row[_SUMS_AT:]
         totals = totals_of(sums) if sums[0] is not None else Totals()
-    return Opening(_remembered(row[:_ACCOUNT_AT]), stands, totals, parents)
+    return CallOpening(_remembered(row[:_ACCOUNT_AT]), stands, totals, parents)
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:

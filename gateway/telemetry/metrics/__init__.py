@@ -21,7 +21,7 @@ from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, written
 from gateway.telemetry.metrics.families import FAMILIES, TRANSIENT
-from gateway.telemetry.metrics.slots import NOTHING, Slots, labelled
+from gateway.telemetry.metrics.slots import NOTHING, MetricSlots, labelled
 
 __all__ = ["CONTENT_TYPE", "FAMILIES", "MOST_MODELS", "MOST_TOOLS", "Metrics", "State"]
 
@@ -67,7 +67,7 @@ class State:
 class _Histogram:
     """How many values lay within each bound and above the next smaller one; `exposition.py` adds them up."""
 
-    def __init__(self, slots: Slots, family: str, labels: Mapping[str, str]) -> None:
+    def __init__(self, slots: MetricSlots, family: str, labels: Mapping[str, str]) -> None:
         self._bounds = FAMILIES[family].buckets
         ends = [*map(repr, self._bounds), "+Inf"]
         self._counts = [slots.slot(family, labelled(f"{family}_bucket", {**labels, "le": end})) for end in ends]
@@ -83,7 +83,7 @@ class _Histogram:
 class _Place:
     """What is counted of one model of one provider."""
 
-    def __init__(self, slots: Slots, provider: str, model: str) -> None:
+    def __init__(self, slots: MetricSlots, provider: str, model: str) -> None:
         self._slots = slots
         self._labels = {"provider": provider, "model": model}
         self._calls: dict[tuple[str, int, str], int] = {}
@@ -160,7 +160,7 @@ class _ToldApart:
     and again would use up all slots.
     """
 
-    def __init__(self, slots: Slots, family: str, most: int) -> None:
+    def __init__(self, slots: MetricSlots, family: str, most: int) -> None:
         self._slots = slots
         self._family = family
         self._left = most - sum(not series.endswith(_TOGETHER) for series in slots.series(family))
@@ -181,7 +181,7 @@ class _ToldApart:
 class _ByTool:
     """A counter of each tool."""
 
-    def __init__(self, slots: Slots, family: str) -> None:
+    def __init__(self, slots: MetricSlots, family: str) -> None:
         self._slots = slots
         self._family = family
         self._told_apart = _ToldApart(slots, family, MOST_TOOLS)
@@ -203,7 +203,7 @@ class Metrics(Observer):
     """Counts calls. `folder`: where the workers of this machine keep their numbers for each other; None: one worker."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._slots = Slots(folder, TRANSIENT)
+        self._slots = MetricSlots(folder, TRANSIENT)
         self._places: dict[tuple[str, str], _Place] = {}
         self._models = _ToldApart(self._slots, _BY_MODEL, MOST_MODELS)
         self._tools = _ByTool(self._slots, _BY_TOOL)

@@ -39,7 +39,7 @@ class Name:
     series: str
 
 
-class Slots:
+class MetricSlots:
     """See the module. `values[slot(name)]` is a number; the first slot takes what there is no room for.
 
     Args:

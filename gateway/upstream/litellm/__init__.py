@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gateway.core.counting.families import Families
+from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -42,7 +42,7 @@ _BETA: Final = b"anthropic-beta"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LitellmSettings:
     """One provider.
 
     `provider`: litellm's name for it. `base_url`: empty for the one litellm knows. `headers`: names of those that are
@@ -59,13 +59,13 @@ class Settings:
     connect_s: float
     first_byte_s: float
     between_bytes_s: float
-    families: Families
+    families: TokenizerFamilies
 
 
 class LitellmUpstream:
     """The way to one provider through litellm. Construct it where an event loop runs: loading begins at once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LitellmSettings) -> None:
         self.settings = settings
         library.use()
         self._loading = asyncio.ensure_future(asyncio.to_thread(library.load))
@@ -223,7 +223,7 @@ class _Sending:
 
 
 def _translated(
-    loaded: Library, form: type[wires.Translation], settings: Settings, request: Outgoing
+    loaded: Library, form: type[wires.Translation], settings: LitellmSettings, request: Outgoing
 ) -> wires.Translation:
     """The call as litellm takes it.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gateway.core.counting.families import Families, Family
+from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.errors import CompactionUnknown, InvalidRequest
 from gateway.core.values import dataclass
@@ -108,7 +108,7 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LitellmTarget:
     """Who is asked: litellm's name of the provider, the model's name there, the address; empty: the usual one.
 
     `family`: what the model refuses.
@@ -117,10 +117,10 @@ class Target:
     provider: str
     model: str
     base_url: str = ""
-    family: Family = Family(name="unknown")
+    family: TokenizerFamily = TokenizerFamily(name="unknown")
 
 
-def target_of(provider: str, model: object, base_url: str, families: Families) -> Target:
+def target_of(provider: str, model: object, base_url: str, families: TokenizerFamilies) -> LitellmTarget:
     """Who is asked.
 
     Raises:
@@ -128,11 +128,11 @@ def target_of(provider: str, model: object, base_url: str, families: Families) -
     """
     if not isinstance(model, str) or not _MODEL_NAME.match(model):
         raise InvalidRequest("The model's name holds characters that no model's name holds.", param="model")
-    return Target(provider, model, base_url, families.of(model, provider, "chat"))
+    return LitellmTarget(provider, model, base_url, families.of(model, provider, "chat"))
 
 
 def sorted_out(
-    body: Fields, known: frozenset[str], hints: frozenset[str], target: Target
+    body: Fields, known: frozenset[str], hints: frozenset[str], target: LitellmTarget
 ) -> tuple[Fields, list[str], Fields]:
     """What is translated, the names of what is left out, and what is passed on as it is.
 
@@ -153,20 +153,20 @@ def sorted_out(
     return kept, left_out, {"extra_body": extra} if extra else {}
 
 
-def known_fields(library: Library, target: Target, kind: str, asked: Iterable[str]) -> frozenset[str]:
+def known_fields(library: Library, target: LitellmTarget, kind: str, asked: Iterable[str]) -> frozenset[str]:
     """The fields that the provider takes; those that are asked for where litellm does not say. Takes up to 0.5 ms."""
     who = {"request_type": kind, "custom_llm_provider": target.provider}
     known = frozenset(library.supported(model=target.model, **who) or asked)
     return known - {CACHE_KEY} if is_mistral_elsewhere(target) else known
 
 
-def is_mistral_elsewhere(target: Target) -> bool:
+def is_mistral_elsewhere(target: LitellmTarget) -> bool:
     """Whether a provider of Mistral's format is not Mistral itself: litellm refuses `prompt_cache_key` for those."""
     host = urlsplit(target.base_url).hostname or ""
     return target.provider in _MISTRALS and bool(host) and not f".{host}".endswith(".mistral.ai")
 
 
-def fitted(arguments: Fields, left_out: list[str], target: Target, known: frozenset[str]) -> Fields:
+def fitted(arguments: Fields, left_out: list[str], target: LitellmTarget, known: frozenset[str]) -> Fields:
     """Without the hints and plain defaults that this provider does not know."""
     fitting: Fields = {"model": target.model}
     for name, value in arguments.items():
@@ -177,7 +177,7 @@ def fitted(arguments: Fields, left_out: list[str], target: Target, known: frozen
     return fitting
 
 
-def _unseen(library: Library, arguments: Fields, target: Target) -> list[str]:
+def _unseen(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
     """The name of what litellm leaves out of messages to DeepSeek without a word: pictures that its models do not see.
 
     They see none in the result of a tool.
@@ -189,7 +189,7 @@ def _unseen(library: Library, arguments: Fields, target: Target) -> list[str]:
     return ["image_url"] if is_there else []
 
 
-def _with_json_in_words(library: Library, arguments: Fields, target: Target) -> list[str]:
+def _with_json_in_words(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
     """Ask in words for an object of JSON where litellm would not ask at all; the name of what these stand for.
 
     Claude has no mode for it, and takes a schema only where that is given: of an empty one it makes an empty object.
@@ -208,7 +208,7 @@ def _with_json_in_words(library: Library, arguments: Fields, target: Target) -> 
     return []
 
 
-def _with_fitting_thinking(library: Library, arguments: Fields, target: Target) -> list[str]:
+def _with_fitting_thinking(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
     """Have a budget of thinking be one that Anthropic takes; the names of what was left out where it takes none.
 
     With one a turn has to begin with a thought that Anthropic signed, and clients of OpenAI's formats seldom send these
@@ -245,7 +245,7 @@ def _fitting_budget(arguments: Fields, budget: int) -> int | None:
 _ONLY_CHAT: Final[Fields] = {"_skip_mcp_handler": True, "_skip_responses_api_bridge": True}
 
 
-def chat_arguments(library: Library, arguments: Fields, left_out: list[str], target: Target) -> Fields:
+def chat_arguments(library: Library, arguments: Fields, left_out: list[str], target: LitellmTarget) -> Fields:
     """What litellm's chat function is given, whichever format it came from.
 
     Raises:
@@ -265,7 +265,7 @@ def chat_arguments(library: Library, arguments: Fields, left_out: list[str], tar
     return fitting | _ONLY_CHAT
 
 
-def _without_sampling(arguments: Fields, target: Target) -> list[str]:
+def _without_sampling(arguments: Fields, target: LitellmTarget) -> list[str]:
     """Remove sampling parameters for a model that refuses all but its defaults; return their names.
 
     A client of another API sets them without knowing the model, and the response is as good without them.
@@ -275,7 +275,7 @@ def _without_sampling(arguments: Fields, target: Target) -> list[str]:
     return [name for name in _SAMPLING if arguments.pop(name, None) is not None]
 
 
-def _refuse_prefill(messages: object, target: Target) -> None:
+def _refuse_prefill(messages: object, target: LitellmTarget) -> None:
     """Refuse a request whose last message begins the response, if the model refuses that.
 
     Raises:
@@ -291,7 +291,7 @@ def _refuse_prefill(messages: object, target: Target) -> None:
     )
 
 
-def refuse_sound(messages: object, target: Target) -> None:
+def refuse_sound(messages: object, target: LitellmTarget) -> None:
     """Refuse what litellm would leave out without a word.
 
     Raises:

@@ -282,7 +282,7 @@ def with_usage(event: bytes, said: Mapping[str, Any]) -> bytes:
     return head + _DATA + msgspec.json.encode(value) + b"\n\n"
 
 
-class Thoughts:
+class SignedThoughts:
     """The thoughts of a chat stream that the provider signed, or sealed: each whole."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any, Self
 
 from gateway.core.errors import UpstreamProtocolError
-from gateway.upstream.litellm.blocks import Thoughts
+from gateway.upstream.litellm.blocks import SignedThoughts
 from gateway.upstream.litellm.toolcalls import Calls
 
 
@@ -22,7 +22,7 @@ class Watched:
         #: the usage that was reported last
         self.usage: Any = None
         #: what was thought so far
-        self.thoughts = Thoughts()
+        self.thoughts = SignedThoughts()
         #: the calls of tools so far
         self.calls = Calls()
         #: the piece that was waited for at the beginning

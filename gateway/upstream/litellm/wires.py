@@ -21,7 +21,7 @@ from gateway.upstream.litellm.arguments import (
     RESPONSES_HINTS,
     TEXT,
     Fields,
-    Target,
+    LitellmTarget,
     chat_arguments,
     fitted,
     is_mistral_elsewhere,
@@ -48,7 +48,7 @@ class Translation(Protocol):
     arguments: Fields
     left_out: list[str]
 
-    def __init__(self, library: Library, body: Fields, target: Target) -> None: ...
+    def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None: ...
 
     def whole(self, answer: Any) -> bytes:
         """The body of an answer that came whole."""
@@ -64,7 +64,7 @@ class Chat:
 
     function = "chat"
 
-    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+    def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         kept, self.left_out, extra = sorted_out(body, CHAT, HINTS, target)
         refuse_sound(kept.get("messages"), target)
         kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
@@ -90,7 +90,7 @@ class Text:
 
     function = "text"
 
-    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+    def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         kept, self.left_out, extra = sorted_out(body, TEXT, HINTS, target)
         known = known_fields(library, target, "chat_completion", kept)
         self.arguments = fitted(kept, self.left_out, target, known) | extra
@@ -111,7 +111,7 @@ class Embeddings:
 
     function = "embed"
 
-    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+    def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         kept, self.left_out, extra = sorted_out(body, EMBED, HINTS, target)
         self.arguments = fitted(kept, self.left_out, target, known_fields(library, target, "embeddings", kept)) | extra
 
@@ -129,7 +129,7 @@ class Messages:
 
     function = "chat"
 
-    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+    def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         kept, self.left_out, extra = sorted_out(body, MESSAGES, MESSAGES_HINTS, target)
         user = (kept.pop("metadata", None) or {}).get("user_id")
         stream = kept.pop("stream", False) is True
@@ -183,7 +183,7 @@ class Responses:
 
     function = "chat"
 
-    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+    def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         refuse_kept_elsewhere(body)
         kept, self.left_out, extra = sorted_out(body, RESPONSES, RESPONSES_HINTS, target)
         self._input = kept.pop("input", "")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import Hashed, encode, sketch
-from gateway.core.conversation.units import Conversation, Outline
+from gateway.core.conversation.units import Conversation, ConversationOutline
 
 
 def call(*ids: str, content: Any = None, **more: Any) -> dict[str, Any]:
@@ -177,9 +177,9 @@ def test_prefixes_agree_up_to_the_first_difference_and_depend_on_the_salt() -> N
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
     class Book:
-        def outline(self, keys: Any, messages: Any) -> Outline:
+        def outline(self, keys: Any, messages: Any) -> ConversationOutline:
             read.append(len(messages))
-            return Outline().plus([sketch(raw) for raw in messages])
+            return ConversationOutline().plus([sketch(raw) for raw in messages])
 
     read: list[int] = []
     conversation = Conversation.of([encode(user())], Book())
@@ -213,7 +213,7 @@ MESSAGES = st.sampled_from(
 @settings(max_examples=200)
 @given(st.lists(st.lists(MESSAGES, max_size=5), max_size=5))
 def test_an_outline_that_grew_is_that_of_all_messages_at_once(parts: list[list[dict[str, Any]]]) -> None:
-    grown = Outline()
+    grown = ConversationOutline()
     for part in parts:
         grown = grown.plus([sketch(encode(message)) for message in part])
     whole = Conversation.of_messages([message for part in parts for message in part])

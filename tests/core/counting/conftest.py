@@ -8,7 +8,7 @@ import yaml
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
-from gateway.core.counting.families import Families, families_from
+from gateway.core.counting.families import TokenizerFamilies, families_from
 
 TABLE = Path(__file__).parents[3] / "config" / "families.yaml"
 
@@ -37,7 +37,7 @@ def estimator(words: WordCounter) -> Estimator:
 
 
 @pytest.fixture(scope="session")
-def families() -> Families:
+def families() -> TokenizerFamilies:
     """The table that ships with the package."""
     return families_from(yaml.safe_load(TABLE.read_text("utf-8")))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.counting.context import MAX_TOOLS, ContextCounts, Seen, ToolWeight, context_counts
+from gateway.core.counting.context import MAX_TOOLS, ContextCounts, SeenContent, ToolResultTokens, context_counts
 from gateway.core.counting.measure import Wire, measure
 from gateway.core.tools import OTHERS
 
@@ -15,7 +15,7 @@ def result(call_id: str, text: str) -> dict[str, str]:
 
 def counts(words: Any, *messages: dict[str, Any]) -> ContextCounts:
     measures = [measure("chat", message, words) for message in messages]
-    return context_counts(measures, ContextCounts(definition_tokens=5), Seen())[0]
+    return context_counts(measures, ContextCounts(definition_tokens=5), SeenContent())[0]
 
 
 def test_conversation_and_results_are_counted_apart(words: Any) -> None:
@@ -27,7 +27,7 @@ def test_conversation_and_results_are_counted_apart(words: Any) -> None:
         {"role": "assistant", "tool_calls": [call]},
         result("1", "one two three four"),
     )
-    assert found == ContextCounts(2 + 3 + 3, 4, 5, results=1, tools={"look": ToolWeight(1, 4)})
+    assert found == ContextCounts(2 + 3 + 3, 4, 5, results=1, tools={"look": ToolResultTokens(1, 4)})
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_results_without_an_id_are_told_apart_by_content(words: Any) -> None:
 def test_results_of_one_anthropic_message_are_each_a_result(words: Any) -> None:
     blocks = [{"type": "tool_result", "tool_use_id": str(n), "content": f"number {n}"} for n in range(3)]
     measures = [measure("messages", {"role": "user", "content": blocks}, words)]
-    found, _ = context_counts(measures, ContextCounts(), Seen())
+    found, _ = context_counts(measures, ContextCounts(), SeenContent())
     assert (found.tool_tokens, found.results, found.conversation_tokens) == (6, 3, 0)
 
 
@@ -116,7 +116,7 @@ BY_TOOL: dict[Wire, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("wire", BY_TOOL)
 def test_results_go_by_the_tool_whose_call_they_answer(words: Any, wire: Wire) -> None:
     measures = [measure(wire, message, words) for message in BY_TOOL[wire]]
-    found, seen = context_counts(measures, ContextCounts(), Seen())
+    found, seen = context_counts(measures, ContextCounts(), SeenContent())
     assert found.tools == {"look": (1, 2), "read": (2, 4), "unknown": (1, 1)}
     assert seen.calls == {}
 
@@ -141,7 +141,7 @@ def test_a_result_counts_once_for_its_tool(words: Any) -> None:
 
 def test_a_call_is_known_to_the_messages_behind_it(words: Any) -> None:
     called, answer = (measure("chat", one, words) for one in (chat_call("1", "look"), result("1", "one two")))
-    before, seen = context_counts([called], ContextCounts(), Seen())
+    before, seen = context_counts([called], ContextCounts(), SeenContent())
     assert seen.calls == {"1": "look"}
     assert context_counts([answer], before, seen)[0].tools == {"look": (1, 2)}
     assert context_counts([answer], before, seen)[0].tools == {"look": (1, 2)}, "what was before is not changed"

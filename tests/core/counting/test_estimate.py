@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gateway.core.conversation.message import keys_of
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator, media_tokens
-from gateway.core.counting.families import Families, Family, families_from
+from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily, families_from
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.media import Media
-from gateway.core.counting.request import Request, read_request
+from gateway.core.counting.request import RequestParts, read_request
 
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "completions")
 
@@ -144,7 +144,7 @@ def test_tools_shown_as_typescript_stand_in_a_namespace(make: Any, words: Any) -
 
 
 def test_media_cost_by_kind() -> None:
-    family = Family(name="f", audio_second=10, pdf_page=250, document=35)
+    family = TokenizerFamily(name="f", audio_second=10, pdf_page=250, document=35)
     costs = [
         media_tokens(Media("audio", seconds=3), family),
         media_tokens(Media("audio", size=80_000), family),
@@ -253,8 +253,8 @@ def test_the_same_bytes_mean_something_else_in_another_format(make: Any, words: 
     """A cache that forgot the wire or the tokenizer would give one format the other's numbers."""
     count = make(words, {"f": {"result": 100, "message": 0}})
     raw = json.dumps({"role": "tool", "content": "a b"}).encode()
-    chat = count.estimate(Request(wire="chat", messages=[raw])).tokens
-    messages = count.estimate(Request(wire="messages", messages=[raw])).tokens
+    chat = count.estimate(RequestParts(wire="chat", messages=[raw])).tokens
+    messages = count.estimate(RequestParts(wire="messages", messages=[raw])).tokens
     assert (chat, messages) == (200, 2)
 
 
@@ -362,7 +362,7 @@ MODELS = ("gpt-4o", "gpt-4", "gpt-5", "claude-sonnet-4-5", "gemini-2.5-pro", "de
 
 
 @pytest.fixture(scope="module")
-def shipped(families: Families) -> Estimator:
+def shipped(families: TokenizerFamilies) -> Estimator:
     counter = HeuristicCounter()
     return Estimator(families, lambda _tokenizer: counter, CountCache(limit_bytes=100_000))
 

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gateway.core.counting.families import Families, Family, families_from
+from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily, families_from
 from gateway.core.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ from gateway.core.errors import ConfigError
     ],
 )
 def test_the_shipped_table_knows_its_models(
-    families: Families, model: str, provider: str, wire: str, name: str
+    families: TokenizerFamilies, model: str, provider: str, wire: str, name: str
 ) -> None:
     assert families.of(model, provider, wire).name == name
 
@@ -81,12 +81,12 @@ def test_the_shipped_table_knows_its_models(
     ],
 )
 def test_models_whose_vocabularies_hold_no_numbers_are_counted_so(
-    families: Families, model: str, tokenizer: str
+    families: TokenizerFamilies, model: str, tokenizer: str
 ) -> None:
     assert families.of(model, "x", "chat").tokenizer == tokenizer
 
 
-def test_every_family_of_the_table_can_be_reached(families: Families) -> None:
+def test_every_family_of_the_table_can_be_reached(families: TokenizerFamilies) -> None:
     """An earlier family whose patterns take everything would hide the ones below it."""
     examples = {
         "mistral-venice": ("mistral-small", "venice"),
@@ -159,7 +159,7 @@ def test_every_number_of_the_table_names_its_source() -> None:
     ],
 )
 def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_tool(
-    families: Families, model: str, binding: str, forced_choice: str
+    families: TokenizerFamilies, model: str, binding: str, forced_choice: str
 ) -> None:
     found = families.of(model, "anthropic", "messages")
     assert (found.binding, found.forced_choice) == (binding, forced_choice)
@@ -189,7 +189,7 @@ def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_to
 )
 @pytest.mark.parametrize("wire", ["chat", "messages"])
 def test_the_table_says_which_open_models_refuse_a_forced_tool_while_they_think(
-    families: Families, model: str, forced_choice: str, thinks: str, wire: str
+    families: TokenizerFamilies, model: str, forced_choice: str, thinks: str, wire: str
 ) -> None:
     found = families.of(model, "x", wire)
     assert (found.forced_choice, found.thinks) == (forced_choice, thinks)
@@ -224,7 +224,7 @@ def test_the_table_says_which_open_models_refuse_a_forced_tool_while_they_think(
     ],
 )
 def test_an_unlisted_model_of_a_known_vendor_has_the_numbers_and_rules_of_the_newest(
-    families: Families, model: str, newest: str, provider: str, wire: str
+    families: TokenizerFamilies, model: str, newest: str, provider: str, wire: str
 ) -> None:
     found, expected = families.of(model, provider, wire), families.of(newest, provider, wire)
     assert found == replace(
@@ -266,7 +266,7 @@ def test_an_unlisted_model_of_a_known_vendor_has_the_numbers_and_rules_of_the_ne
         ("moonshot-v1-128k", "kimi"),
     ],
 )
-def test_a_published_model_keeps_its_own_family(families: Families, model: str, name: str) -> None:
+def test_a_published_model_keeps_its_own_family(families: TokenizerFamilies, model: str, name: str) -> None:
     assert families.of(model, "x", "chat").name == name
 
 
@@ -283,7 +283,9 @@ def test_a_published_model_keeps_its_own_family(families: Families, model: str, 
         ("claude-zephyr-1", 2576),
     ],
 )
-def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(families: Families, model: str, edge: int) -> None:
+def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(
+    families: TokenizerFamilies, model: str, edge: int
+) -> None:
     assert families.of(model, "anthropic", "messages").image.edge == edge
 
 
@@ -291,7 +293,9 @@ def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(families: Famil
     ("model", "rule"),
     [("gpt-4o", "tiles"), ("gpt-5-2025-08-07", "tiles"), ("databricks-gpt-5-4", "patches"), ("gpt-7", "patches")],
 )
-def test_images_of_a_new_gpt_are_counted_as_those_of_the_newest(families: Families, model: str, rule: str) -> None:
+def test_images_of_a_new_gpt_are_counted_as_those_of_the_newest(
+    families: TokenizerFamilies, model: str, rule: str
+) -> None:
     assert families.of(model, "openai", "chat").image.rule == rule
 
 
@@ -309,7 +313,7 @@ def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models(
 def test_the_first_match_wins_and_an_empty_table_still_answers() -> None:
     found = families_from({"families": {"first": {"models": "m*"}, "second": {"models": ["*"]}}})
     assert [found.of(model, "", "chat").name for model in ("M1", "n")] == ["first", "second"]
-    assert families_from({}).of("any", "", "chat") == Family(name="unknown")
+    assert families_from({}).of("any", "", "chat") == TokenizerFamily(name="unknown")
 
 
 def test_a_table_of_ones_own_is_asked_first_and_may_be_like_the_other() -> None:
@@ -375,7 +379,7 @@ def test_mistakes_in_the_table_are_named_by_their_path(table: object, complaint:
 
 
 def test_every_key_is_a_number_a_choice_or_a_list() -> None:
-    kinds = {str(item.type) for item in fields(Family)}
+    kinds = {str(item.type) for item in fields(TokenizerFamily)}
     assert {kind for kind in kinds if not kind.startswith(("float", "tuple", "Literal"))} == {
         "str",
         "bool",
@@ -395,7 +399,7 @@ def test_every_key_is_a_number_a_choice_or_a_list() -> None:
     ],
 )
 def test_the_table_says_which_models_refuse_sampling_and_a_begun_answer(
-    families: Families, model: str, sampling: str, prefill: str
+    families: TokenizerFamilies, model: str, sampling: str, prefill: str
 ) -> None:
     found = families.of(model, "anthropic", "chat")
     assert (found.sampling, found.prefill) == (sampling, prefill)

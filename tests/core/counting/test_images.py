@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.counting.families import Families
+from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.counting.images import COMMON_RULE, ImageRule, image_doubt, image_tokens
 from gateway.core.counting.media import Media
 
@@ -31,7 +31,7 @@ from gateway.core.counting.media import Media
     ],
 )
 def test_images_cost_what_providers_say(
-    families: Families, model: str, size: tuple[int, int], detail: str, tokens: float
+    families: TokenizerFamilies, model: str, size: tuple[int, int], detail: str, tokens: float
 ) -> None:
     rule = families.of(model, "openai", "chat").image
     assert image_tokens(Media("image", *size, detail), rule) == tokens

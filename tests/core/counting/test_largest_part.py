@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.estimate import Estimator
-from gateway.core.counting.largest_part import Part, heaviest_beside
+from gateway.core.counting.largest_part import RequestPart, heaviest_beside
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import read_request
 
@@ -18,7 +18,7 @@ SMALL = {"type": "function", "function": {"name": "small", "parameters": {}}}
 HUGE = {"type": "function", "function": {"name": "huge", "description": LONG, "parameters": {}}}
 
 
-def heaviest(estimator: Estimator, wire: Wire, body: Mapping[str, Any]) -> Part | None:
+def heaviest(estimator: Estimator, wire: Wire, body: Mapping[str, Any]) -> RequestPart | None:
     def weigh(fields: Mapping[str, Any]) -> int:
         return estimator.estimate(read_request(wire, fields, messages=())).tokens
 

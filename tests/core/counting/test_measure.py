@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.counting.measure import Counts, Measure, Wire, measure, text_measure
+from gateway.core.counting.measure import ContentTokens, MeasuredMessage, Wire, measure, text_measure
 from gateway.core.counting.media import Media
 
 
-def counts(measured: Measure) -> dict[str, int]:
+def counts(measured: MeasuredMessage) -> dict[str, int]:
     return {name: value for name, value in measured.counts._asdict().items() if value}
 
 
@@ -123,4 +123,4 @@ def test_images_in_a_result_are_images_and_its_text_is_the_results(words: Any) -
 @pytest.mark.parametrize("content", ["a b", [{"type": "text", "text": "a b"}]])
 def test_a_system_text_is_a_message_of_its_own(words: Any, content: Any) -> None:
     found = text_measure(content, words)
-    assert (found.role, found.counts) == ("system", Counts(text=2, messages=1))
+    assert (found.role, found.counts) == ("system", ContentTokens(text=2, messages=1))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.counting.prefix_cache import Beginning, Beginnings
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
+from gateway.core.counting.sums import MessageSums
 
 PAD = "p" * 4200
 
@@ -18,12 +18,12 @@ def text_of(*values: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
     return json.dumps([PAD, *values], separators=separators).encode()[:-1]
 
 
-def beginning(*values: Any) -> Beginning:
-    return Beginning(text_of(*values), (), (b"key",) * len(values), "kind", Sums())
+def beginning(*values: Any) -> CachedPrefix:
+    return CachedPrefix(text_of(*values), (), (b"key",) * len(values), "kind", MessageSums())
 
 
-def known(*beginnings: Beginning, limit: int = 2**20) -> Beginnings:
-    found = Beginnings(limit)
+def known(*beginnings: CachedPrefix, limit: int = 2**20) -> PrefixCache:
+    found = PrefixCache(limit)
     for one in beginnings:
         found.keep("chat", one)
     return found
@@ -52,8 +52,8 @@ def test_half_a_number_is_no_beginning(behind: bytes) -> None:
 
 
 def test_a_short_text_is_not_kept() -> None:
-    beginnings = Beginnings(2**20)
-    beginnings.keep("chat", Beginning(b'["a"', (), (b"key",), "kind", Sums()))
+    beginnings = PrefixCache(2**20)
+    beginnings.keep("chat", CachedPrefix(b'["a"', (), (b"key",), "kind", MessageSums()))
     assert (beginnings.of("chat", b'["a","b"]'), beginnings.size_bytes) == (None, 0)
 
 
@@ -74,10 +74,10 @@ def test_the_same_text_is_kept_once_as_it_was_last() -> None:
 
 def test_all_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
     limit = 5 * 6000
-    beginnings = Beginnings(limit)
+    beginnings = PrefixCache(limit)
     texts = [json.dumps([f"{number}" * 4200, 1]).encode() for number in range(10)]
     for text in texts:
-        beginnings.keep("chat", Beginning(text[:-1], (), (b"key",) * 2, "kind", Sums()))
+        beginnings.keep("chat", CachedPrefix(text[:-1], (), (b"key",) * 2, "kind", MessageSums()))
         assert beginnings.of("chat", texts[0]) is not None
         assert beginnings.size_bytes <= limit
     assert [beginnings.of("chat", text) is not None for text in texts[-3:]] == [True] * 3

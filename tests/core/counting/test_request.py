@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import Request, decoded, key_of_fields, read_request, wire_of
+from gateway.core.counting.request import RequestParts, decoded, key_of_fields, read_request, wire_of
 
 SCHEMA = {"type": "object"}
 
@@ -161,7 +161,7 @@ FIELDS: list[tuple[str, bytes]] = [
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
 def test_bodies_of_one_key_are_read_as_one_request(wire: Wire) -> None:
-    seen: dict[Hashable, Request] = {}
+    seen: dict[Hashable, RequestParts] = {}
     for fields in product(FIELDS, repeat=3):
         request = read_request(wire, dict(fields), messages=())
         assert seen.setdefault(key_of_fields(wire, dict(fields)), request) == request

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.run_cache import Runs
+from gateway.core.counting.run_cache import RunCache
 
 
 class Asked:
@@ -13,7 +13,7 @@ class Asked:
 
     def __init__(self, limit: int = 2**20) -> None:
         self.cache = CountCache(limit)
-        self.runs = Runs(self.cache)
+        self.runs = RunCache(self.cache)
         self.known: list[int] = []
 
     def joined(self, text: str, kind: str = "joined") -> bytes:
@@ -78,7 +78,7 @@ def test_the_shorter_one_gives_way_and_all_are_bounded() -> None:
 
 
 def test_what_cannot_be_worked_out_is_not_kept() -> None:
-    runs = Runs(CountCache())
+    runs = RunCache(CountCache())
 
     def extend(start: int, known: int | None) -> int:
         raise ValueError((start, known))

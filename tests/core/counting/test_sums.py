@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.counting.context import ContextCounts, ToolWeight
-from gateway.core.counting.measure import Counts, Measure
+from gateway.core.counting.context import ContextCounts, ToolResultTokens
+from gateway.core.counting.measure import ContentTokens, MeasuredMessage
 from gateway.core.counting.media import Media
 from gateway.core.counting.parts import ToolResult
-from gateway.core.counting.sums import Sums
+from gateway.core.counting.sums import MessageSums
 
-COUNTS = st.builds(Counts, *[st.integers(0, 9)] * len(Counts._fields)) | st.builds(Counts, text=st.integers(0, 9))
+COUNTS = st.builds(ContentTokens, *[st.integers(0, 9)] * len(ContentTokens._fields)) | st.builds(
+    ContentTokens, text=st.integers(0, 9)
+)
 RESULTS = st.builds(ToolResult, st.sampled_from(["", "a", "b", "c"]), st.sampled_from([b"1", b"2", b"3"]), st.just(5))
 MEASURE = st.builds(
-    Measure,
+    MeasuredMessage,
     COUNTS,
     st.lists(st.builds(Media, st.sampled_from(["image", "pdf"]), st.integers(1, 9)), max_size=2).map(tuple),
     st.lists(RESULTS, max_size=2).map(tuple),
@@ -27,58 +29,58 @@ MEASURE = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(MEASURE, max_size=8), st.data())
-def test_sums_are_the_same_wherever_they_were_interrupted(measures: list[Measure], data: Any) -> None:
+def test_sums_are_the_same_wherever_they_were_interrupted(measures: list[MeasuredMessage], data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(measures)), max_size=4)))
-    found = Sums()
+    found = MessageSums()
     for start, stop in zip([0, *cuts], [*cuts, len(measures)], strict=True):
         found = found.plus(measures[start:stop])
-    assert found == Sums().plus(measures)
+    assert found == MessageSums().plus(measures)
 
 
-def asking(text: int) -> Measure:
-    return Measure(Counts(text=text, messages=1), role="user", asks=True)
+def asking(text: int) -> MeasuredMessage:
+    return MeasuredMessage(ContentTokens(text=text, messages=1), role="user", asks=True)
 
 
-def thinking(tokens: int) -> Measure:
-    return Measure(Counts(thinking=tokens, sealed=tokens, seals=1, messages=1), role="assistant")
+def thinking(tokens: int) -> MeasuredMessage:
+    return MeasuredMessage(ContentTokens(thinking=tokens, sealed=tokens, seals=1, messages=1), role="assistant")
 
 
 def test_what_is_new_comes_after_the_last_message_of_an_assistant() -> None:
-    one = Sums().plus([asking(1), asking(2)])
+    one = MessageSums().plus([asking(1), asking(2)])
     assert one.new is None, "nothing says what was there before"
     two = one.plus([thinking(3)])
-    assert two.new == Counts()
+    assert two.new == ContentTokens()
     three = two.plus([asking(4)]).plus([asking(5)])
-    assert three.new == Counts(text=9, messages=2)
-    assert three.plus([thinking(6), asking(7)]).new == Counts(text=7, messages=1)
+    assert three.new == ContentTokens(text=9, messages=2)
+    assert three.plus([thinking(6), asking(7)]).new == ContentTokens(text=7, messages=1)
 
 
 @pytest.mark.parametrize(("thoughts", "tokens"), [("all", 7), ("turn", 4), ("none", 0)])
 def test_earlier_thinking_is_kept_as_the_provider_keeps_it(thoughts: str, tokens: int) -> None:
-    found = Sums().plus([asking(1), thinking(3)]).plus([asking(2)]).plus([thinking(4)]).kept(thoughts)
+    found = MessageSums().plus([asking(1), thinking(3)]).plus([asking(2)]).plus([thinking(4)]).kept(thoughts)
     assert (found.thinking, found.sealed, found.text) == (tokens, tokens, 3)
 
 
 def test_without_a_person_the_turn_is_all_there_is() -> None:
-    assert Sums().plus([thinking(3)]).plus([thinking(4)]).kept("turn").thinking == 7
+    assert MessageSums().plus([thinking(3)]).plus([thinking(4)]).kept("turn").thinking == 7
 
 
 def test_a_result_is_known_from_before() -> None:
-    result = Measure(Counts(result=5, results=1), results=(ToolResult("a", b"1", 5),), role="tool")
-    tools = {"unknown": ToolWeight(1, 5)}
-    found = Sums().plus([result]).plus([result]).parts(3)
+    result = MeasuredMessage(ContentTokens(result=5, results=1), results=(ToolResult("a", b"1", 5),), role="tool")
+    tools = {"unknown": ToolResultTokens(1, 5)}
+    found = MessageSums().plus([result]).plus([result]).parts(3)
     assert found == ContextCounts(0, 5, 3, results=1, repeated_tokens=5, tools=tools)
 
 
 def test_what_sums_take_grows_with_what_they_list() -> None:
-    result = Measure(Counts(), (Media("image"),), (ToolResult("a", b"1", 5),))
-    called = Measure(Counts(), called=(("a", "look"),))
-    assert Sums().plus([result]).size_bytes > Sums().plus([called]).size_bytes > Sums().size_bytes
+    result = MeasuredMessage(ContentTokens(), (Media("image"),), (ToolResult("a", b"1", 5),))
+    called = MeasuredMessage(ContentTokens(), called=(("a", "look"),))
+    assert MessageSums().plus([result]).size_bytes > MessageSums().plus([called]).size_bytes > MessageSums().size_bytes
 
 
 def test_the_tools_of_a_context_make_its_results_together() -> None:
-    called = Measure(Counts(), called=(("a", "look"), ("b", "read")))
-    results = [Measure(Counts(), results=(ToolResult(name, name.encode(), 5),)) for name in "abc"]
-    parts = Sums().plus([called]).plus(results).parts(0)
+    called = MeasuredMessage(ContentTokens(), called=(("a", "look"), ("b", "read")))
+    results = [MeasuredMessage(ContentTokens(), results=(ToolResult(name, name.encode(), 5),)) for name in "abc"]
+    parts = MessageSums().plus([called]).plus(results).parts(0)
     assert parts.tools == {"look": (1, 5), "read": (1, 5), "unknown": (1, 5)}
     assert (parts.results, parts.tool_tokens) == (3, 15)

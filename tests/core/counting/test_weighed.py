@@ -9,11 +9,11 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
-from gateway.core.counting.request import Request
-from gateway.core.counting.weighed import Learned, Weighed, weigh
+from gateway.core.counting.request import RequestParts
+from gateway.core.counting.weighed import CountedRequest, Learned, weigh
 
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
-REQUEST = Request(
+REQUEST = RequestParts(
     wire="chat",
     model="gpt-4o",
     provider="openai",
@@ -21,7 +21,7 @@ REQUEST = Request(
 )
 
 
-def weighed(learned: Learned | None = None) -> Weighed:
+def weighed(learned: Learned | None = None) -> CountedRequest:
     return weigh(REQUEST, ESTIMATOR.estimate(REQUEST), learned or Learned())
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fitting.deadline import Expired, Watch, never
+from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 
 
 def test_the_clock_is_asked_now_and_then_and_not_for_every_piece() -> None:
@@ -12,16 +12,16 @@ def test_the_clock_is_asked_now_and_then_and_not_for_every_piece() -> None:
         asked.append(1)
         return False
 
-    assert list(Watch(expired).over(range(1000))) == list(range(1000))
+    assert list(Deadline(expired).over(range(1000))) == list(range(1000))
     assert 10 <= len(asked) <= 100
 
 
 def test_large_pieces_count_for_more() -> None:
-    with pytest.raises(Expired):
-        Watch(lambda: True).tick(1000)
-    Watch(lambda: True).tick()
+    with pytest.raises(DeadlinePassed):
+        Deadline(lambda: True).tick(1000)
+    Deadline(lambda: True).tick()
 
 
 def test_who_can_wait_is_never_interrupted() -> None:
-    assert list(Watch(never).over(range(10_000))) == list(range(10_000))
-    assert list(Watch().over(range(10_000))) == list(range(10_000))
+    assert list(Deadline(never).over(range(10_000))) == list(range(10_000))
+    assert list(Deadline().over(range(10_000))) == list(range(10_000))

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.dedupe import dedupe
-from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.draft import DROP, KEEP, Draft, DuplicateResult
 from gateway.core.fitting.reader import Reader, weigher
 
 LONG = "result " * 60
@@ -23,7 +23,7 @@ def session(*contents: Any) -> Draft:
 
 def test_a_later_result_points_at_the_first_with_the_same_content() -> None:
     draft = dedupe(session(LONG, "other", LONG, LONG))
-    assert {i: d for i, d in enumerate(draft.decisions) if d != KEEP} == {6: Same(2), 8: Same(2)}
+    assert {i: d for i, d in enumerate(draft.decisions) if d != KEEP} == {6: DuplicateResult(2), 8: DuplicateResult(2)}
     assert json.loads(draft.made(6).raw or b"")["content"] == "[same as the result of c0]"
 
 
@@ -35,7 +35,7 @@ def test_short_results_and_results_with_images_stay() -> None:
 
 def test_nothing_points_at_what_is_not_sent_whole_and_nothing_frozen_is_changed() -> None:
     draft = session(LONG, LONG, LONG)
-    assert dedupe(draft.having({1: DROP, 2: DROP})).decisions[6] == Same(4)
+    assert dedupe(draft.having({1: DROP, 2: DROP})).decisions[6] == DuplicateResult(4)
     frozen = dedupe(draft.reopened(5))
     assert frozen.decisions[4] == KEEP
-    assert frozen.decisions[6] == Same(2)
+    assert frozen.decisions[6] == DuplicateResult(2)

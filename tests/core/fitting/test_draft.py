@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, Same
+from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, DuplicateResult
 from gateway.core.fitting.reader import Reader, weigher
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(4))
@@ -96,5 +96,5 @@ def test_a_rule_is_noted_where_it_changed_something_and_what_was_sent_can_be_tak
 
 def test_a_result_that_came_before_is_named_by_its_call() -> None:
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "long"} for n in range(2)]
-    done = Draft.untouched(Conversation.of_messages(results), Reader(WEIGH)).having({1: Same(0)})
+    done = Draft.untouched(Conversation.of_messages(results), Reader(WEIGH)).having({1: DuplicateResult(0)})
     assert contents(done) == ["long", "[same as the result of c0]"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
-from gateway.core.fitting.epoch import Epoch, Plan, spans_of
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
+from gateway.core.fitting.epoch import DecisionDetails, TrimDecision, spans_of
 from gateway.core.fitting.reader import Reader, weigher
 
 
@@ -19,18 +19,18 @@ def draft_with(*decisions: Any, recalls: Any = None, rules: Any = None) -> Draft
 
 
 def test_an_epoch_survives_json_and_says_what_was_decided() -> None:
-    decisions = (KEEP, KEEP, DROP, (0, 1, 2, 7), (), Same(3), Same(3), (4,), KEEP)
+    decisions = (KEEP, KEEP, DROP, (0, 1, 2, 7), (), DuplicateResult(3), DuplicateResult(3), (4,), KEEP)
     rules = {3: "condense", 4: "shorten", 7: "mine"}
     recalls = {8: ((2, (0, 4)), (3, (1,)))}
-    epoch = Epoch.of("ab", draft_with(*decisions, recalls=recalls, rules=rules))
+    epoch = TrimDecision.of("ab", draft_with(*decisions, recalls=recalls, rules=rules))
     assert epoch.plan == "k2 d1 c0-2,7 s =3 =3 mine:4 k1 8<2:0,4;3:1"
-    again = Epoch.from_json(json.loads(json.dumps(epoch.to_json())))
+    again = TrimDecision.from_json(json.loads(json.dumps(epoch.to_json())))
     assert again == epoch
-    assert again.read() == Plan(decisions, recalls, rules)
+    assert again.read() == DecisionDetails(decisions, recalls, rules)
 
 
 def test_an_epoch_is_small() -> None:
-    epoch = Epoch.of(
+    epoch = TrimDecision.of(
         "ab",
         draft_with(*[KEEP] * 100, *[DROP] * 200, *[tuple(range(50))] * 20, rules=dict.fromkeys(range(400), "condense")),
     )
@@ -41,7 +41,7 @@ def test_an_epoch_is_small() -> None:
     "value", [None, 7, [], {}, {"v": 1}, {"v": 2}, {"v": 2, "prefix": "x", "size": "1", "plan": "k1"}]
 )
 def test_what_is_no_epoch_is_none(value: Any) -> None:
-    assert Epoch.from_json(value) is None
+    assert TrimDecision.from_json(value) is None
 
 
 @pytest.mark.parametrize(
@@ -65,22 +65,22 @@ def test_what_is_no_epoch_is_none(value: Any) -> None:
 )
 def test_a_plan_that_makes_no_sense_is_refused(plan: str) -> None:
     with pytest.raises(ValueError):
-        Epoch("x", 2, plan).read()
+        TrimDecision("x", 2, plan).read()
 
 
 @pytest.mark.parametrize(("numbers", "spans"), [((), ""), ((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8")])
 def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], spans: str) -> None:
     assert spans_of(numbers) == spans
-    assert Epoch("x", 1, f"c{spans}").read().decisions == (numbers,)
+    assert TrimDecision("x", 1, f"c{spans}").read().decisions == (numbers,)
 
 
 def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
-    decisions = (KEEP, Summary("s1", 4, "what happened"), SUMMED, KEEP, SUMMED, SUMMED, KEEP)
-    epoch = Epoch.of("ab", draft_with(*decisions))
+    decisions = (KEEP, SummaryEntry("s1", 4, "what happened"), SUMMED, KEEP, SUMMED, SUMMED, KEEP)
+    epoch = TrimDecision.of("ab", draft_with(*decisions))
     assert (epoch.plan, epoch.summary) == ("k1 ~ m1 k1 m2 k1", "s1")
     written = json.dumps(epoch.to_json())
     assert "what happened" not in written
-    again = Epoch.from_json(json.loads(written))
+    again = TrimDecision.from_json(json.loads(written))
     assert again == epoch
     assert again.read({"s1": "what happened"}).decisions == decisions
     with pytest.raises(ValueError):
@@ -90,14 +90,14 @@ def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
 @pytest.mark.parametrize("plan", ["k4", "m4", "~ ~ k2", "k1 m1 ~ k1", "~1 k3", "~ m-1 k3", "~ m4"])
 def test_a_summary_stands_once_and_before_all_it_stands_for(plan: str) -> None:
     with pytest.raises(ValueError):
-        Epoch("x", 4, plan, "s1").read({"s1": "text"})
+        TrimDecision("x", 4, plan, "s1").read({"s1": "text"})
 
 
 def test_what_is_summed_up_needs_a_summary() -> None:
     for plan in ("~ m1 k2", "k1 m3"):
         with pytest.raises(ValueError):
-            Epoch("x", 4, plan).read({"s1": "text"})
+            TrimDecision("x", 4, plan).read({"s1": "text"})
 
 
 def test_an_id_that_is_no_text_makes_no_epoch() -> None:
-    assert Epoch.from_json({"v": 2, "prefix": "x", "size": 1, "plan": "k1", "summary": ["s1"]}) is None
+    assert TrimDecision.from_json({"v": 2, "prefix": "x", "size": 1, "plan": "k1", "summary": ["s1"]}) is None

@@ -12,12 +12,12 @@ from gateway.core.conversation.message import encode
 from gateway.core.conversation.message import plain as plain_of
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Framing, Reader, weigher
-from gateway.core.fitting.report import Fitted
+from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy
 from gateway.core.fitting.validate import problems
 
@@ -41,8 +41,8 @@ def session(steps: int) -> list[dict[str, Any]]:
     return [*START, *(message for number in range(steps) for message in step(number))]
 
 
-def run(messages: Any, limit: int, epoch: Epoch | None = None, **policy: Any) -> Fitted:
-    return fit(Conversation.of_messages(messages), limit, Reader(COUNT), epoch=epoch, policy=FitPolicy(**policy))
+def run(messages: Any, limit: int, epoch: TrimDecision | None = None, **policy: Any) -> TrimmedConversation:
+    return fit(Conversation.of_messages(messages), limit, Reader(COUNT), epoch=epoch, policy=TrimPolicy(**policy))
 
 
 def raws(messages: Any) -> tuple[bytes, ...]:
@@ -53,7 +53,7 @@ def tokens(messages: Any) -> int:
     return sum(COUNT(raws(messages)))
 
 
-def tokens_of(done: Fitted) -> int:
+def tokens_of(done: TrimmedConversation) -> int:
     return sum(COUNT(done.messages))
 
 
@@ -88,7 +88,7 @@ def test_a_mark_in_the_place_of_words_that_may_not_be_cut_is_sent_again() -> Non
     assert [message["role"] for message in done.decoded()][-3:] == ["tool", "assistant", "user"]
     assert done.decoded()[-2] == {"role": "assistant", "content": "[...]"}
     assert done.epoch is not None
-    kept = Epoch.from_json(json.loads(json.dumps(done.epoch.to_json())))
+    kept = TrimDecision.from_json(json.loads(json.dumps(done.epoch.to_json())))
     again = run(messages, 150, kept)
     assert (again.messages, again.applied) == (done.messages, ())
 
@@ -117,8 +117,8 @@ def test_what_is_worth_nothing_goes_first_also_where_later_messages_need_it() ->
 def test_with_recall_a_cut_goes_deeper() -> None:
     limit = tokens(session(8)) - 1
     assert run(session(8), limit, recall="off").tokens > 0.6 * limit
-    assert FitPolicy(recall="said").depth < FitPolicy().depth
-    assert FitPolicy(recall="said", low_water=0.9).depth == 0.9
+    assert TrimPolicy(recall="said").depth < TrimPolicy().depth
+    assert TrimPolicy(recall="said", low_water=0.9).depth == 0.9
 
 
 def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
@@ -166,8 +166,8 @@ def test_a_longer_limit_keeps_what_was_sent_and_a_shorter_one_cuts_again() -> No
 
 def test_the_epoch_that_covers_most_is_found_by_the_hash_of_the_messages() -> None:
     conversation = Conversation.of_messages(session(5))
-    kept = [Epoch(conversation.prefix(size, "s"), size, f"k{size}") for size in (3, 7)]
-    assert find([*kept, Epoch("x", 9, "k9"), Epoch("x", 99, "k99")], conversation, "s") == kept[1]
+    kept = [TrimDecision(conversation.prefix(size, "s"), size, f"k{size}") for size in (3, 7)]
+    assert find([*kept, TrimDecision("x", 9, "k9"), TrimDecision("x", 99, "k99")], conversation, "s") == kept[1]
     assert find(kept, conversation, "t") is None
 
 
@@ -219,7 +219,7 @@ def test_recall_brings_back_what_is_asked_for_on_a_turn_that_cuts_nothing() -> N
 def test_an_epoch_that_leaves_out_a_call_and_keeps_its_result_is_not_used() -> None:
     messages, limit = session(8), tokens(session(8)) - 1
     draft = Draft.untouched(Conversation.of_messages(messages), Reader(COUNT))
-    broken = Epoch.of(draft.conversation.prefix(len(messages)), draft.having({4: DROP}))
+    broken = TrimDecision.of(draft.conversation.prefix(len(messages)), draft.having({4: DROP}))
     assert run(messages, limit, broken).messages == run(messages, limit).messages
 
 
@@ -234,7 +234,7 @@ def test_recalled_lines_fill_no_more_than_their_share_however_many_turns_ask_for
         most = max(most, sum(len(text.partition(b"[earlier in this conversation]")[2]) // 4 for text in sent))
         epoch = done.epoch
         messages.append({"role": "assistant", "content": "I see."})
-    share = FitPolicy().recall_share * limit
+    share = TrimPolicy().recall_share * limit
     assert share / 2 < most <= share
 
 
@@ -346,7 +346,7 @@ def test_results_that_were_not_read_yet_go_out_whole_while_there_is_room() -> No
     messages = [*session(8), *step(20), reminder]
     newest = raws(messages)[-3:]
     room = tokens(messages[-3:]) + tokens(START)
-    whole = fit(Conversation.of_messages(messages), room, Reader(COUNT), policy=FitPolicy(low_water=0.5))
+    whole = fit(Conversation.of_messages(messages), room, Reader(COUNT), policy=TrimPolicy(low_water=0.5))
     assert whole.messages[-3:] == newest
     assert [fate.rule for fate in [*whole.fates][-3:]] == ["pinned"] * 3
     # Less room is no reason to refuse the call.
@@ -399,7 +399,7 @@ PRESSED = {
 }
 
 
-def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], Fitted]:
+def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], TrimmedConversation]:
     """A turn on which what must stay leaves no room for the task."""
     messages = [START[0], ASKED, *session(12)[2:], PRESSED]
     first = run(messages, limit, **policy)
@@ -492,9 +492,9 @@ def test_another_worker_sends_the_same_bytes() -> None:
 
 def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_since() -> None:
     plain, limit = Reader(COUNT), tokens(session(8)) - 1
-    policy = FitPolicy(recall="said")
+    policy = TrimPolicy(recall="said")
 
-    def turn(steps: int, epoch: Epoch | None, frame: int) -> Fitted:
+    def turn(steps: int, epoch: TrimDecision | None, frame: int) -> TrimmedConversation:
         reader = plain.weighing(COUNT, "", Framing(call=frame))
         return fit(Conversation.of_messages(session(steps), reader), limit, reader, epoch=epoch, policy=policy)
 
@@ -518,7 +518,11 @@ def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_
 
     names = [f"agent-{number}" for number in range(8)]
     # enough for what is known of each conversation, and for the messages of one or two
-    reader, policy, epochs = Reader(weigh, limit_bytes=2_000_000), FitPolicy(recall="said"), dict[str, Epoch | None]()
+    reader, policy, epochs = (
+        Reader(weigh, limit_bytes=2_000_000),
+        TrimPolicy(recall="said"),
+        dict[str, TrimDecision | None](),
+    )
     for turn in range(4):
         for name in names:
             told = [{**message, "content": f"{message['content']} {name}"} for message in session(20 + turn)]
@@ -586,14 +590,14 @@ def test_what_is_cut_is_sent_in_the_form_it_came_in_whatever_forms_it_came_in_be
         [*plain[:5], *listed[5:]],
     ]
 
-    def told(done: Fitted) -> Any:
+    def told(done: TrimmedConversation) -> Any:
         return done.messages, done.tokens_before, done.tokens, [*done.fates], done.epoch
 
     def weigh(messages: Sequence[bytes]) -> Sequence[int]:
         # as a counter of thoughts does, which are known by where they stand in a text
         return [len(raw) // (3 if b'"<think>' in raw else 4) for raw in map(plain_of, messages)]
 
-    warm, epochs = Reader(weigh), list[Epoch | None]([None])
+    warm, epochs = Reader(weigh), list[TrimDecision | None]([None])
     for form in (*forms, *forms[::-1]):
         for epoch in epochs:
             found, expected = (
@@ -607,9 +611,9 @@ def test_what_is_cut_is_sent_in_the_form_it_came_in_whatever_forms_it_came_in_be
 # --- priorities ------------------------------------------------------------------------------------------------------
 
 
-def prioritised(limit: int, priorities: dict[int, float], **policy: Any) -> Fitted:
+def prioritised(limit: int, priorities: dict[int, float], **policy: Any) -> TrimmedConversation:
     conversation = Conversation.of_messages(session(8), priorities=priorities)
-    return fit(conversation, limit, Reader(COUNT), policy=FitPolicy(low_water=1.0, **policy))
+    return fit(conversation, limit, Reader(COUNT), policy=TrimPolicy(low_water=1.0, **policy))
 
 
 def test_priority_nothing_goes_before_anything_else_is_touched() -> None:
@@ -669,7 +673,7 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
         if (count := sum(fate.rule == rule for fate in first.fates))
     }
     assert first.epoch is not None
-    kept = Epoch.from_json(json.loads(json.dumps(first.epoch.to_json())))
+    kept = TrimDecision.from_json(json.loads(json.dumps(first.epoch.to_json())))
     resumed = run([*twice, {"role": "assistant", "content": "210."}], tokens(twice) - 100, kept, strategies=strategies)
     assert resumed.fates.actions == first.fates.actions
     assert [fate.rule for fate in [*resumed.fates][:-3]] == [fate.rule for fate in [*first.fates][:-2]]
@@ -712,10 +716,12 @@ class Clock:
         return self.left < 0
 
 
-def timed(calls: int, epoch: Epoch | None = None, limit: int = 700, **policy: Any) -> tuple[Fitted, bool]:
+def timed(
+    calls: int, epoch: TrimDecision | None = None, limit: int = 700, **policy: Any
+) -> tuple[TrimmedConversation, bool]:
     clock = Clock(calls)
     conversation = Conversation.of_messages(session(30))
-    done = fit(conversation, limit, Reader(COUNT), epoch=epoch, policy=FitPolicy(**policy), expired=clock)
+    done = fit(conversation, limit, Reader(COUNT), epoch=epoch, policy=TrimPolicy(**policy), expired=clock)
     assert problems(conversation, Conversation.of(done.messages), sum(COUNT(done.messages)), limit) == []
     return done, clock.left < 0
 
@@ -762,7 +768,7 @@ def test_out_of_time_what_must_not_be_left_out_is_refused() -> None:
             Conversation.of_messages(messages),
             500,
             Reader(COUNT),
-            policy=FitPolicy(strategies=(Shorten(tokens=20),)),
+            policy=TrimPolicy(strategies=(Shorten(tokens=20),)),
             expired=lambda: True,
         )
 
@@ -785,7 +791,7 @@ def test_what_was_decided_without_the_thinking_of_a_conversation_is_not_applied_
     said = {"role": "assistant", "content": "Some words. " * 20 + "The ledger of Zanzibar is worth 7700."}
     question = "What is the ledger of Zanzibar worth?"
     bare = [*START, said, {"role": "user", "content": "Go on."}, *session(8)[2:], {"role": "user", "content": question}]
-    reader, policy = Reader(COUNT), FitPolicy(recall="all", strategies=(Drop(),))
+    reader, policy = Reader(COUNT), TrimPolicy(recall="all", strategies=(Drop(),))
     first = fit(Conversation.of_messages(bare), 500, reader, policy=policy)
     assert "7700" in first.decoded()[-1]["content"]
     thinking = [*bare]

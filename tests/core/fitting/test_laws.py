@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from gateway.core.conversation.message import decode, encode, keys_of
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.blocks import GAP
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.report import Fitted
+from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.fitting.summary import Passage, SummaryNeeded
 from gateway.core.fitting.validate import problems
@@ -122,12 +122,12 @@ def raws_of(messages: Messages) -> list[bytes]:
 def fitted(
     messages: Messages | Conversation,
     limit: int,
-    epoch: Epoch | None = None,
-    policy: FitPolicy | None = None,
+    epoch: TrimDecision | None = None,
+    policy: TrimPolicy | None = None,
     summaries: Mapping[str, str] | None = None,
     *,
     reader: Reader | None = None,
-) -> Fitted | None:
+) -> TrimmedConversation | None:
     conversation = messages if isinstance(messages, Conversation) else Conversation.of_messages(messages)
     try:
         return fit(conversation, limit, reader or Reader(WEIGH), epoch=epoch, policy=policy, summaries=summaries)
@@ -139,29 +139,29 @@ def total(raws: Sequence[bytes]) -> int:
     return sum(WEIGH(raws))
 
 
-def wrong_with(messages: Messages | Conversation, done: Fitted, limit: int) -> list[str]:
+def wrong_with(messages: Messages | Conversation, done: TrimmedConversation, limit: int) -> list[str]:
     told = [(place, raw) for place, raw in enumerate(done.messages) if b"[summary of " in raw]
     before = messages if isinstance(messages, Conversation) else Conversation.of_messages(messages)
     return problems(before, Conversation.of(done.messages), total(done.messages), limit, *told)
 
 
 POLICIES = [
-    FitPolicy(),
-    FitPolicy(recall="all"),
-    FitPolicy(recall="said", low_water=0.5),
-    FitPolicy(strategies=(Dedupe(), Shorten(), Drop())),
-    FitPolicy(strategies=(Drop(),)),
-    FitPolicy(strategies=(Condense(most_characters=2000),)),
-    FitPolicy(strategies=()),
-    FitPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop())),
-    FitPolicy(strategies=(Summarize(200),)),
+    TrimPolicy(),
+    TrimPolicy(recall="all"),
+    TrimPolicy(recall="said", low_water=0.5),
+    TrimPolicy(strategies=(Dedupe(), Shorten(), Drop())),
+    TrimPolicy(strategies=(Drop(),)),
+    TrimPolicy(strategies=(Condense(most_characters=2000),)),
+    TrimPolicy(strategies=()),
+    TrimPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop())),
+    TrimPolicy(strategies=(Summarize(200),)),
 ]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=range(len(POLICIES)))
 @given(messages=conversations(), limit=limits)
 @settings(law, max_examples=15)
-def test_it_fits_or_raises_and_a_provider_would_take_it(policy: FitPolicy, messages: Messages, limit: int) -> None:
+def test_it_fits_or_raises_and_a_provider_would_take_it(policy: TrimPolicy, messages: Messages, limit: int) -> None:
     done = fitted(messages, limit, policy=policy)
     if done is not None:
         assert total(done.messages) <= limit
@@ -255,10 +255,10 @@ def test_fitting_twice_is_fitting_once(messages: Messages, limit: int) -> None:
 @given(messages=conversations(), limit=limits, recall=st.sampled_from(["off", "said", "all"]))
 @law
 def test_the_same_turn_again_sends_the_same_bytes(messages: Messages, limit: int, recall: Any) -> None:
-    policy = FitPolicy(recall=recall)
+    policy = TrimPolicy(recall=recall)
     done = fitted(messages, limit, policy=policy)
     if done is not None and done.epoch is not None:
-        kept = Epoch.from_json(json.loads(json.dumps(done.epoch.to_json())))
+        kept = TrimDecision.from_json(json.loads(json.dumps(done.epoch.to_json())))
         assert kept == done.epoch
         again = fitted(json.loads(json.dumps(messages)), limit, kept, policy)
         assert again is not None
@@ -273,9 +273,9 @@ def test_the_same_turn_again_sends_the_same_bytes(messages: Messages, limit: int
 def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
     messages: Messages, limit: int, recall: Any
 ) -> None:
-    epoch: Epoch | None = None
+    epoch: TrimDecision | None = None
     before: list[bytes] = []
-    reader, policy = Reader(WEIGH), FitPolicy(recall=recall)
+    reader, policy = Reader(WEIGH), TrimPolicy(recall=recall)
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
             continue
@@ -320,7 +320,7 @@ def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noi
     ]
     written = [{"v": 2, "prefix": conversation.prefix(4), "size": 4, "plan": plan} for plan in plans]
     for value in (noise, *written, *({**one, "summary": "s"} for one in written)):
-        done = fitted(conversation, limit, Epoch.from_json(value), summaries={"s": "what was"}, reader=reader)
+        done = fitted(conversation, limit, TrimDecision.from_json(value), summaries={"s": "what was"}, reader=reader)
         if done is not None:
             assert wrong_with(conversation, done, limit) == []
 
@@ -360,7 +360,7 @@ ODD = [
 )
 @settings(law, max_examples=80)
 def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
-    messages: Messages, limit: int, odd: list[tuple[int, bytes]], policy: FitPolicy, patience: int | None
+    messages: Messages, limit: int, odd: list[tuple[int, bytes]], policy: TrimPolicy, patience: int | None
 ) -> None:
     raws = raws_of(messages)
     for place, raw in odd:
@@ -389,19 +389,19 @@ def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
 
 
 SUMMING = [
-    FitPolicy(strategies=(Dedupe(), Summarize(100), Condense(), Drop()), recall="off"),
-    FitPolicy(strategies=(Summarize(100), Drop()), recall="said"),
-    FitPolicy(strategies=(Shorten(), Summarize(300), Drop()), recall="off", low_water=0.5),
+    TrimPolicy(strategies=(Dedupe(), Summarize(100), Condense(), Drop()), recall="off"),
+    TrimPolicy(strategies=(Summarize(100), Drop()), recall="said"),
+    TrimPolicy(strategies=(Shorten(), Summarize(300), Drop()), recall="off", low_water=0.5),
 ]
 
 
 @given(messages=conversations(), limit=limits, policy=st.sampled_from(SUMMING), length=st.integers(1, 900))
 @settings(law, max_examples=60)
 def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cuts(
-    messages: Messages, limit: int, policy: FitPolicy, length: int
+    messages: Messages, limit: int, policy: TrimPolicy, length: int
 ) -> None:
     """The summaries are of any length: whoever writes them may not have kept to what was asked."""
-    epoch: Epoch | None = None
+    epoch: TrimDecision | None = None
     texts: dict[str, str] = {}
     before: list[bytes] = []
     reader = Reader(WEIGH)
@@ -440,7 +440,7 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
             assert not any(text in json.dumps(done.epoch.to_json()) for text in texts.values() if text)
             elsewhere = fit(
                 Conversation.of_messages(messages[:stop]), limit, Reader(WEIGH),
-                epoch=Epoch.from_json(json.loads(json.dumps(done.epoch.to_json()))), policy=policy, summaries=texts,
+                epoch=TrimDecision.from_json(json.loads(json.dumps(done.epoch.to_json()))), policy=policy, summaries=texts,
             )  # fmt: skip
             assert elsewhere.messages == done.messages
             if not done.applied:
@@ -453,9 +453,9 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
 @law
 def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Messages, limit: int) -> None:
     known = {"s": "what was"}
-    plain = fitted(messages, limit, policy=FitPolicy(strategies=(Dedupe(), Condense(), Drop())))
+    plain = fitted(messages, limit, policy=TrimPolicy(strategies=(Dedupe(), Condense(), Drop())))
     other = fitted(
-        messages, limit, policy=FitPolicy(strategies=(Dedupe(), Summarize(), Condense(), Drop())), summaries=known
+        messages, limit, policy=TrimPolicy(strategies=(Dedupe(), Summarize(), Condense(), Drop())), summaries=known
     )
     assert (plain and plain.messages) == (other and other.messages)
 
@@ -468,14 +468,14 @@ def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Mess
 )
 @settings(law, max_examples=60)
 def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
-    messages: Messages, limit: int, policy: FitPolicy, thoughts: list[bool]
+    messages: Messages, limit: int, policy: TrimPolicy, thoughts: list[bool]
 ) -> None:
     thinking = [{"type": "thinking", "thinking": "hm", "signature": "s"}]
     spoken = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for place, thinks in zip(spoken, thoughts, strict=False):
         if thinks or messages[place - 1]["role"] == "user":
             messages[place] = {**messages[place], "thinking_blocks": thinking}
-    epoch: Epoch | None = None
+    epoch: TrimDecision | None = None
     texts: dict[str, str] = {}
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
@@ -533,7 +533,7 @@ SIGNED: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
 @given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
 @settings(law, max_examples=10)
 def test_a_signed_call_is_sent_as_it_came_or_not_at_all_turn_by_turn(
-    sign: Callable[[dict[str, Any], int], dict[str, Any]], messages: Messages, limit: int, policy: FitPolicy
+    sign: Callable[[dict[str, Any], int], dict[str, Any]], messages: Messages, limit: int, policy: TrimPolicy
 ) -> None:
     calling = [place for place, message in enumerate(messages) if message.get("tool_calls")]
     for number, place in enumerate(calling):
@@ -546,7 +546,7 @@ def test_a_signed_call_is_sent_as_it_came_or_not_at_all_turn_by_turn(
 @given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
 @settings(law, max_examples=25)
 def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
-    messages: Messages, limit: int, policy: FitPolicy
+    messages: Messages, limit: int, policy: TrimPolicy
 ) -> None:
     """DeepSeek and Kimi refuse a call without it."""
     for place, message in enumerate(messages):
@@ -559,9 +559,9 @@ def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
                 assert one["reasoning_content"] == known[one["tool_calls"][0]["id"]]["reasoning_content"]
 
 
-def turn_by_turn(messages: Messages, limit: int, policy: FitPolicy) -> Iterator[tuple[Messages, Messages]]:
+def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator[tuple[Messages, Messages]]:
     """What is sent on each turn of a session, and what came."""
-    epoch: Epoch | None = None
+    epoch: TrimDecision | None = None
     texts: dict[str, str] = {}
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
@@ -604,8 +604,8 @@ def with_thoughts(messages: Messages) -> Messages:
 @pytest.mark.parametrize("policy", POLICIES[:7], ids=range(7))
 @given(messages=conversations() | conversations().map(with_thoughts), limit=limits)
 @settings(law, max_examples=30)
-def test_roles_stay_in_the_order_that_came_turn_by_turn(policy: FitPolicy, messages: Messages, limit: int) -> None:
-    epoch: Epoch | None = None
+def test_roles_stay_in_the_order_that_came_turn_by_turn(policy: TrimPolicy, messages: Messages, limit: int) -> None:
+    epoch: TrimDecision | None = None
     reader = Reader(WEIGH)
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):

@@ -6,9 +6,9 @@ from typing import Any
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.offers import GAP_TOKENS, Opening, Stock
+from gateway.core.fitting.offers import GAP_TOKENS, CandidateBlocks, UnitCandidate
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.relevance import Scores, Worth
+from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
 LINES = [f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n} yesterday.\n" for n in range(1, 6)]
 
@@ -19,15 +19,15 @@ def draft_of(*contents: Any) -> Draft:
     return Draft.untouched(Conversation.of_messages([*messages, on]), Reader(weigher(len)))
 
 
-def opening_of(draft: Draft, start: int, frame: int = 10) -> Opening:
+def opening_of(draft: Draft, start: int, frame: int = 10) -> UnitCandidate:
     unit = next(unit for unit in draft.conversation.units if unit.start == start)
     known = {index: draft.known(index) for index in unit.indices}
-    return Opening(unit, frame, known, {index: set() for index in known})
+    return UnitCandidate(unit, frame, known, {index: set() for index in known})
 
 
-def stock_of(draft: Draft) -> Stock:
+def stock_of(draft: Draft) -> CandidateBlocks:
     candidates = {index: draft.known(index) for index in range(len(draft.decisions) - 1)}
-    return Stock(candidates, Scores(draft, Worth(), candidates))
+    return CandidateBlocks(candidates, Scores(draft, RelevanceFactors(), candidates))
 
 
 def test_a_unit_is_offered_with_as_many_blocks_as_raise_its_worth_per_token() -> None:

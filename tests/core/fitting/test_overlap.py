@@ -5,11 +5,11 @@ from typing import Any
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.dedupe import dedupe
-from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.draft import DROP, KEEP, Draft, DuplicateResult
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import overlap
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import Dedupe, Drop
 
@@ -41,7 +41,7 @@ def changes(draft: Draft) -> dict[int, Any]:
 
 def test_rows_that_were_found_before_are_left_out() -> None:
     done = overlap(session(rows(1, 2, 3), rows(4, 2, 5, 3)))
-    assert changes(done) == {4: Same(2, (1, 3))}
+    assert changes(done) == {4: DuplicateResult(2, (1, 3))}
     shown = json.loads(json.loads(done.made(4).raw or b"")["content"])
     assert shown == {"total": 4, "results": [row(4), "[2 items as in the result of c0]", row(5)]}
     assert done.total() < session(rows(1, 2, 3), rows(4, 2, 5, 3)).total()
@@ -61,7 +61,7 @@ def test_a_row_of_the_same_id_that_says_something_else_stays() -> None:
 def test_a_row_whose_number_differs_beyond_the_digits_of_a_float_stays() -> None:
     first, other = (rows(1, 2, 3).replace('"D', f'9007199254740993.0{digit}, "id": "D') for digit in (7, 8))
     assert changes(overlap(session(first, other))) == {}
-    assert changes(overlap(session(first, f" {first}"))) == {4: Same(2, (0, 1, 2))}
+    assert changes(overlap(session(first, f" {first}"))) == {4: DuplicateResult(2, (0, 1, 2))}
 
 
 def test_what_is_short_or_stands_nowhere_whole_stays() -> None:
@@ -75,12 +75,12 @@ def test_what_is_short_or_stands_nowhere_whole_stays() -> None:
 
 def test_the_source_is_the_result_that_shares_most_and_no_result_that_was_cut_itself() -> None:
     done = overlap(session(rows(1), rows(2, 3, 4), rows(1, 2, 3, 5), rows(5, 3, 4)))
-    assert changes(done) == {6: Same(4, (1, 2)), 8: Same(4, (1, 2))}
+    assert changes(done) == {6: DuplicateResult(4, (1, 2)), 8: DuplicateResult(4, (1, 2))}
 
 
 def test_what_is_frozen_is_a_source_and_is_not_changed() -> None:
     done = overlap(session(rows(1, 2), rows(1, 2, 3), rows(1, 2, 4)).reopened(5))
-    assert changes(done) == {6: Same(2, (0, 1))}
+    assert changes(done) == {6: DuplicateResult(2, (0, 1))}
 
 
 def test_where_the_source_is_left_out_the_rows_come_back() -> None:
@@ -94,7 +94,7 @@ def test_where_the_source_is_left_out_the_rows_come_back() -> None:
 
 def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     conversation = Conversation.of_messages(messages(rows(1, 2, 3), rows(4, 2, 3), rows(1, 2, 3)))
-    reader, policy = Reader(weigher(len)), FitPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
+    reader, policy = Reader(weigher(len)), TrimPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
     limit = sum(reader.weights(conversation)) - 20
     first = fit(conversation, limit, reader, policy=policy)
     assert first.fates.actions == {"dedupe": 2}
@@ -102,12 +102,12 @@ def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     assert first.epoch.plan == "k4 =2/1-2 k1 =2 k2"
     again = fit(conversation, limit, Reader(weigher(len)), epoch=first.epoch, policy=policy)
     assert (again.messages, again.epoch) == (first.messages, first.epoch)
-    wrong = Epoch(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k2")
+    wrong = TrimDecision(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k2")
     assert fit(conversation, limit, Reader(weigher(len)), epoch=wrong, policy=policy).messages == first.messages
 
 
 def test_what_others_point_at_stays_whole() -> None:
     again = rows(1, 2, 3, 4)
     done = overlap(dedupe(session(rows(1, 2, 3), again, again)))
-    assert changes(done) == {6: Same(4)}
-    assert changes(dedupe(session(again, again, again).having({6: Same(4)}))) == {6: Same(4)}
+    assert changes(done) == {6: DuplicateResult(4)}
+    assert changes(dedupe(session(again, again, again).having({6: DuplicateResult(4)}))) == {6: DuplicateResult(4)}

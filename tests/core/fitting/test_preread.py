@@ -8,13 +8,13 @@ import pytest
 
 from gateway.core.conversation.message import Hashed
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.deadline import Watch
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.dedupe import may_share
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import parts_of
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import MOST_BYTES, MOST_MESSAGES, START, due, read_ahead
-from gateway.core.fitting.reader import Order, Reader, weigher
+from gateway.core.fitting.reader import Reader, RenderOrder, weigher
 
 
 class Counting:
@@ -68,7 +68,9 @@ def test_what_results_may_share_is_read_too() -> None:
     conversation = Conversation.of(raws, reader)
     for item, raw in zip(conversation.items, raws, strict=True):
         if may_share(item):
-            assert parts_of(item, raw, reader, Watch(_no_more)) == parts_of(item, raw, Reader(weigher(len)), Watch())
+            assert parts_of(item, raw, reader, Deadline(_no_more)) == parts_of(
+                item, raw, Reader(weigher(len)), Deadline()
+            )
     assert sum(map(may_share, conversation.items)) == 3
 
 
@@ -85,7 +87,7 @@ def test_it_stops_when_there_is_no_more_time() -> None:
 
 
 def test_by_the_time_of_a_cut_everything_was_read_and_the_cut_is_the_same() -> None:
-    raws, policy = messages(40), FitPolicy(recall="said")
+    raws, policy = messages(40), TrimPolicy(recall="said")
     count, cold = Counting(), Counting()
     warm = Reader(weigher(count))
     budget = sum(warm.weights(Conversation.of(raws, warm)))
@@ -106,14 +108,14 @@ def test_a_turn_before_the_budget_is_full_everything_was_read() -> None:
         came = messages(turns, size=80)
         ahead(came, turns / 40, warm)
     conversation = Conversation.of(came, warm)
-    warm.know(conversation.keys, conversation.messages, Watch(_no_more))
+    warm.know(conversation.keys, conversation.messages, Deadline(_no_more))
 
 
 def test_what_is_left_of_a_message_with_nothing_taken_is_known_too() -> None:
     raws, reader = messages(2), Reader(weigher(len))
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
-    [result] = reader.make([Order(conversation.items[-1], raws[-1], ())], Watch())
+    [result] = reader.make([RenderOrder(conversation.items[-1], raws[-1], ())], Deadline())
     assert reader.sketches([result.key], [b"never looked at"])[0].answers == "c1"
 
 

@@ -9,9 +9,19 @@ import pytest
 
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.deadline import Watch
+from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.reader import FRAME, GAP_MARK, Framing, Known, Made, Order, Reader, What, weigher
+from gateway.core.fitting.reader import (
+    FRAME,
+    GAP_MARK,
+    Framing,
+    KnownBlocks,
+    Reader,
+    RenderedMessage,
+    RenderOrder,
+    What,
+    weigher,
+)
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
 
@@ -51,12 +61,12 @@ def texts(*contents: str) -> list[bytes]:
     return [encode({"role": "user", "content": content}) for content in contents]
 
 
-def known(reader: Reader, raw: bytes) -> Known:
-    return reader.know(Conversation.of([raw]).keys, [raw], Watch())[0]
+def known(reader: Reader, raw: bytes) -> KnownBlocks:
+    return reader.know(Conversation.of([raw]).keys, [raw], Deadline())[0]
 
 
-def made(reader: Reader, raw: bytes, what: What) -> Made:
-    return reader.make([Order(Conversation.of([raw]).items[0], raw, what)], Watch())[0]
+def made(reader: Reader, raw: bytes, what: What) -> RenderedMessage:
+    return reader.make([RenderOrder(Conversation.of([raw]).items[0], raw, what)], Deadline())[0]
 
 
 LINES = "one line that is long enough to be a block\n" * 3

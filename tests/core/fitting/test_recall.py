@@ -12,10 +12,10 @@ from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.parameters import NO_PARAMETERS
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.recall import _read_past, recall
-from gateway.core.fitting.relevance import Scores, Worth
+from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [
@@ -38,11 +38,11 @@ def last_of(draft: Draft) -> str:
 
 def test_off_recalls_nothing() -> None:
     draft = dropped(*MESSAGES)
-    assert recall(draft, 500, "off", Worth()) is draft
+    assert recall(draft, 500, "off", RelevanceFactors()) is draft
 
 
 def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> None:
-    content = last_of(recall(dropped(*MESSAGES), 500, "said", Worth()))
+    content = last_of(recall(dropped(*MESSAGES), 500, "said", RelevanceFactors()))
     assert content.startswith(f"{MESSAGES[-1]['content']}\n\n{EARLIER}\nuser: ")
     assert "HAT204" in content
     assert "assistant: Your Denver hotel" in content
@@ -50,7 +50,7 @@ def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> 
 
 
 def test_all_recalls_results_too() -> None:
-    assert "tool: Denver hotel" in last_of(recall(dropped(*MESSAGES), 500, "all", Worth()))
+    assert "tool: Denver hotel" in last_of(recall(dropped(*MESSAGES), 500, "all", RelevanceFactors()))
 
 
 TOOLS = [{"function": {"parameters": {"properties": {"dob": {}, "pay_by": {"description": "such as card_78"}}}}}]
@@ -85,7 +85,7 @@ def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
         messages += [{"role": "user", "content": "Denver it is."}]
     conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
     draft = Draft.untouched(conversation, Reader(weigher(lambda text: len(text) // 4))).having({1: DROP, 2: DROP})
-    content = last_of(recall(draft, 500, "said", Worth()))
+    content = last_of(recall(draft, 500, "said", RelevanceFactors()))
     assert [word for word in ("card_4421", "dob: 1990-04-05", "town", "Mia") if word in content] == repeated
     assert ("tool: " in content) is bool(repeated)
 
@@ -93,20 +93,20 @@ def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
 def test_all_recalls_results_of_a_turn_with_signed_reasoning_too() -> None:
     signed = [*MESSAGES]
     signed[1] = {**MESSAGES[1], "reasoning_details": [{"data": "FLIGHT HAT204 to Denver"}]}
-    content = last_of(recall(dropped(*signed), 500, "all", Worth()))
+    content = last_of(recall(dropped(*signed), 500, "all", RelevanceFactors()))
     assert "tool: Denver hotel" in content
     assert "FLIGHT" not in content
 
 
 def test_what_is_still_there_is_not_repeated() -> None:
     draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(weigher(len)))
-    assert recall(draft, 500, "all", Worth()) is draft
+    assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
 @pytest.mark.parametrize("room", [24, 30, 40, 60, 100])
 def test_it_stays_within_its_room(room: int) -> None:
     draft = dropped(*MESSAGES)
-    assert recall(draft, room, "all", Worth()).total() - draft.total() <= room
+    assert recall(draft, room, "all", RelevanceFactors()).total() - draft.total() <= room
 
 
 def test_a_call_that_was_left_out_is_said_again_and_one_that_stays_is_not() -> None:
@@ -115,18 +115,18 @@ def test_a_call_that_was_left_out_is_said_again_and_one_that_stays_is_not() -> N
     asked = {"role": "user", "content": "What does plaza.txt say?"}
     conversation = Conversation.of_messages([MESSAGES[0], *unit, MESSAGES[3], asked])
     draft = Draft.untouched(conversation, Reader(weigher(len)))
-    gone = last_of(recall(draft.having({1: DROP, 2: DROP}), 500, "said", Worth()))
+    gone = last_of(recall(draft.having({1: DROP, 2: DROP}), 500, "said", RelevanceFactors()))
     assert 'assistant: bash {"command": "cat plaza.txt"}' in gone
     assert "PLZ4711" not in gone
-    kept = last_of(recall(draft.having({2: ()}), 500, "said", Worth()))
+    kept = last_of(recall(draft.having({2: ()}), 500, "said", RelevanceFactors()))
     assert "bash" not in kept
 
 
 def test_no_room_or_no_place_is_no_recall() -> None:
     draft = dropped(*MESSAGES)
-    assert recall(draft, 10, "all", Worth()) is draft
+    assert recall(draft, 10, "all", RelevanceFactors()) is draft
     begun = dropped(*MESSAGES, {"role": "assistant", "content": "It is"})
-    assert recall(begun, 500, "all", Worth()) is begun
+    assert recall(begun, 500, "all", RelevanceFactors()) is begun
 
 
 def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
@@ -136,7 +136,7 @@ def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
     draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(heavy)).having(
         {0: (), 1: DROP, 2: DROP, 3: DROP}
     )
-    assert recall(draft, 500, "all", Worth()) is draft
+    assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
 @pytest.mark.parametrize("told", ["Look things up.", "Know each Town, its Hotel, and what is Right. PLZ4035 is not."])
@@ -149,7 +149,7 @@ def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does(told
             {"role": "assistant", "content": f"Town {number % 7} has the Plaza {number}, code {code}. " * 3}
         )
     weigh = weigher(lambda text: len(text) // 4)
-    warm, policy = Reader(weigh), FitPolicy(recall="said")
+    warm, policy = Reader(weigh), TrimPolicy(recall="said")
     first = second = None
     recalled = 0
     for end in range(2, len(messages), 2):
@@ -169,7 +169,7 @@ def test_what_was_said_since_is_the_same_for_a_reader_that_followed_another_bran
         later = [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(said)]
         conversation = Conversation.of_messages([*MESSAGES, *later], reader)
         draft = Draft.untouched(conversation, reader).having({0: (), 1: DROP, 2: DROP, 3: DROP})
-        return last_of(recall(replace(draft, recalls=recalls or {}), 500, "all", Worth()))
+        return last_of(recall(replace(draft, recalls=recalls or {}), 500, "all", RelevanceFactors()))
 
     words = ("Well.", "And the Plaza?", "The flight is HAT204.", "Which code?", "Hm.", "And in Denver?")
     other = ("The Plaza is PLZ4711.", "And Denver?", "HAT204 on 2024-05-17.", "Which flight?")
@@ -188,7 +188,9 @@ def test_what_the_newest_result_says_is_not_repeated_behind_it() -> None:
     def asked(content: str) -> str:
         call = {"id": "d", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         result = {"role": "tool", "tool_call_id": "d", "content": content}
-        return last_of(recall(dropped(*MESSAGES, {**MESSAGES[1], "tool_calls": [call]}, result), 500, "said", Worth()))
+        return last_of(
+            recall(dropped(*MESSAGES, {**MESSAGES[1], "tool_calls": [call]}, result), 500, "said", RelevanceFactors())
+        )
 
     assert "user: Plan my trip" in asked("nothing")
     said = f"{MESSAGES[0]['content']} {MESSAGES[3]['content']}"
@@ -199,7 +201,7 @@ def test_what_can_be_recalled_is_the_same_whether_or_not_the_terms_were_counted_
     # it is kept for later turns, on which nothing is counted; the word of the last turns must not be in it
     later = [{"role": "assistant", "content": "The Denver Plaza again."}, {"role": "user", "content": "And HAT204?"}]
     counted, fresh = dropped(*MESSAGES, *later), dropped(*MESSAGES, *later)
-    Scores(counted, Worth(), {})
+    Scores(counted, RelevanceFactors(), {})
     assert counted.memo.uses
     assert not fresh.memo.uses
     speakers = frozenset({"user", "assistant"})
@@ -219,7 +221,7 @@ def left_out(*messages: dict[str, Any], asked: Any, priorities: dict[int, float]
 
 
 def recalled(draft: Draft, room: float) -> list[str]:
-    return last_of(recall(draft, room, "said", Worth())).split("\n")[3:]
+    return last_of(recall(draft, room, "said", RelevanceFactors())).split("\n")[3:]
 
 
 GATES = [assistant(f"The gate of flight HAT{number} is B{number}.") for number in range(10, 22)]
@@ -259,7 +261,7 @@ def test_what_two_lines_say_is_repeated_once_where_there_is_room_for_another() -
 def test_nothing_is_repeated_behind_a_message_that_must_stay_as_it_is() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:x"}}
     draft = left_out(*GATES, asked=[{"type": "text", "text": "Which gate has HAT14?"}, image])
-    assert recall(draft, 500, "all", Worth()) is draft
+    assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
 def test_lines_of_the_arguments_of_a_call_are_not_repeated() -> None:
@@ -285,7 +287,7 @@ def test_lines_stand_the_same_whichever_way_a_client_puts_a_text(texts: int) -> 
     *older, last = floors()
     parts = [{"type": "text", "text": last["content"]}, {"type": "text", "text": "Please."}][:texts]
     marked = [*parts[:-1], {**parts[-1], "cache_control": {"type": "ephemeral"}}]
-    reader, policy = Reader(weigher(lambda text: len(text) // 4)), FitPolicy(recall="said")
+    reader, policy = Reader(weigher(lambda text: len(text) // 4)), TrimPolicy(recall="said")
     first = fit(Conversation.of_messages([*older, {**last, "content": marked}]), 1000, reader, policy=policy)
     [*_, sent] = first.decoded()
     assert EARLIER in sent["content"][-1]["text"]

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.relevance import Scores, Worth, terms_kept
+from gateway.core.fitting.relevance import RelevanceFactors, Scores, terms_kept
 
 
 def draft_of(*pairs: tuple[str, Any]) -> Draft:
@@ -17,8 +17,8 @@ def draft_of(*pairs: tuple[str, Any]) -> Draft:
     return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
 
 
-def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:
-    scores = Scores(draft, worth or Worth(), {i: draft.known(i) for i in range(len(draft.decisions))})
+def gain(draft: Draft, index: int, worth: RelevanceFactors | None = None, kept: tuple[str, ...] = ()) -> float:
+    scores = Scores(draft, worth or RelevanceFactors(), {i: draft.known(i) for i in range(len(draft.decisions))})
     scores.keep(kept)
     place = scores.starts[index]
     assert scores.sums[place] == pytest.approx(sum(scores.left[term] for term in draft.known(index).terms[0]))
@@ -42,7 +42,7 @@ def test_what_the_assistant_has_used_is_worth_more() -> None:
 def test_worth_fades_with_the_distance() -> None:
     draft = draft_of(("user", "A1111"), *[("user", "and")] * 9, ("user", "B2222"), ("assistant", "so"), ("user", "on"))
     assert gain(draft, 10) > gain(draft, 0)
-    flat = Worth(fading=0)
+    flat = RelevanceFactors(fading=0)
     assert gain(draft, 10, flat) == gain(draft, 0, flat)
 
 
@@ -81,14 +81,14 @@ def worth_by_line(tools: Any) -> dict[str, float]:
     conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
     draft = Draft.untouched(conversation, Reader(weigher(len)))
     known = draft.known(2)
-    scores = Scores(draft, Worth(), {2: known})
+    scores = Scores(draft, RelevanceFactors(), {2: known})
     blocks = [block.text for block in known.sliced.blocks]
     return {text.partition(":")[0]: scores.sums[n] * scores.factors[n] for n, text in enumerate(blocks)}
 
 
 def test_what_the_tools_ask_for_is_worth_more() -> None:
     plain, asked = worth_by_line([]), worth_by_line([TOOLS])
-    by = Worth()
+    by = RelevanceFactors()
     assert asked["card"] == pytest.approx(by.asked_for * plain["card"], rel=0.1)
     assert asked["dob"] == pytest.approx(by.parameter * plain["dob"])
     assert asked["zip"] == plain["zip"]

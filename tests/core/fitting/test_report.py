@@ -8,16 +8,17 @@ import msgspec
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Same
-from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult
+from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.reader import Framing, Reader, weigher
-from gateway.core.fitting.report import Fate, Fates, Fitted, Sent, rule_of
+from gateway.core.fitting.report import Fate, Fates, TrimmedConversation, TrimmedPrefix, rule_of
 
 TEXT = "a line of text that is long enough to be a block of its own\n"
 
 
 @pytest.mark.parametrize(
-    ("decision", "rule"), [(DROP, "drop"), (Same(1), "dedupe"), ((0,), "condense"), ((), "condense"), (KEEP, "recall")]
+    ("decision", "rule"),
+    [(DROP, "drop"), (DuplicateResult(1), "dedupe"), ((0,), "condense"), ((), "condense"), (KEEP, "recall")],
 )
 def test_the_rule_tells_what_was_done(decision: Decision, rule: str) -> None:
     assert rule_of(decision, "condense") == rule
@@ -35,7 +36,7 @@ def draft() -> Draft:
 def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     before = draft()
     done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
-    sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
+    sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.made) == [0, 1, 3]
     assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
     weights, now = sent.weights(before.came, Framing()), replace(done, recalls=sent.recalls)
@@ -55,7 +56,7 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
     for framing in (Framing(), Framing(call=7), Framing(call=7), Framing()):
         framed = reader.weighing(weigher(len), "", framing)
         now = Draft.untouched(Conversation.of_messages(messages), framed).having({1: ()})
-        sent = framed.kept("sent", "of them", partial(Sent.of, now), lambda sent: sent.size_bytes)
+        sent = framed.kept("sent", "of them", partial(TrimmedPrefix.of, now), lambda sent: sent.size_bytes)
         assert sent.weights(now.came, framing).tokens == {1: now.weight(1)}
         assert now.came[1] == reader.weights(now.conversation)[1] + framing.call
 
@@ -63,9 +64,9 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
 def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     before = draft()
     done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
-    sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
-    epoch = Epoch.of("x", done)
-    fitted = Fitted.having(
+    sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
+    epoch = TrimDecision.of("x", done)
+    fitted = TrimmedConversation.having(
         before.conversation,
         before.came,
         before.total(),
@@ -86,7 +87,7 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
 
 def test_what_fits_has_no_epoch_and_no_actions() -> None:
     before = draft()
-    fitted = Fitted.untouched(before.conversation, before.came, before.total())
+    fitted = TrimmedConversation.untouched(before.conversation, before.came, before.total())
     assert fitted.messages == before.conversation.messages
     assert (fitted.changed, fitted.epoch, fitted.fates.actions) == (False, None, {})
     assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]

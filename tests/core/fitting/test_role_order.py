@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Summary
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, SummaryEntry
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.role_order import in_order
 
@@ -83,12 +83,12 @@ def test_in_the_place_of_words_that_may_not_be_changed_there_stands_a_mark_witho
 
 
 def test_a_summary_is_told_by_the_assistant() -> None:
-    draft = draft_of("uauauau").having({1: Summary("s", 2, "told"), 2: SUMMED, 3: DROP, 4: DROP})
+    draft = draft_of("uauauau").having({1: SummaryEntry("s", 2, "told"), 2: SUMMED, 3: DROP, 4: DROP})
     assert in_order(draft).decisions[3:5] == (DROP, ())
-    told = draft_of("uauauau").having({1: Summary("s", 4, "told"), **dict.fromkeys((2, 3, 4), SUMMED)})
-    assert in_order(told).decisions[1:5] == (Summary("s", 3, "told"), SUMMED, SUMMED, ()), "of what it stands for"
+    told = draft_of("uauauau").having({1: SummaryEntry("s", 4, "told"), **dict.fromkeys((2, 3, 4), SUMMED)})
+    assert in_order(told).decisions[1:5] == (SummaryEntry("s", 3, "told"), SUMMED, SUMMED, ()), "of what it stands for"
     assert in_order(in_order(told)) == in_order(told)
-    alone = draft_of("ucaucau").having({1: Summary("s", 2, "told"), 2: SUMMED})
+    alone = draft_of("ucaucau").having({1: SummaryEntry("s", 2, "told"), 2: SUMMED})
     assert in_order(alone) is alone
 
 

@@ -10,7 +10,7 @@ from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Draft
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.relevance import Worth
+from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.select import condense
 
 FILLER = "".join(
@@ -42,7 +42,7 @@ def test_the_line_with_what_was_asked_for_is_found_in_the_filler() -> None:
     needle = "The reservation of Ms Silva is NM1VX1 and departs from gate 17 in the evening.\n"
     ask = {"role": "user", "content": "What is the reservation of Silva?"}
     draft = draft_of(USER, *step(1, FILLER + needle + FILLER), *step(2, FILLER), ask)
-    done = condense(draft, 400, Worth())
+    done = condense(draft, 400, RelevanceFactors())
     assert done.total() <= 400
     assert needle in "".join(str(message["content"]) for message in sent(done))
 
@@ -50,21 +50,21 @@ def test_the_line_with_what_was_asked_for_is_found_in_the_filler() -> None:
 def test_what_two_results_share_is_kept_once() -> None:
     rows = "".join(f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n}.\n" for n in range(1, 7))
     draft = draft_of(USER, *step(1, rows), *step(2, rows), {"role": "user", "content": "on"})
-    shown = json.dumps(sent(condense(draft, draft.total() - 50, Worth())))
+    shown = json.dumps(sent(condense(draft, draft.total() - 50, RelevanceFactors())))
     assert [shown.count(f"W{n}00{n}") for n in range(1, 7)] == [1] * 6
 
 
 def test_messages_that_weigh_nothing_are_chosen_among_too() -> None:
     conversation = Conversation.of_messages([USER, SILENT, *step(1, FILLER), {"role": "user", "content": "on"}])
     draft = Draft.untouched(conversation, Reader(lambda raws: [len(raw) * (raw != encode(SILENT)) for raw in raws]))
-    assert condense(draft, 900, Worth()).total() <= 900
+    assert condense(draft, 900, RelevanceFactors()).total() <= 900
 
 
 def test_a_unit_with_nothing_taken_vanishes_whole() -> None:
     draft = draft_of(
         USER, *step(1, FILLER), *step(2, "code A1B2C3D4 for the customer"), {"role": "user", "content": "on"}
     )
-    done = condense(draft, 170, Worth())
+    done = condense(draft, 170, RelevanceFactors())
     assert done.decisions[1:3] == (DROP, DROP)
     assert DROP not in done.decisions[3:]
 
@@ -72,8 +72,8 @@ def test_a_unit_with_nothing_taken_vanishes_whole() -> None:
 def test_the_task_stays_at_least_as_a_mark() -> None:
     task = {"role": "user", "content": "word " * 400}
     draft = draft_of(task, *step(1, "x"), {"role": "user", "content": "on"})
-    assert condense(draft, 300, Worth()).decisions[0] == (0,)
-    tight = condense(draft, 30, Worth())
+    assert condense(draft, 300, RelevanceFactors()).decisions[0] == (0,)
+    tight = condense(draft, 30, RelevanceFactors())
     assert tight.decisions[0] == ()
     assert sent(tight)[0]["content"] == "[...]"
 
@@ -83,7 +83,7 @@ def test_a_short_task_stays_whole_although_the_results_say_more_for_their_price(
     rows = "".join(f"order W{n}00{n}K of customer C{n}{n}{n}{n} went to Boston{n}.\n" for n in range(1, 60))
     draft = draft_of({"role": "user", "content": wishes}, *step(1, rows), *step(2, rows[::-1]), USER)
     room = 800
-    done = condense(draft, draft.weight(len(draft.decisions) - 1) + room, Worth())
+    done = condense(draft, draft.weight(len(draft.decisions) - 1) + room, RelevanceFactors())
     assert len(wishes) < 0.3 * room
     assert done.decisions[0] == KEEP
     assert done.total() <= draft.weight(len(draft.decisions) - 1) + room
@@ -94,7 +94,7 @@ def test_of_a_result_that_is_longer_than_the_room_as_much_is_kept_as_fits() -> N
     draft = draft_of(USER, *step(1, lines), {"role": "user", "content": "on"})
     for share in (0.1, 0.3, 0.6):
         limit = int(draft.total() * share)
-        assert 0.8 * limit < condense(draft, limit, Worth()).total() <= limit
+        assert 0.8 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
 
 
 def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or_goes_with_them() -> None:
@@ -102,24 +102,24 @@ def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or
     signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
     ask = {"role": "user", "content": "What is the reservation of Silva?"}
     draft = draft_of(USER, *signed, *step(2, FILLER), ask)
-    done = condense(draft, 500, Worth())
+    done = condense(draft, 500, RelevanceFactors())
     assert done.total() <= 500
     assert done.decisions[1] == KEEP
     assert "NM1VX1" in sent(done)[2]["content"]
-    assert condense(draft, 200, Worth()).decisions[1:3] == (DROP, DROP)
+    assert condense(draft, 200, RelevanceFactors()).decisions[1:3] == (DROP, DROP)
 
 
 def test_what_is_decided_is_left_alone() -> None:
     draft = draft_of(USER, *step(1, FILLER), *step(2, FILLER), {"role": "user", "content": "on"})
     decided = draft.having({1: DROP, 2: DROP}).reopened(3)
-    assert condense(decided, 400, Worth()).decisions[:3] == (KEEP, DROP, DROP)
+    assert condense(decided, 400, RelevanceFactors()).decisions[:3] == (KEEP, DROP, DROP)
 
 
 def test_a_message_of_which_all_is_taken_stays_as_it_came() -> None:
     draft = draft_of(
         USER, *step(1, "code A1B2C3D4 for the customer"), *step(2, FILLER), {"role": "user", "content": "on"}
     )
-    done = condense(draft, 400, Worth())
+    done = condense(draft, 400, RelevanceFactors())
     assert done.made(2).raw is draft.conversation.messages[2]
 
 
@@ -135,7 +135,7 @@ def test_room_that_estimates_leave_empty_is_filled_a_few_times_and_then_left() -
         return [len(raw) if raw in conversation.messages else len(raw) // 6 for raw in raws]
 
     draft = Draft.untouched(conversation, Reader(light))
-    done = condense(draft, draft.total() // 4, Worth())
+    done = condense(draft, draft.total() // 4, RelevanceFactors())
     assert 0.5 < done.total() / (draft.total() // 4) < 0.95
 
 
@@ -145,8 +145,8 @@ def test_a_table_with_the_columns_of_another_is_kept_where_there_is_room_for_it(
         return json.dumps([{"identifier_of_order": f"W{n}00{n}", "name_of_customer": f"Name{n}"} for n in rows])
 
     draft = draft_of(USER, *step(1, table(0)), *step(2, table(100)), {"role": "user", "content": "on"})
-    least = condense(draft, draft.total(), Worth()).total()
-    shown = json.dumps(sent(condense(draft, least + 100, Worth())))
+    least = condense(draft, draft.total(), RelevanceFactors()).total()
+    shown = json.dumps(sent(condense(draft, least + 100, RelevanceFactors())))
     assert [n for n in (*range(30), *range(100, 130)) if f"Name{n}" not in shown] == []
 
 
@@ -158,7 +158,7 @@ def test_a_row_that_the_question_names_by_a_short_number_is_found(ask: str, want
     rows = json.dumps([{"number": number, "title": "broken", "state": "open"} for number in range(10, 99)])
     ends = [{"role": "assistant", "content": "There are some."}, {"role": "user", "content": ask}]
     draft = draft_of(USER, *step(1, rows), *ends)
-    done = condense(draft, draft.total() - 900, Worth())
+    done = condense(draft, draft.total() - 900, RelevanceFactors())
     shown = str(sent(done)[2]["content"])
     assert done.total() <= draft.total() - 900
     assert ("42 |" in shown, wanted is None or wanted in shown) == (wanted is not None, True)

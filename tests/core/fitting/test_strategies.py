@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import (
     DEFAULT,
@@ -134,7 +134,7 @@ def looks(*contents: str) -> list[dict[str, Any]]:
 
 def test_the_newest_that_pointed_at_a_result_which_is_left_out_has_its_content_back() -> None:
     draft = Dedupe().apply(draft_of(USER, *looks(LINES, LINES, LINES), LAST), 0)
-    assert draft.decisions[4::2] == (Same(2), Same(2))
+    assert draft.decisions[4::2] == (DuplicateResult(2), DuplicateResult(2))
     done = Drop().apply(draft, draft.total() - 10)
     assert done.decisions == (KEEP, DROP, DROP, KEEP, (), KEEP, KEEP, KEEP)
     assert done.total() <= draft.total() - 10
@@ -145,7 +145,7 @@ def test_nothing_points_at_what_was_shortened() -> None:
     items = [{"id": n, "name": f"name {n} of a long list of items"} for n in range(60)]
     draft = draft_of(SHORT, *looks(json.dumps(items[:40]), json.dumps(items[20:]), LINES, LINES), LAST)
     pointing = Dedupe().apply(draft, 0)
-    assert pointing.decisions[2:9:2] == (KEEP, Same(2, tuple(range(20))), KEEP, Same(6))
+    assert pointing.decisions[2:9:2] == (KEEP, DuplicateResult(2, tuple(range(20))), KEEP, DuplicateResult(6))
     limit = pointing.total() - 100
     first = Shorten(tokens=300).apply(pointing, limit)
     assert isinstance(first.decisions[2], tuple)
@@ -217,7 +217,7 @@ def test_a_summary_is_asked_of_the_oldest_units_that_make_room_for_it() -> None:
     assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["one", "two"]
     assert (passage.count, passage.earlier) == (2, None)
     done = summing("known", {passage.id: "both"}).apply(draft, limit)
-    assert done.decisions == (KEEP, Summary(passage.id, 2, "both"), SUMMED, KEEP, KEEP)
+    assert done.decisions == (KEEP, SummaryEntry(passage.id, 2, "both"), SUMMED, KEEP, KEEP)
     assert done.total() <= limit
     assert done.inserted() == (1, done.sent().messages[1])
     assert json.loads(done.sent().messages[1]) == said("[summary of 2 earlier messages]\nboth")
@@ -230,7 +230,7 @@ def test_the_next_summary_takes_in_the_one_before_it() -> None:
     second = wanted(before, summing(), before.total() - 100)
     assert (second.earlier, second.count, len(second.messages)) == ("one", 2, 1)
     done = summing("known", {second.id: "one, two"}).apply(before, before.total() - 100)
-    assert done.decisions == (KEEP, Summary(second.id, 2, "one, two"), SUMMED, KEEP, KEEP)
+    assert done.decisions == (KEEP, SummaryEntry(second.id, 2, "one, two"), SUMMED, KEEP, KEEP)
 
 
 def test_a_summary_that_stands_before_what_may_be_changed_is_left_alone() -> None:
@@ -267,7 +267,7 @@ def test_a_summary_of_a_little_more_or_less_is_used_before_another_is_asked_for(
     two = wanted(draft, summing(), draft.total() - 1000)
     for limit in (draft.total() - 200, draft.total() - 2000):
         done = summing("ask", {two.id: "both"}).apply(draft, limit)
-        assert done.decisions[1] == Summary(two.id, 2, "both")
+        assert done.decisions[1] == SummaryEntry(two.id, 2, "both")
 
 
 def test_of_several_summaries_the_one_that_makes_room_enough_is_used() -> None:
@@ -276,7 +276,7 @@ def test_of_several_summaries_the_one_that_makes_room_enough_is_used() -> None:
     assert len(texts) == 3
     for count, less in ((1, 100), (2, 1000), (3, 2000)):
         done = summing("known", texts).apply(draft, draft.total() - less)
-        assert done.decisions[1] == Summary([*texts][count - 1], count, "told")
+        assert done.decisions[1] == SummaryEntry([*texts][count - 1], count, "told")
 
 
 def test_a_summary_is_asked_for_with_room_for_itself() -> None:
@@ -309,7 +309,7 @@ def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None
             {"role": "tool", "tool_call_id": name, "content": "found " * 100},
         ]
 
-    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).having({4: Same(2)})
+    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).having({4: DuplicateResult(2)})
     passage = wanted(draft, summing(tokens=10), draft.total() - 10)
     assert passage.count == 2
     done = summing("known", {passage.id: "found"}).apply(draft, draft.total() - 10)

@@ -7,13 +7,15 @@ import pytest
 from gateway.call.types import NO_DIRECTIVES
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.gateway_headers import DIRECTIVES, OURS
-from gateway.core.http.headers import Provider, request_headers
+from gateway.core.http.headers import ProviderAddress, request_headers
 from gateway.server.headers import directives
 
 
 def test_none_of_them_is_forwarded() -> None:
     headers = [(name, b"1") for name in OURS]
-    sent = request_headers(headers, Provider("p", "https://p.example"), client_key_headers=frozenset(), unpacked=False)
+    sent = request_headers(
+        headers, ProviderAddress("p", "https://p.example"), client_key_headers=frozenset(), unpacked=False
+    )
     assert OURS.isdisjoint(name for name, _ in sent)
 
 

@@ -9,7 +9,7 @@ from gateway.core.http.headers import (
     CREDENTIALS,
     AuthStyle,
     Headers,
-    Provider,
+    ProviderAddress,
     by_name,
     check_credential,
     credential,
@@ -24,16 +24,16 @@ from gateway.core.http.headers import (
 
 BASE = "https://api.example.com/v1"
 IDENTITY = (b"accept-encoding", b"identity")
-OPEN = Provider("example", BASE)
-HELD = Provider("example", BASE, key="sk-held")
-OPENAI = Provider("openai", BASE, key_prefixes=("sk-",))
-ANTHROPIC = Provider("anthropic", BASE, "x-api-key", key_prefixes=("sk-ant-",))
-MISTRAL = Provider("mistral", BASE)
+OPEN = ProviderAddress("example", BASE)
+HELD = ProviderAddress("example", BASE, key="sk-held")
+OPENAI = ProviderAddress("openai", BASE, key_prefixes=("sk-",))
+ANTHROPIC = ProviderAddress("anthropic", BASE, "x-api-key", key_prefixes=("sk-ant-",))
+MISTRAL = ProviderAddress("mistral", BASE)
 ALL = (OPENAI, ANTHROPIC, MISTRAL)
 
 
 def sent(
-    headers: Headers, provider: Provider = OPEN, *, key: bytes | None = None, unpacked: bool = False
+    headers: Headers, provider: ProviderAddress = OPEN, *, key: bytes | None = None, unpacked: bool = False
 ) -> dict[bytes, bytes]:
     keys = frozenset({key} if key else ())
     return dict(request_headers(headers, provider, client_key_headers=keys, unpacked=unpacked))
@@ -53,7 +53,7 @@ def test_an_address_is_the_base_the_path_and_the_query_as_they_came(query: str, 
 )
 def test_a_credential_in_an_address_is_forwarded_only_where_none_is_held(query: str, sent: str) -> None:
     assert OPEN.url("models", query) == f"{BASE}/models?{query}"
-    for provider in (HELD, Provider("p", BASE, "none")):
+    for provider in (HELD, ProviderAddress("p", BASE, "none")):
         assert provider.url("models", query) == f"{BASE}/models{sent}"
 
 
@@ -122,7 +122,7 @@ def test_a_held_key_is_sent_as_the_provider_wants_it_and_replaces_the_callers(
     style: AuthStyle, name: bytes, value: bytes
 ) -> None:
     caller: Headers = [(credential, b"callers-own") for credential in CREDENTIALS]
-    found = sent(caller, Provider("p", BASE, style, "sk-held"))
+    found = sent(caller, ProviderAddress("p", BASE, style, "sk-held"))
     assert {key: found[key] for key in found.keys() & CREDENTIALS} == {name: value}
 
 
@@ -146,7 +146,7 @@ def test_the_callers_own_credential_is_forwarded_where_none_is_held() -> None:
 def test_a_credential_under_any_other_name_is_forwarded_only_where_none_is_held(name: bytes) -> None:
     assert sent([(name, b"own")])[name] == b"own"
     assert name not in sent([(name, b"own")], HELD)
-    assert name not in sent([(name, b"own")], Provider("p", BASE, "none"))
+    assert name not in sent([(name, b"own")], ProviderAddress("p", BASE, "none"))
     with pytest.raises(Unauthenticated, match="openai"):
         check_credential([(name, b"sk-proj-secret")], "", ANTHROPIC, ALL)
 
@@ -155,8 +155,8 @@ def test_a_credential_under_any_other_name_is_forwarded_only_where_none_is_held(
 def test_whom_to_bill_is_for_the_owner_of_the_key_to_say(name: bytes) -> None:
     assert sent([(name, b"own")])[name] == b"own"
     assert name not in sent([(name, b"own")], HELD)
-    assert sent([(name, b"own")], Provider("p", BASE, "none"))[name] == b"own", "there it is no more than a name"
-    fixed = Provider("p", BASE, key="sk-held", headers=((name, b"fixed"),))
+    assert sent([(name, b"own")], ProviderAddress("p", BASE, "none"))[name] == b"own", "there it is no more than a name"
+    fixed = ProviderAddress("p", BASE, key="sk-held", headers=((name, b"fixed"),))
     assert sent([(name, b"own")], fixed)[name] == b"fixed"
 
 
@@ -166,15 +166,15 @@ def test_what_holds_no_credential_is_forwarded(name: bytes) -> None:
 
 
 def test_a_fixed_credential_under_any_other_name_is_not_the_callers_to_replace() -> None:
-    provider = Provider("p", BASE, "none", headers=((b"x-goog-api-key", b"held"),))
+    provider = ProviderAddress("p", BASE, "none", headers=((b"x-goog-api-key", b"held"),))
     assert sent([(b"x-goog-api-key", b"own")], provider)[b"x-goog-api-key"] == b"held"
 
 
 def test_what_nobody_may_read_is_masked() -> None:
     fixed = ((b"api-key", b"Bearer fixed-secret"), (b"x-team", b"not-a-secret"))
-    secrets = secrets_of(Provider("p", BASE, key="sk-held-by-us", headers=fixed))
+    secrets = secrets_of(ProviderAddress("p", BASE, key="sk-held-by-us", headers=fixed))
     assert masked(b"no: sk-held-by-us, fixed-secret, not-a-secret", secrets) == b"no: ***, ***, not-a-secret"
-    assert secrets_of(Provider("p", BASE, key="EMPTY")) == ()
+    assert secrets_of(ProviderAddress("p", BASE, key="EMPTY")) == ()
 
 
 def test_what_nobody_may_read_is_masked_in_the_values_of_headers() -> None:
@@ -185,7 +185,7 @@ def test_what_nobody_may_read_is_masked_in_the_values_of_headers() -> None:
 
 
 def test_a_provider_without_credentials_gets_none() -> None:
-    found = sent([(name, b"own") for name in CREDENTIALS], Provider("p", BASE, "none"))
+    found = sent([(name, b"own") for name in CREDENTIALS], ProviderAddress("p", BASE, "none"))
     assert not found.keys() & CREDENTIALS
 
 
@@ -196,7 +196,7 @@ def test_the_gateways_client_key_is_never_forwarded() -> None:
 
 
 def test_fixed_headers_are_sent_unless_the_caller_sends_them() -> None:
-    provider = Provider("p", BASE, headers=((b"anthropic-version", b"2023-06-01"), (b"x-team", b"a")))
+    provider = ProviderAddress("p", BASE, headers=((b"anthropic-version", b"2023-06-01"), (b"x-team", b"a")))
     found = sent([(b"anthropic-version", b"2024-01-01")], provider)
     assert found[b"anthropic-version"] == b"2024-01-01"
     assert found[b"x-team"] == b"a"
@@ -239,13 +239,13 @@ def test_a_credential_that_nobody_claims_is_forwarded() -> None:
 
 
 def test_two_providers_with_one_beginning_both_take_the_credential() -> None:
-    proxy = Provider("proxy", BASE, key_prefixes=("sk-",))
+    proxy = ProviderAddress("proxy", BASE, key_prefixes=("sk-",))
     for provider in (OPENAI, proxy):
         check_credential([(b"authorization", b"Bearer sk-abc")], "", provider, (*ALL, proxy))
 
 
-@pytest.mark.parametrize("provider", [HELD, Provider("p", BASE, "none")])
-def test_a_credential_that_is_not_forwarded_needs_no_check(provider: Provider) -> None:
+@pytest.mark.parametrize("provider", [HELD, ProviderAddress("p", BASE, "none")])
+def test_a_credential_that_is_not_forwarded_needs_no_check(provider: ProviderAddress) -> None:
     check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", provider, ALL)
 
 
@@ -357,11 +357,11 @@ def test_headers_by_name_keep_their_order_and_their_first_values() -> None:
 
 
 def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_known_beginning() -> None:
-    mistral = Provider("mistral", BASE, guarded=True)
+    mistral = ProviderAddress("mistral", BASE, guarded=True)
     with pytest.raises(Unauthenticated, match="anthropic"):
         check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", mistral, (*ALL, mistral))
     check_credential([(b"authorization", b"Bearer whatever")], "", mistral, (*ALL, mistral))
-    own = Provider("own", BASE)
+    own = ProviderAddress("own", BASE)
     check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", own, (*ALL, own))
 
 
@@ -373,12 +373,14 @@ def test_a_call_was_done_where_its_status_says_so(status: int, is_one: bool) -> 
 @pytest.mark.parametrize(
     ("provider", "held"),
     [
-        (Provider("p", "http://p/v1"), False),
-        (Provider("p", "http://p/v1", key="k"), True),
-        (Provider("p", "http://p/v1", "none"), True),
-        (Provider("p", "http://p/v1", headers=((b"x-other", b"v"),)), False),
-        (Provider("p", "http://p/v1", headers=((b"api-key", b"v"),)), True),
+        (ProviderAddress("p", "http://p/v1"), False),
+        (ProviderAddress("p", "http://p/v1", key="k"), True),
+        (ProviderAddress("p", "http://p/v1", "none"), True),
+        (ProviderAddress("p", "http://p/v1", headers=((b"x-other", b"v"),)), False),
+        (ProviderAddress("p", "http://p/v1", headers=((b"api-key", b"v"),)), True),
     ],
 )
-def test_a_provider_needs_a_credential_of_the_caller_only_where_none_is_held(provider: Provider, held: bool) -> None:
+def test_a_provider_needs_a_credential_of_the_caller_only_where_none_is_held(
+    provider: ProviderAddress, held: bool
+) -> None:
     assert provider.holds_credential is held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.http.retry_policy import REPEATED, WELL, Breaker, BreakerPolicy, RetryPolicy, asked_wait, is_ill
+from gateway.core.http.retry_policy import REPEATED, WELL, BreakerPolicy, CircuitState, RetryPolicy, asked_wait, is_ill
 
 #: Wed, 21 Oct 2026 07:28:00 GMT
 THEN = 1_792_567_680.0
@@ -67,7 +67,7 @@ def test_a_provider_is_asked_again_only_where_it_surely_did_nothing() -> None:
 POLICY = BreakerPolicy(failures=3, open_s=10)
 
 
-def failed(times: int, breaker: Breaker = WELL, now: float = 100.0) -> Breaker:
+def failed(times: int, breaker: CircuitState = WELL, now: float = 100.0) -> CircuitState:
     for _ in range(times):
         breaker = breaker.asked().did(POLICY, now, well=False)
     return breaker

@@ -26,10 +26,10 @@ from gateway.core.ledger.charging import (
     DEFAULT_OUTPUT,
     STREAM_STEP,
     BudgetPolicy,
-    Charged,
-    KeyBudget,
-    Need,
-    Rate,
+    CallNeed,
+    ChargedAccounts,
+    KeyLimits,
+    TokenRate,
     accounts_of,
     affordable_input,
     bounds_answers,
@@ -66,8 +66,8 @@ def claim(limits: Limits | None = None) -> Claim:
 
 def test_a_call_is_charged_to_its_key_its_parents_from_the_top_and_its_session() -> None:
     parents = (SessionKey("alice", "near"), SessionKey("alice", "far"))
-    key = KeyBudget(Limits(tokens=9), rpm=5)
-    claims = claims_of(POLICY, Charged("alice", key, SESSION, parents, Limits(tokens=7)))
+    key = KeyLimits(Limits(tokens=9), rpm=5)
+    claims = claims_of(POLICY, ChargedAccounts("alice", key, SESSION, parents, Limits(tokens=7)))
     assert [(one.key.kind, one.key.id) for one in claims] == [
         ("rate", ""), ("key", ""), ("session", "far"), ("session", "near"), ("session", "s"),
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_call_is_charged_to_its_key_its_parents_from_the_top_and_its_session()
 
 
 def test_a_key_without_a_budget_has_no_account() -> None:
-    assert claims_of(POLICY, Charged("alice")) == ()
+    assert claims_of(POLICY, ChargedAccounts("alice")) == ()
 
 
 # --- what counts ----------------------------------------------------------------------------------------------------------
@@ -110,49 +110,51 @@ def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
     price = price_per_million(
         input=Decimal(1), output=Decimal(4), cache_read=Decimal("0.1"), cache_write=Decimal("1.25")
     )
-    assert rate_of(price, 10, None) == Rate(Decimal("0.00000125"), Decimal("0.000004"))
+    assert rate_of(price, 10, None) == TokenRate(Decimal("0.00000125"), Decimal("0.000004"))
     assert rate_of(None, 10, None) is None
     hourly = Price(Rates(Decimal(1), Decimal(4), cache_write=Decimal("1.25"), cache_write_1h=Decimal(2)), {})
-    assert rate_of(hourly, 10, None) == Rate(Decimal("1.25"), Decimal(4))
-    assert rate_of(hourly, 10, None, caches_1h=True) == Rate(Decimal(2), Decimal(4))
+    assert rate_of(hourly, 10, None) == TokenRate(Decimal("1.25"), Decimal(4))
+    assert rate_of(hourly, 10, None, caches_1h=True) == TokenRate(Decimal(2), Decimal(4))
     assert rate_of(hourly, 10, "flex") == rate_of(hourly, 10, None)
     assert rate_of(hourly, 10, "priority") is None, "nobody knows what it costs"
 
 
 def test_where_a_call_may_go_to_several_models_each_side_is_held_at_the_dearest() -> None:
-    rates = [Rate(Decimal(1), Decimal(20)), None, Rate(Decimal(2), Decimal(10))]
-    assert dearest(rates) == Rate(Decimal(2), Decimal(20))
+    rates = [TokenRate(Decimal(1), Decimal(20)), None, TokenRate(Decimal(2), Decimal(10))]
+    assert dearest(rates) == TokenRate(Decimal(2), Decimal(20))
     assert dearest([None]) is None
 
 
 # --- what is held ---------------------------------------------------------------------------------------------------------
 
 
-def hold(need: Need, standings: tuple[Standing, ...] = (), *, clamp: bool = True) -> Any:
+def hold(need: CallNeed, standings: tuple[Standing, ...] = (), *, clamp: bool = True) -> Any:
     return hold_for("h", (claim(),), standings or (stands(),), need, clamp=clamp)
 
 
 def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
-    made = hold(Need(100, output=50, answers=3, rate=Rate(Decimal("0.001"), Decimal("0.002"))))
+    made = hold(CallNeed(100, output=50, answers=3, rate=TokenRate(Decimal("0.001"), Decimal("0.002"))))
     assert made.fixed == Amount(100, 100_000_000, 1)
     assert made.unit == Amount(3, 6_000_000)
     assert (made.least, made.most) == (16, 50)
-    assert hold(Need(0, output=9_000, can_grow=True), (stands(Limits(tokens=10**6)),)).most == 9_000, "of a stream too"
+    assert hold(CallNeed(0, output=9_000, can_grow=True), (stands(Limits(tokens=10**6)),)).most == 9_000, (
+        "of a stream too"
+    )
 
 
 def test_without_clamping_a_limit_of_the_call_is_held_whole_or_not_at_all() -> None:
-    assert hold(Need(100, output=50), clamp=False).least == 50
-    assert hold(Need(100), clamp=False).least == 16
+    assert hold(CallNeed(100, output=50), clamp=False).least == 50
+    assert hold(CallNeed(100), clamp=False).least == 16
 
 
 def test_a_short_answer_is_held_whole() -> None:
-    assert (hold(Need(1, output=3)).least, hold(Need(1, output=3)).most) == (3, 3)
+    assert (hold(CallNeed(1, output=3)).least, hold(CallNeed(1, output=3)).most) == (3, 3)
 
 
 def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
-    assert hold(Need(100, output=32_000, least_output=1_025)).least == 1_025
-    assert hold(Need(100, output=900, least_output=1_025)).least == 900
-    assert hold(Need(100, output=400, least_output=50), (stands(held=5),)).least == 100
+    assert hold(CallNeed(100, output=32_000, least_output=1_025)).least == 1_025
+    assert hold(CallNeed(100, output=900, least_output=1_025)).least == 900
+    assert hold(CallNeed(100, output=400, least_output=50), (stands(held=5),)).least == 100
 
 
 @pytest.mark.parametrize(
@@ -167,32 +169,32 @@ def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
 )
 def test_while_others_hold_an_answer_is_not_cut_to_a_stump(output: int, held: Amount, limit: int, least: int) -> None:
     accounts = (stands(Limits()), Standing(SESSION.account, Limits(tokens=limit), Amount(), held))
-    assert hold(Need(100, output=output), accounts).least == least
+    assert hold(CallNeed(100, output=output), accounts).least == least
 
 
 def test_a_limit_beyond_what_the_model_gives_is_not_held() -> None:
-    assert hold(Need(1, output=10**9, model_output=4_000)).most == 4_000
-    assert hold(Need(1, output=50, model_output=4_000)).most == 50
+    assert hold(CallNeed(1, output=10**9, model_output=4_000)).most == 4_000
+    assert hold(CallNeed(1, output=50, model_output=4_000)).most == 50
 
 
 def test_what_has_no_answer_of_tokens_holds_its_input_only() -> None:
-    made = hold(Need(0, output=50, has_output=False))
+    made = hold(CallNeed(0, output=50, has_output=False))
     assert (made.fixed, made.unit, made.most) == (Amount(1, 0, 1), Amount(), 0)
 
 
 def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
     rich = (stands(Limits(tokens=100_000)),)
-    assert hold(Need(0), rich).most == DEFAULT_OUTPUT
-    assert hold(Need(0, model_output=8_000), rich).most == 8_000
-    assert hold(Need(0), (stands(Limits(tokens=40_001)),)).most == 10_000
-    assert hold(Need(0), (stands(Limits(tokens=6_000)),)).most == 4_096
-    assert hold(Need(0), (*rich, stands(Limits(tokens=40_001)))).most == 10_000, "of the least that is left"
-    assert hold(Need(0, can_grow=True), rich).most == STREAM_STEP
-    assert hold(Need(0, can_grow=True, model_output=300), rich).most == 300
-    assert hold(Need(0, room=700), rich).most == 700
-    assert hold(Need(0, model_output=20_000, room=700), (stands(Limits(tokens=60_000)),)).most == 700
-    assert hold(Need(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
-    assert hold(Need(0, output=900, room=700), rich).most == 900, "it is the call's own"
+    assert hold(CallNeed(0), rich).most == DEFAULT_OUTPUT
+    assert hold(CallNeed(0, model_output=8_000), rich).most == 8_000
+    assert hold(CallNeed(0), (stands(Limits(tokens=40_001)),)).most == 10_000
+    assert hold(CallNeed(0), (stands(Limits(tokens=6_000)),)).most == 4_096
+    assert hold(CallNeed(0), (*rich, stands(Limits(tokens=40_001)))).most == 10_000, "of the least that is left"
+    assert hold(CallNeed(0, can_grow=True), rich).most == STREAM_STEP
+    assert hold(CallNeed(0, can_grow=True, model_output=300), rich).most == 300
+    assert hold(CallNeed(0, room=700), rich).most == 700
+    assert hold(CallNeed(0, model_output=20_000, room=700), (stands(Limits(tokens=60_000)),)).most == 700
+    assert hold(CallNeed(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
+    assert hold(CallNeed(0, output=900, room=700), rich).most == 900, "it is the call's own"
 
 
 def test_a_window_leaves_what_is_not_taken_of_it_or_nothing_that_helps() -> None:
@@ -200,7 +202,7 @@ def test_a_window_leaves_what_is_not_taken_of_it_or_nothing_that_helps() -> None
     assert (room_in(None, 5), room_in(115, 100), room_in(100, 2_000)) == (None, None, None)
 
 
-def granted(need: Need, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
+def granted(need: CallNeed, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
     account = claim(limits)
     made = hold_for("h", (account,), (stands(limits, used),), need, clamp=True)
     outcome = reserve({SESSION.account: Account(used=Amount(used))}, made, NOW)
@@ -211,35 +213,35 @@ def granted(need: Need, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
 @pytest.mark.parametrize(
     ("need", "limits", "limit"),
     [
-        (Need(100, output=50), Limits(tokens=1_000), None),
-        (Need(100, output=5_000), Limits(tokens=1_000), 900),
-        (Need(100, output=5_000), Limits(), None),
-        (Need(100), Limits(), None),
-        (Need(100), Limits(tokens=1_000), 900),
-        (Need(100, model_output=200), Limits(tokens=1_000), None),
-        (Need(100, model_output=2_000), Limits(tokens=1_000), 900),
-        (Need(100, can_grow=True), Limits(tokens=1_000), 900),
-        (Need(100, can_grow=True), Limits(tokens=5_000), 4_900),
-        (Need(100, can_grow=True), Limits(tokens=50_000), None),
-        (Need(100, can_grow=True, model_output=3_000), Limits(tokens=5_000), None),
-        (Need(100, can_grow=True, model_output=3_000), Limits(tokens=3_100), None),
-        (Need(100, has_output=False), Limits(tokens=1_000), None),
-        (Need(100, output=5_000), Limits(calls=3), None),
-        (Need(100, output=5_000, model_output=200), Limits(calls=3), None),
-        (Need(100), Limits(calls=3), None),
-        (Need(100), Limits(nano_usd=3), DEFAULT_OUTPUT),
+        (CallNeed(100, output=50), Limits(tokens=1_000), None),
+        (CallNeed(100, output=5_000), Limits(tokens=1_000), 900),
+        (CallNeed(100, output=5_000), Limits(), None),
+        (CallNeed(100), Limits(), None),
+        (CallNeed(100), Limits(tokens=1_000), 900),
+        (CallNeed(100, model_output=200), Limits(tokens=1_000), None),
+        (CallNeed(100, model_output=2_000), Limits(tokens=1_000), 900),
+        (CallNeed(100, can_grow=True), Limits(tokens=1_000), 900),
+        (CallNeed(100, can_grow=True), Limits(tokens=5_000), 4_900),
+        (CallNeed(100, can_grow=True), Limits(tokens=50_000), None),
+        (CallNeed(100, can_grow=True, model_output=3_000), Limits(tokens=5_000), None),
+        (CallNeed(100, can_grow=True, model_output=3_000), Limits(tokens=3_100), None),
+        (CallNeed(100, has_output=False), Limits(tokens=1_000), None),
+        (CallNeed(100, output=5_000), Limits(calls=3), None),
+        (CallNeed(100, output=5_000, model_output=200), Limits(calls=3), None),
+        (CallNeed(100), Limits(calls=3), None),
+        (CallNeed(100), Limits(nano_usd=3), DEFAULT_OUTPUT),
         # What the window leaves bounds what is set, and nothing else.
-        (Need(100, room=500), Limits(tokens=1_000), 500),
-        (Need(100, room=950), Limits(tokens=1_000), 900),
-        (Need(100, model_output=2_000, room=500), Limits(tokens=1_000), 500),
-        (Need(100, model_output=200, room=150), Limits(tokens=1_000), None),
-        (Need(100, output=5_000, room=500), Limits(tokens=1_000), 900),
-        (Need(100, can_grow=True, room=500), Limits(tokens=1_000), 500),
-        (Need(100, can_grow=True, room=500), Limits(tokens=50_000), None),
+        (CallNeed(100, room=500), Limits(tokens=1_000), 500),
+        (CallNeed(100, room=950), Limits(tokens=1_000), 900),
+        (CallNeed(100, model_output=2_000, room=500), Limits(tokens=1_000), 500),
+        (CallNeed(100, model_output=200, room=150), Limits(tokens=1_000), None),
+        (CallNeed(100, output=5_000, room=500), Limits(tokens=1_000), 900),
+        (CallNeed(100, can_grow=True, room=500), Limits(tokens=1_000), 500),
+        (CallNeed(100, can_grow=True, room=500), Limits(tokens=50_000), None),
     ],
 )
 def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
-    need: Need, limits: Limits, limit: int | None
+    need: CallNeed, limits: Limits, limit: int | None
 ) -> None:
     made, outcome = granted(need, limits)
     assert limit_to_set(made, outcome, need) == limit
@@ -249,7 +251,7 @@ def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
     left=st.integers(16, 10**6),
     others=st.integers(0, 1_000),
     need=st.builds(
-        Need,
+        CallNeed,
         st.integers(0, 10**6),
         output=st.one_of(st.none(), st.integers(1, 10**7)),
         answers=st.integers(1, 9),
@@ -257,7 +259,9 @@ def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
         room=st.one_of(st.none(), st.integers(16, 10**6)),
     ),
 )
-def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(left: int, others: int, need: Need) -> None:
+def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(
+    left: int, others: int, need: CallNeed
+) -> None:
     limits = Limits(tokens=left + others)
     made = hold_for("h", (claim(limits),), (stands(limits, held=others),), need, clamp=True)
     outcome = reserve({SESSION.account: Account(held=Amount(others))}, made, NOW)
@@ -282,12 +286,12 @@ def test_the_input_leaves_room_for_an_answer() -> None:
 
 def test_the_input_costs_no_more_than_is_left() -> None:
     dollar = stands(Limits(nano_usd=10**9))
-    assert affordable_input([dollar], 100, Rate(Decimal("0.001"), Decimal("0.001"))) == 900
-    assert affordable_input([dollar], None, Rate(Decimal("0.001"), Decimal("0.001"))) == 750
-    assert affordable_input([stands(), dollar], 100, Rate(Decimal("0.01"), Decimal("0.001"))) == 90
-    assert affordable_input([stands()], 100, Rate(Decimal("0.001"), Decimal("0.001"))) == 900
+    assert affordable_input([dollar], 100, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 900
+    assert affordable_input([dollar], None, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 750
+    assert affordable_input([stands(), dollar], 100, TokenRate(Decimal("0.01"), Decimal("0.001"))) == 90
+    assert affordable_input([stands()], 100, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 900
     assert affordable_input([dollar], 100, None) is None
-    assert affordable_input([dollar], 100, Rate(Decimal(0), Decimal(0))) is None
+    assert affordable_input([dollar], 100, TokenRate(Decimal(0), Decimal(0))) is None
 
 
 def test_what_remains_is_that_of_the_narrowest_and_holds_are_not_spent() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import encode
 from gateway.core.counting.measure import Wire
-from gateway.core.modes import SHORTEST, ResponseMode, Shown, original, readable, show, with_summary
+from gateway.core.modes import SHORTEST, ResponseMode, ShownResult, original, readable, show, with_summary
 from gateway.core.modes.handle import points
-from gateway.core.modes.parts import Content
+from gateway.core.modes.parts import ResultContent
 from gateway.core.views import new_faults, view_of
 
 Json = dict[str, Any]
@@ -60,13 +60,13 @@ def handle(kept: str) -> str:
     return f"tr_{len(kept)}"
 
 
-def shown(mode: ResponseMode, *parts: Any) -> Shown:
+def shown(mode: ResponseMode, *parts: Any) -> ShownResult:
     one = show(result(*parts), mode, handle)
     assert one is not None
     return one
 
 
-def content(one: Shown) -> Any:
+def content(one: ShownResult) -> Any:
     return json.loads(one.raw)["content"]
 
 
@@ -231,7 +231,7 @@ def test_a_models_summary_stands_in_the_place_of_the_extract() -> None:
 def test_a_picture_that_weighs_as_much_as_its_line_stays() -> None:
     address = {"url": f"data:image/png;base64,{PNG}", "detail": "low"}
     low = {"type": "image_url", "image_url": address}
-    assert Content([low], with_media=True).media_size == 340
+    assert ResultContent([low], with_media=True).media_size == 340
     assert show(result(low), "handle_only", lambda _: "x" * 128) is None
     assert show(result(low), "handle_only", handle) is not None
 

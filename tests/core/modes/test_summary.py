@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.message import text_of
-from gateway.core.modes import MODES, Shown, show, with_summary
+from gateway.core.modes import MODES, ShownResult, show, with_summary
 from gateway.core.modes.handle import points
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST, WORTH, affordable, asking, is_taken, summing, weight
 
@@ -20,7 +20,7 @@ def result(content: Any, **fields: Any) -> bytes:
     return json.dumps({"role": "tool", "tool_call_id": "c", "content": content, **fields}).encode()
 
 
-def shown(content: Any, mode: Any = "summary") -> Shown:
+def shown(content: Any, mode: Any = "summary") -> ShownResult:
     found = show(result(content), mode, lambda _: "h")
     assert found is not None
     return found

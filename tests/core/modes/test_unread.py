@@ -8,12 +8,12 @@ import pytest
 
 from gateway.core.conversation.message import Hashed, encode
 from gateway.core.counting.heuristic import HeuristicCounter
-from gateway.core.fitting.deadline import Expired
+from gateway.core.fitting.deadline import DeadlinePassed
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.modes import ResponseMode, show_blocks
 from gateway.core.modes.unread import (
-    Modes,
     ModeTry,
+    ResponseModes,
     after_last_reply,
     chosen_blocks,
     modes_for,
@@ -67,12 +67,12 @@ def test_a_budget_makes_unread_results_tables_at_most_and_a_client_may_ask_for_l
 
 
 def test_older_results_are_shown_shorter_before_unread_ones_are() -> None:
-    first, last = Modes("summary", "table"), Modes("handle_only", "handle_only")
-    shorter = ModeTry(Modes("handle_only", "table"), all_results=True, may_extract=True)
+    first, last = ResponseModes("summary", "table"), ResponseModes("handle_only", "handle_only")
+    shorter = ModeTry(ResponseModes("handle_only", "table"), all_results=True, may_extract=True)
     assert tries_for(first, is_bound=False) == (ModeTry(first), shorter, ModeTry(last, all_results=True))
     assert tries_for(first, is_bound=True)[1] == ModeTry(first, all_results=True)
     assert [one.modes for one in tries_for(last, is_bound=False)] == [last, last]
-    asked = tries_for(Modes("summary", "summary"), is_bound=False)
+    asked = tries_for(ResponseModes("summary", "summary"), is_bound=False)
     assert [one.modes.unread for one in asked] == ["summary", "summary", "handle_only"]
     assert not any(one.may_extract for one in asked), "the client has said how it is to be shortened"
 
@@ -158,7 +158,7 @@ def test_the_same_question_has_the_same_extract() -> None:
 
 def test_choosing_ends_when_time_is_up() -> None:
     raws = [encode(message) for message in (TASK, asks("a"), result("a", TEXT * 50))]
-    with pytest.raises(Expired):
+    with pytest.raises(DeadlinePassed):
         chosen_blocks(raws, [2], 500, Reader(weigher(len)), lambda: True)
 
 

@@ -12,7 +12,7 @@ from gateway.core.steps import (
     Agent,
     BudgetBelow,
     Condition,
-    Facts,
+    ConditionFacts,
     MessageMatches,
     NotRecentlyUsed,
     SequenceMatch,
@@ -23,7 +23,7 @@ from gateway.core.steps import (
     is_any,
 )
 
-NO_FACTS = Facts()
+NO_FACTS = ConditionFacts()
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_what_was_used_decides(condition: Condition, recent: list[str], expected
 @pytest.mark.parametrize(
     ("condition", "facts", "expected"),
     [
-        (MessageMatches(lambda text: "evaluate" in text), Facts("please evaluate"), True),
-        (MessageMatches(lambda text: "evaluate" in text), Facts("hello"), False),
-        (MessageMatches(lambda _: True), Facts(None), False),
-        (TokensAbove(100), Facts(tokens=100), False),
-        (TokensAbove(100), Facts(tokens=101), True),
-        (TokensAbove(0), Facts(tokens=None), False),
-        (BudgetBelow(0.2), Facts(left=0.2), False),
-        (BudgetBelow(0.2), Facts(left=0.19), True),
+        (MessageMatches(lambda text: "evaluate" in text), ConditionFacts("please evaluate"), True),
+        (MessageMatches(lambda text: "evaluate" in text), ConditionFacts("hello"), False),
+        (MessageMatches(lambda _: True), ConditionFacts(None), False),
+        (TokensAbove(100), ConditionFacts(tokens=100), False),
+        (TokensAbove(100), ConditionFacts(tokens=101), True),
+        (TokensAbove(0), ConditionFacts(tokens=None), False),
+        (BudgetBelow(0.2), ConditionFacts(left=0.2), False),
+        (BudgetBelow(0.2), ConditionFacts(left=0.19), True),
         (BudgetBelow(1), NO_FACTS, False),
     ],
 )
-def test_what_the_call_is_like_decides(condition: Condition, facts: Facts, expected: bool) -> None:
+def test_what_the_call_is_like_decides(condition: Condition, facts: ConditionFacts, expected: bool) -> None:
     assert condition.holds(["any"], facts) is expected
 
 
@@ -86,7 +86,7 @@ def test_the_message_is_read_once_and_only_where_a_condition_comes_to_it() -> No
         return "please review"
 
     review = Step("review", conditions=(ToolUsed(("write",)), MessageMatches(lambda text: "review" in text)))
-    agent, facts = Agent("a", [review, replace(review, name="again")]), Facts(message)
+    agent, facts = Agent("a", [review, replace(review, name="again")]), ConditionFacts(message)
     assert agent.entered(StepState(), facts).active is None
     assert read == []
     assert agent.entered(StepState(recent=("write",)), facts).active == "review"

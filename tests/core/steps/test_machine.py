@@ -14,8 +14,8 @@ from gateway.core.steps import (
     MOST_RECENT,
     Agent,
     BudgetBelow,
+    ConditionFacts,
     Enforce,
-    Facts,
     MessageMatches,
     NotRecentlyUsed,
     SequenceMatch,
@@ -26,7 +26,7 @@ from gateway.core.steps import (
 )
 
 START = StepState()
-NO_FACTS = Facts()
+NO_FACTS = ConditionFacts()
 
 WORK = Step("work", is_default=True, denied=("publish",))
 REVIEW = Step(
@@ -39,7 +39,7 @@ ALERT = Step("alert", conditions=(BudgetBelow(0.1),), allowed=("stop",))
 AGENT = Agent("writer", [ALERT, REVIEW, WORK])
 
 
-def after(agent: Agent, *tools: str, state: StepState = START, facts: Facts = NO_FACTS) -> StepState:
+def after(agent: Agent, *tools: str, state: StepState = START, facts: ConditionFacts = NO_FACTS) -> StepState:
     return agent.used(agent.entered(state, facts), tools, facts).state
 
 
@@ -107,7 +107,7 @@ def test_a_step_whose_sequence_runs_stays_though_its_conditions_hold_no_more() -
 
 def test_a_step_before_it_goes_first_even_while_its_sequence_runs() -> None:
     state = after(AGENT, "write", "read_a")
-    poor = AGENT.entered(state, Facts(left=0.05))
+    poor = AGENT.entered(state, ConditionFacts(left=0.05))
     assert (poor.active, poor.index, poor.recent) == ("alert", 0, ("write", "read_a"))
     # What it left is begun anew, if its conditions still hold; here the last tool is no longer `write`.
     assert AGENT.entered(poor, NO_FACTS).active == "work"
@@ -208,8 +208,8 @@ def test_nothing_is_stray_where_no_step_is_active() -> None:
 
 def test_a_step_set_by_hand_holds_until_its_sequence_is_finished() -> None:
     state = AGENT.set(START, "review")
-    assert AGENT.entered(state, Facts(left=0.01)) is state
-    state = after(AGENT, "read_a", state=state, facts=Facts(left=0.01))
+    assert AGENT.entered(state, ConditionFacts(left=0.01)) is state
+    state = after(AGENT, "read_a", state=state, facts=ConditionFacts(left=0.01))
     assert (state.active, state.index, state.is_set) == ("review", 1, True)
     state = after(AGENT, "comment", state=state)
     assert (state.active, state.is_set) == ("work", False)
@@ -287,7 +287,7 @@ PLAIN_STEP = st.builds(
     is_default=st.booleans(),
     enforce=st.sampled_from(["filter", "observe"]),
 )
-FACTS = st.builds(Facts, st.none(), st.sampled_from([5, 15, 25]), st.sampled_from([0.2, 0.5, 1.0]))
+FACTS = st.builds(ConditionFacts, st.none(), st.sampled_from([5, 15, 25]), st.sampled_from([0.2, 0.5, 1.0]))
 
 
 @st.composite
@@ -312,7 +312,7 @@ class Plain:
     by_hand: bool = False
     log: list[str] = field(default_factory=list)
 
-    def holds(self, step: Step, facts: Facts) -> bool:
+    def holds(self, step: Step, facts: ConditionFacts) -> bool:
         for condition in step.conditions:
             match condition:
                 case ToolUsed(tools, within):
@@ -335,7 +335,7 @@ class Plain:
     def is_running(self) -> bool:
         return self.active is not None and len(self.done) < len(self.active.sequence)
 
-    def look(self, facts: Facts) -> None:
+    def look(self, facts: ConditionFacts) -> None:
         if self.by_hand and self.active is not None and (self.is_running() or not self.active.sequence):
             return
         self.by_hand = False
@@ -360,7 +360,7 @@ class Plain:
             return False
         return not self.is_running() or matches(name, step.sequence[len(self.done)])
 
-    def use(self, name: str, facts: Facts) -> bool:
+    def use(self, name: str, facts: ConditionFacts) -> bool:
         """Whether it was due and allowed."""
         is_fine = self.may(name)
         if is_fine and self.is_running():
@@ -379,14 +379,14 @@ class StepsMachine(RuleBasedStateMachine):
         self.agent, self.plain, self.state = Agent("a", found), Plain(found), START
 
     @rule(facts=FACTS)
-    def a_call_comes(self, facts: Facts) -> None:
+    def a_call_comes(self, facts: ConditionFacts) -> None:
         before = self.state
         self.state = self.agent.entered(before, facts)
         self.plain.look(facts)
         assert self.agent.entered(self.state, facts) == self.state, "looking twice changes nothing"
 
     @rule(tools=st.lists(NAMES, min_size=1, max_size=4), facts=FACTS)
-    def an_answer_calls(self, tools: list[str], facts: Facts) -> None:
+    def an_answer_calls(self, tools: list[str], facts: ConditionFacts) -> None:
         used = self.agent.used(self.state, tools, facts)
         expected = [name for name in tools if not self.plain.use(name, facts)]
         assert list(used.stray) == expected

@@ -17,9 +17,9 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.report import Fitted
+from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
 from gateway.core.views import View, new_faults, view_of
 from gateway.core.views.view import loaders
@@ -49,11 +49,11 @@ WORDS = [
 ]
 WEIGH = weigher(lambda text: len(text) // 4 + 1)
 POLICIES = [
-    FitPolicy(),
-    FitPolicy(recall="said"),
-    FitPolicy(strategies=[Drop()]),
-    FitPolicy(strategies=[Dedupe(), Shorten(60), Drop()]),
-    FitPolicy(strategies=[Condense()]),
+    TrimPolicy(),
+    TrimPolicy(recall="said"),
+    TrimPolicy(strategies=[Drop()]),
+    TrimPolicy(strategies=[Dedupe(), Shorten(60), Drop()]),
+    TrimPolicy(strategies=[Condense()]),
 ]
 
 
@@ -266,7 +266,7 @@ def elements_of(wire: Wire, render: Render, made: Sequence[Step], seed: int) -> 
     return elements
 
 
-def fitted(view: View, share: float, policy: FitPolicy) -> Fitted | None:
+def fitted(view: View, share: float, policy: TrimPolicy) -> TrimmedConversation | None:
     conversation = Conversation.of(
         view.messages,
         pinned=view.held,
@@ -317,7 +317,7 @@ def test_what_was_read_before_is_the_same_when_it_is_read_again(
 @law
 @given(made=steps(), seed=st.integers(0, 99), more=st.integers(0, 3), taken=st.lists(choices, min_size=1, max_size=3))
 def test_what_was_made_before_is_the_same_when_it_is_made_again(
-    wire: Wire, render: Render, made: list[Step], *, seed: int, more: int, taken: list[tuple[float, FitPolicy]]
+    wire: Wire, render: Render, made: list[Step], *, seed: int, more: int, taken: list[tuple[float, TrimPolicy]]
 ) -> None:
     elements, book = elements_of(wire, render, made, seed), CountingBook()
     bare = plains_of(elements)
@@ -354,7 +354,7 @@ def without_phase(raw: bytes) -> bytes:
 @law
 @given(made=steps(), seed=st.integers(0, 99), choice=choices)
 def test_what_is_chosen_is_a_request_that_the_provider_takes(
-    wire: Wire, render: Render, made: list[Step], seed: int, choice: tuple[float, FitPolicy]
+    wire: Wire, render: Render, made: list[Step], seed: int, choice: tuple[float, TrimPolicy]
 ) -> None:
     elements, (share, policy) = elements_of(wire, render, made, seed), choice
     view = view_of(wire, elements)
@@ -378,7 +378,7 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
 @law
 @given(made=steps(), seed=st.integers(0, 99), choice=choices)
 def test_what_is_sent_of_items_keeps_phases_cache_marks_and_the_bytes_of_a_compaction(
-    made: list[Step], seed: int, choice: tuple[float, FitPolicy]
+    made: list[Step], seed: int, choice: tuple[float, TrimPolicy]
 ) -> None:
     elements, (share, policy) = elements_of("responses", as_responses, made, seed), choice
     found = view_of("responses", elements)
@@ -594,7 +594,7 @@ REMINDER: Json = {"type": "text", "text": "<system-reminder>Keep your list up to
 def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_stays(beside: tuple[Json, ...]) -> None:
     elements = thinking_run("\n".join(f"line {number}: x = parse(token_{number})" for number in range(300)), *beside)
     view = view_of("messages", elements)
-    done = fitted(view, 0.5, FitPolicy())
+    done = fitted(view, 0.5, TrimPolicy())
     assert done is not None
     sent = view.restored(done.changes, done.new).raws
     assert sent[1] == elements[1]
@@ -611,7 +611,7 @@ def test_a_result_that_was_not_read_yet_is_cut_where_words_stand_beside_it_and_n
     result = {**json.loads(told)["content"][0], "content": "It was so, and so it is. " * 400}
     last = encode({"role": "user", "content": [result, REMINDER]})
     view = view_of("messages", [*elements, use, last])
-    found = [done for share in (0.03, 0.05, 0.1, 0.2, 0.3) if (done := fitted(view, share, FitPolicy())) is not None]
+    found = [done for share in (0.03, 0.05, 0.1, 0.2, 0.3) if (done := fitted(view, share, TrimPolicy())) is not None]
     assert found
     for done in found:
         sent = view.restored(done.changes, done.new).raws
@@ -624,7 +624,7 @@ def test_of_a_run_that_thought_once_nothing_goes_that_would_make_a_reminder_its_
     elements = thinking_run("x", REMINDER)
     view = view_of("messages", elements)
     for share in (0.3, 0.5, 0.7, 0.9):
-        done = fitted(view, share, FitPolicy())
+        done = fitted(view, share, TrimPolicy())
         sent = view.restored(done.changes, done.new).raws if done is not None else ()
         assert done is None or new_faults("messages", elements, sent) == []
         assert done is None or sent[1] == elements[1]
@@ -647,13 +647,13 @@ def reminded(calls: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("policy", "share", "applied"),
     [
-        (FitPolicy(), 0.6, "condense"),
-        (FitPolicy(recall="said"), 0.6, "condense"),
-        (FitPolicy(strategies=(Shorten(60),)), 0.9, "shorten"),
+        (TrimPolicy(), 0.6, "condense"),
+        (TrimPolicy(recall="said"), 0.6, "condense"),
+        (TrimPolicy(strategies=(Shorten(60),)), 0.9, "shorten"),
     ],
 )
 def test_reminders_beside_results_are_no_reason_to_leave_out_whole_calls(
-    policy: FitPolicy, share: float, applied: str
+    policy: TrimPolicy, share: float, applied: str
 ) -> None:
     elements = reminded(9)
     view = view_of("messages", elements)

@@ -254,7 +254,7 @@ def fill_all(path: Path, sessions: int, results: int = 1) -> None:
         connection.commit()
 
 
-def delete_alone(connection: sqlite3.Connection, table: deletion.Table) -> None:
+def delete_alone(connection: sqlite3.Connection, table: deletion.CleanupTable) -> None:
     """One look at a table, and the deletion of what it finds."""
     keys: Sequence[deletion.Key]
     keys, _ = deletion.look(connection, table, 2_000.0, deletion.FIRST)
@@ -290,7 +290,7 @@ async def test_nothing_that_a_deletion_does_goes_through_a_whole_table(path: Pat
 
 @pytest.mark.parametrize("table", [deletion.SESSIONS, *deletion.ALONE], ids=lambda table: table.name)
 async def test_a_look_goes_through_some_rows_and_the_next_one_goes_on_behind_them(
-    path: Path, table: deletion.Table, monkeypatch: pytest.MonkeyPatch
+    path: Path, table: deletion.CleanupTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletion, "LOOK", 4)
     async with opened(path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.stores.sqlite.place import Moved, Place
+from gateway.stores.sqlite.place import FilesReplaced, StoreFiles
 from tests.stores.files import CHARGE, KEY, MakeRecord, opened
 
 
@@ -58,11 +58,11 @@ async def test_another_file_in_its_place_is_not_written_to_either(path: Path, re
 def test_it_is_looked_at_now_and_again_and_each_time_once_something_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "gateway.db"
     file.write_bytes(b"")
-    place = Place(file)
+    place = StoreFiles(file)
     file.unlink()
     place.check()
     for _ in range(2):
-        with pytest.raises(Moved):
+        with pytest.raises(FilesReplaced):
             place.check(at_once=True)
-    with pytest.raises(Moved):
+    with pytest.raises(FilesReplaced):
         place.check()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from gateway.telemetry.metrics.folders import remove_abandoned, shared_folder
-from gateway.telemetry.metrics.slots import Slots
+from gateway.telemetry.metrics.slots import MetricSlots
 
 LATER = 3_600.0
 
@@ -27,7 +27,7 @@ with shared_folder(Path(sys.argv[1])) as folder:
 def test_folder_is_removed_at_the_end(tmp_path: Path) -> None:
     with shared_folder(tmp_path) as folder:
         assert folder.is_dir()
-        Slots(folder)
+        MetricSlots(folder)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,7 +48,7 @@ def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_not_before(
 def test_folder_of_a_worker_that_outlives_its_parent_stays(tmp_path: Path) -> None:
     folder = tmp_path / "gateway-metrics-old"
     folder.mkdir()
-    held = Slots(folder)
+    held = MetricSlots(folder)
     remove_abandoned(tmp_path, time.time() + LATER)
     assert folder.is_dir()
     del held

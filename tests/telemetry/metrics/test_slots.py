@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from gateway.telemetry.metrics.slots import MOST_SLOTS, NOTHING, Name, Slots, labelled
+from gateway.telemetry.metrics.slots import MOST_SLOTS, NOTHING, MetricSlots, Name, labelled
 from tests.support.gateways import ROOT, until
 
 CALLS, NOW = "calls_total", "running"
 
 
 @pytest.fixture(params=["memory", "files"])
-def slots(request: pytest.FixtureRequest, tmp_path: Path) -> Slots:
-    return Slots(tmp_path if request.param == "files" else None, {NOW})
+def slots(request: pytest.FixtureRequest, tmp_path: Path) -> MetricSlots:
+    return MetricSlots(tmp_path if request.param == "files" else None, {NOW})
 
 
-def numbers(slots: Slots) -> dict[str, float]:
+def numbers(slots: MetricSlots) -> dict[str, float]:
     return {name.series: value for name, value in slots.read().items()}
 
 
-def test_a_number_begins_with_zero_and_keeps_what_is_added(slots: Slots) -> None:
+def test_a_number_begins_with_zero_and_keeps_what_is_added(slots: MetricSlots) -> None:
     slot = slots.slot(CALLS, "calls_total")
     assert slots.read() == {Name(CALLS, "calls_total"): 0.0}
     slots.values[slot] += 1.5
@@ -37,7 +37,7 @@ def test_a_number_begins_with_zero_and_keeps_what_is_added(slots: Slots) -> None
     assert numbers(slots) == {"calls_total": 2.5}
 
 
-def test_numbers_without_room_are_left_out_and_disturb_no_other(slots: Slots) -> None:
+def test_numbers_without_room_are_left_out_and_disturb_no_other(slots: MetricSlots) -> None:
     for number in range(MOST_SLOTS + 10):
         slots.values[slots.slot(CALLS, f"n{number}")] += number
     found = numbers(slots)
@@ -46,7 +46,7 @@ def test_numbers_without_room_are_left_out_and_disturb_no_other(slots: Slots) ->
 
 
 def test_workers_are_added_up_whichever_is_asked(tmp_path: Path) -> None:
-    workers = [Slots(tmp_path, {NOW}) for _ in range(3)]
+    workers = [MetricSlots(tmp_path, {NOW}) for _ in range(3)]
     for number, worker in enumerate(workers, 1):
         worker.values[worker.slot(CALLS, f"only{number}")] += 1
         worker.values[worker.slot(CALLS, "all")] += number
@@ -76,7 +76,7 @@ def worker_process(folder: Path) -> tuple[subprocess.Popen[str], int]:
 
 
 def test_what_a_killed_worker_counted_stays_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
-    watching = Slots(tmp_path, {NOW})
+    watching = MetricSlots(tmp_path, {NOW})
     killed, number = worker_process(tmp_path)
     assert number == 2
     assert numbers(watching) == {"calls_total": 1, "running": 5}
@@ -100,7 +100,7 @@ def test_a_worker_that_takes_the_place_of_another_says_nothing_of_how_that_was_d
     killed, number = worker_process(tmp_path)
     killed.kill()
     killed.communicate()
-    following, watching = Slots(tmp_path, {NOW}), Slots(tmp_path, {NOW})
+    following, watching = MetricSlots(tmp_path, {NOW}), MetricSlots(tmp_path, {NOW})
     assert (number, following.worker, watching.worker) == (1, 1, 2)
     assert numbers(following) == numbers(watching) == {"calls_total": 1}
     following.values[following.slot(NOW, "running")] = 0
@@ -111,14 +111,14 @@ def test_a_worker_knows_the_names_of_the_one_whose_place_it_takes(tmp_path: Path
     killed, _ = worker_process(tmp_path)
     killed.kill()
     killed.communicate()
-    following = Slots(tmp_path, {NOW})
+    following = MetricSlots(tmp_path, {NOW})
     assert following.series(CALLS) == ["calls_total"]
     assert following.knows(CALLS, "calls_total")
     assert not following.knows(CALLS, "calls_total{}")
     assert not following.knows(NOW, "calls_total")
 
 
-def test_a_number_that_is_nothing_is_not_shown_until_it_is_one_again(slots: Slots) -> None:
+def test_a_number_that_is_nothing_is_not_shown_until_it_is_one_again(slots: MetricSlots) -> None:
     slots.values[slots.slot(NOW, "a")] = 1
     slots.values[slots.slot(NOW, "b")] = 2
     slots.values[slots.slot(NOW, "a")] = NOTHING
@@ -128,7 +128,7 @@ def test_a_number_that_is_nothing_is_not_shown_until_it_is_one_again(slots: Slot
 
 
 def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
-    slots = Slots(tmp_path)
+    slots = MetricSlots(tmp_path)
     slots.slot(CALLS, "calls_total")
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
 
@@ -147,7 +147,7 @@ def test_labels_are_written_as_prometheus_reads_them(labels: dict[str, str], sho
 
 
 def test_a_name_with_spaces_and_any_text_is_read_again_by_others(tmp_path: Path) -> None:
-    one, other = Slots(tmp_path), Slots(tmp_path)
+    one, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
     series = labelled(CALLS, {"model": "my model\nü"})
     one.values[one.slot(CALLS, series)] += 1
     assert other.read() == {Name(CALLS, series): 1.0}
@@ -165,17 +165,17 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_all_room_for_numbers_is_taken_at_the_beginning(tmp_path: Path) -> None:
-    Slots(tmp_path)
+    MetricSlots(tmp_path)
     # A hole in a file on a disk that is full by then would end the worker that counts there.
     assert (tmp_path / "1.values").stat().st_blocks * 512 >= 8 * MOST_SLOTS
 
 
 def test_without_room_for_its_files_a_worker_counts_for_itself(tmp_path: Path) -> None:
     with files_of_at_most(4_096):
-        slots = Slots(tmp_path, {NOW})
+        slots = MetricSlots(tmp_path, {NOW})
         slots.values[slots.slot(CALLS, "calls_total")] += 2
         assert numbers(slots) == {"calls_total": 2}
-    other = Slots(tmp_path, {NOW})
+    other = MetricSlots(tmp_path, {NOW})
     other.values[other.slot(CALLS, "calls_total")] += 1
     assert numbers(other) == {"calls_total": 1}
     assert numbers(slots) == {"calls_total": 3}
@@ -189,10 +189,10 @@ def no_locks(file: int, kind: int) -> None:
 def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
     tmp_path: Path, heard: pytest.LogCaptureFixture
 ) -> None:
-    other = Slots(tmp_path, {NOW})
+    other = MetricSlots(tmp_path, {NOW})
     other.values[other.slot(CALLS, "calls_total")] += 1
     other.values[other.slot(NOW, "running")] = 5
-    slots = Slots(tmp_path, {NOW}, no_locks)
+    slots = MetricSlots(tmp_path, {NOW}, no_locks)
     slots.values[slots.slot(CALLS, "calls_total")] += 2
     for _ in range(2):
         # What is counted never falls; who is there nobody knows.
@@ -204,7 +204,7 @@ def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
 
 
 def test_a_name_that_could_not_be_written_puts_no_other_in_a_wrong_place(tmp_path: Path) -> None:
-    slots, other = Slots(tmp_path), Slots(tmp_path)
+    slots, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
     slots.values[slots.slot(CALLS, "first")] += 1
     size = (tmp_path / "1.names").stat().st_size
     with files_of_at_most(size + 5):
@@ -215,7 +215,7 @@ def test_a_name_that_could_not_be_written_puts_no_other_in_a_wrong_place(tmp_pat
 
 
 def test_a_name_that_another_worker_is_writing_is_passed_over(tmp_path: Path) -> None:
-    slots, other = Slots(tmp_path), Slots(tmp_path)
+    slots, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
     slots.values[slots.slot(CALLS, "first")] += 1
     with (tmp_path / "1.names").open("ab") as names:
         names.write("calls_total half of an ü".encode()[:-1])
