@@ -32,6 +32,19 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first. Mix files that wait for servers with those that compute, so that no core is idle."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    long = [path for path, found in files.items() if found[0].get_closest_marker("long")]
+    rest = [path for path in files if path not in long]
+    waiting = [path for path in rest if path.parent.name in {"e2e", "cli"}]
+    computing = [path for path in rest if path.parent.name not in {"e2e", "cli"}]
+    mixed = itertools.chain.from_iterable(itertools.zip_longest(waiting, computing))
+    items[:] = [item for path in [*long, *mixed] if path is not None for item in files[path]]
+
+
 # How long an example takes is no property of what is tested.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

@@ -17,6 +17,8 @@ from gateway.cli.bench import tell
 from tests.support.commands import Commands, command, environment
 from tests.support.gateways import STARTS_S, until
 
+pytestmark = pytest.mark.long
+
 FINE = Report(
     workloads=(ResultRow("small call, 32 clients", 32, 64, 500.0, None, Times(2.0, 3.0), Times(0.5, 0.9), 0),),
     counted=Counted(32, 64, 6_400, 6_400),

@@ -20,6 +20,8 @@ from gateway.cli import app
 from tests.support.commands import Commands, command, environment, shut, to
 from tests.support.gateways import ROOT, STARTS_S
 
+pytestmark = pytest.mark.long
+
 ALL = (
     "serve",
     "demo",

@@ -26,6 +26,8 @@ from tests.support.scripted import Held
 from tests.support.timing import LIMIT_S, in_time
 from tests.support.web import Web
 
+pytestmark = pytest.mark.long
+
 Serve = Callable[..., Serving]
 SECRET = "sk-secret-Zq8vR2mK7x"
 

@@ -19,6 +19,8 @@ from tests.support import records
 from tests.support.commands import Commands
 from tests.support.terminals import Terminal
 
+pytestmark = pytest.mark.long
+
 COLUMNS = 80
 LARGEST = 2**53
 LONG = "n" * 255

@@ -33,6 +33,8 @@ from gateway.steps.last_user_message import NewestMessages
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 
+pytestmark = pytest.mark.long
+
 Json = dict[str, Any]
 
 FAMILIES = config.families()

@@ -22,6 +22,8 @@ from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection
 from tests.support.web import HI, Reply, Web, connect, read_until
 
+pytestmark = pytest.mark.long
+
 BUDGET = 5_000
 ASKED = {"model": "mock-small", "input": "count to three", "background": True, "max_output_tokens": 500}
 HELD = "x-session-budget-remaining-tokens"

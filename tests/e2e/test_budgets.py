@@ -24,6 +24,8 @@ from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection, Held, chunk, completion
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, shown_usage
 
+pytestmark = pytest.mark.long
+
 PRICED = [{"match": "priced", "provider": "upstream", "price": {"input": 100, "output": 1000}}]
 ROWS = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(60)])
 

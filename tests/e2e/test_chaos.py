@@ -10,10 +10,14 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess
 from tests.support.gateways import ROOT, until
 from tests.support.web import CHAT, HI, chat_bytes, connect
+
+pytestmark = pytest.mark.long
 
 SHORT = "--calls 400 --workers 2 --clients 12 --sessions 10 --kill-every 1.5 --seed 20261121 --json"
 

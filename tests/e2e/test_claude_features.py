@@ -16,6 +16,8 @@ from tests.support.agents import STEPS
 from tests.support.claude_sessions import Agent, Feature, Played, dumped
 from tests.support.gateways import GatewayThread
 
+pytestmark = pytest.mark.long
+
 TURNS = 40
 ON_DEMAND, THRESHOLD, EDITING = "compact-2026-09-04", "compact-2026-01-12", "context-management-2025-06-27"
 BUDGETS, FALLBACK = "task-budgets-2026-03-13", "server-side-fallback-2026-07-01"

@@ -23,6 +23,8 @@ from tests.support.gateways import GatewayThread
 from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
+pytestmark = pytest.mark.long
+
 TRIGGER: Any = {"type": "compaction_trigger"}
 TASK = {"role": "user", "content": "Count the parcels of all halls, and say where parcel 7-11 is."}
 TOOLS = [{"type": "function", "name": "list_hall", "parameters": {"type": "object", "properties": {}}}]

@@ -20,6 +20,8 @@ from tests.support.conversations import TOOLS, agent
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, Web
 
+pytestmark = pytest.mark.long
+
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 #: what would be an element, and run, if it were not text
 EVIL = "<img src=x onerror=alert(1)>"

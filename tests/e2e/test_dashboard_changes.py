@@ -17,6 +17,8 @@ from tests.support import browsers, records
 from tests.support.gateways import GatewayThread, until
 from tests.support.web import CHAT
 
+pytestmark = pytest.mark.long
+
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 FOCUSED = "document.activeElement.textContent.trim()"
 #: what each canvas has written on it since it was cleared: text, left edge, right edge, its own width

@@ -14,6 +14,8 @@ from tests.conftest import StartProcess
 from tests.support.gateways import until
 from tests.support.web import HI
 
+pytestmark = pytest.mark.long
+
 #: seconds that the gateway bears of a provider's silence, that an answer takes, and that the gateway stands still
 LIMIT_S = 2.5
 TAKES_S = 1.0

@@ -25,6 +25,8 @@ from tests.support.gateways import GatewayProcess, until
 from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, PATIENCE_S, Reply
 
+pytestmark = pytest.mark.long
+
 #: `store.timeout_ms`; a full disk is known at once
 TIMEOUT_S: Final = 60.0
 STREAM: Final = "chunks=20;interval=0.08;tokens=30/20"

@@ -14,19 +14,18 @@ import pytest
 from tests.support.timing import in_time
 from tests.support.web import CHAT, Web
 
+pytestmark = pytest.mark.long
+
 #: Of each kind of JSON, also those that cannot be looked up in a table, and as what is nested.
 ODD: Final[tuple[Any, ...]] = (
     None,
-    True,
     -1,
     10**400,
-    1e308,
     "",
     "x",
     "\ud83d",
     [],
     {},
-    [[]],
     [None],
     [{"type": "x"}],
     {"type": []},

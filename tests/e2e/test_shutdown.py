@@ -21,6 +21,8 @@ from tests.support.scripted import Connection, Held
 from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_all, read_until, talk
 
+pytestmark = pytest.mark.long
+
 #: a stream that lasts for minutes
 ENDLESS = "chunks=900;interval=0.1"
 

@@ -19,6 +19,8 @@ from tests.conftest import StartGateway, StartUpstream
 from tests.support.agents import STEPS, SYSTEM, TOOLS, play, result, script
 from tests.support.thinking import BETA
 
+pytestmark = pytest.mark.long
+
 TURNS = 40
 #: input tokens: the sessions grow to three times as many
 BUDGET = 12_000

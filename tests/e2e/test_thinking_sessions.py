@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.thinking_sessions import SHAPES, Stage, stage
 
+pytestmark = pytest.mark.long
+
 #: seeds of each group, so that one group with a failure is found quickly
 GROUPS = 4
 SESSIONS = 10

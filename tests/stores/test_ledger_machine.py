@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -39,6 +40,8 @@ from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
+
+pytestmark = pytest.mark.long
 
 T = TypeVar("T")
 OpenStore = Callable[[Clock, Time], Awaitable[Store]]

@@ -40,6 +40,8 @@ from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
 from tests.support.muting import mute, needs_linux
 from tests.support.timing import eventually, in_time
 
+pytestmark = pytest.mark.long
+
 MakeRecord = Callable[..., CallRecord]
 StartServer = Callable[..., RedisServer]
 

@@ -27,7 +27,9 @@ from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Sum
 from gateway.core.fitting.summary import Passage, SummaryNeeded
 from gateway.core.fitting.validate import problems
 
-law = settings(max_examples=40, deadline=None)
+pytestmark = pytest.mark.long
+
+law = settings(max_examples=25, deadline=None)
 
 Messages = list[dict[str, Any]]
 
@@ -396,7 +398,7 @@ SUMMING = [
 
 
 @given(messages=conversations(), limit=limits, policy=st.sampled_from(SUMMING), length=st.integers(1, 900))
-@settings(law, max_examples=60)
+@settings(law, max_examples=30)
 def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cuts(
     messages: Messages, limit: int, policy: TrimPolicy, length: int
 ) -> None:
@@ -466,7 +468,7 @@ def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Mess
     policy=st.sampled_from([*POLICIES, *SUMMING]),
     thoughts=st.lists(st.booleans(), min_size=24, max_size=24),
 )
-@settings(law, max_examples=60)
+@settings(law, max_examples=25)
 def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
     messages: Messages, limit: int, policy: TrimPolicy, thoughts: list[bool]
 ) -> None:
