@@ -47,7 +47,7 @@ from gateway.core.counting.heuristic import estimate_tokens  # noqa: E402
 from gateway.core.ledger.arithmetic import Amount, Claim  # noqa: E402
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
-from gateway.core.record import LOST, CallRecord  # noqa: E402
+from gateway.core.record import ORPHANED, CallRecord  # noqa: E402
 from gateway.mock import MockProvider, MockServer  # noqa: E402
 from gateway.mock.wire import MockUsage, ReceivedCall, Share  # noqa: E402
 
@@ -561,7 +561,8 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
 class Seen:
     """What a client saw of its call. `usage`: total tokens, where the answer said so; `ended`: the time of day.
 
-    `came`: tokens that a stream had brought, as the gateway estimates them; `came_before`: `UNKNOWN_S` before its end.
+    `received`: tokens that a stream had brought, as the gateway estimates them; `received_before`: the same,
+    `UNKNOWN_S` before its end.
     """
 
     call: Call
@@ -569,8 +570,8 @@ class Seen:
     code: str = ""
     usage: int | None = None
     ended: float = 0.0
-    came: int = 0
-    came_before: int = 0
+    received: int = 0
+    received_before: int = 0
 
 
 class Come:
@@ -607,7 +608,7 @@ async def make(call: Call, port: int) -> Seen:
         seen = Seen(call, "broken")
     seen.ended = time.time()
     if call.stream:
-        seen.came, seen.came_before = come.tokens(), come.tokens(UNKNOWN_S)
+        seen.received, seen.received_before = come.tokens(), come.tokens(UNKNOWN_S)
     return seen
 
 
@@ -840,8 +841,8 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
                 # Lists leave out the tools of a session.
                 whole = await store.session(view.key)
                 stored.tools[view.key.id] = whole.tools.calls if whole is not None else {}
-        stands = await store.standings([Claim(session.key.account) for session in sessions])
-        stored.accounts = {stand.key.id: (stand.used, stand.held) for stand in stands}
+        balance = await store.balances([Claim(session.key.account) for session in sessions])
+        stored.accounts = {stand.key.id: (stand.used, stand.held) for stand in balance}
         return left, stored
     finally:
         await store.aclose()
@@ -849,8 +850,8 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
 
 async def unsettled(store: Store, folder: Path, sessions: Sequence[Session]) -> list[str]:
     """What is held, and what waits in journals."""
-    stands = await store.standings([Claim(session.key.account) for session in sessions])
-    held = [f"held on {stand.key.id} at the end: {stand.held}" for stand in stands if any(stand.held)]
+    balance = await store.balances([Claim(session.key.account) for session in sessions])
+    held = [f"held on {stand.key.id} at the end: {stand.held}" for stand in balance if any(stand.held)]
     return held + [f"journal {path.name} is left" for path in (folder / "journals").glob("*.journal")]
 
 
@@ -961,7 +962,7 @@ class Audit:
         billed = bill.total if bill else 0
         if seen.how == "ended":
             report.acknowledged += seen.usage if seen.usage is not None else 0
-            if record.outcome == LOST or (seen.usage is not None and seen.usage > tokens):
+            if record.outcome == ORPHANED or (seen.usage is not None and seen.usage > tokens):
                 report.lost_calls += 1
                 self._wrong(seen, "acknowledged, and charged for less or by estimate")
         if seen.how == "refused" and bill is None:
@@ -978,8 +979,8 @@ class Audit:
         self._estimated[reason] += 1
         if reason == "unexplained":
             self._wrong(seen, "estimated without need")
-        if record.outcome == LOST and record.charge.usage.output_tokens < self._least(seen):
-            self._wrong(seen, f"charged for less than its client had, {seen.came} tokens")
+        if record.outcome == ORPHANED and record.charge.usage.output_tokens < self._least(seen):
+            self._wrong(seen, f"charged for less than its client had, {seen.received} tokens")
         bound = max(billed, self._hold(seen.call, record, bill))
         report.over_estimate += max(0, tokens - billed)
         if tokens > bound:
@@ -995,8 +996,8 @@ class Audit:
         self._inexact.add(seen.call.session.id)
         report.unknown_calls += 1
         report.unknown += bill.total
-        if seen.came:
-            self._wrong(seen, f"brought {seen.came} tokens, and not charged")
+        if seen.received:
+            self._wrong(seen, f"brought {seen.received} tokens, and not charged")
             return
         # Nobody knows at first of a call without a budget, nor of one that is taken while the store is away.
         ends = [kill for kill, _ in self._kills if kill > bill.at]
@@ -1010,14 +1011,14 @@ class Audit:
     @staticmethod
     def _least(seen: Seen) -> int:
         """What was noted at the least of a stream whose worker was killed."""
-        return max(seen.came - UNKNOWN_TOKENS, seen.came_before)
+        return max(seen.received - UNKNOWN_TOKENS, seen.received_before)
 
     @staticmethod
     def _reason(seen: Seen, record: CallRecord) -> str:
         """Why the provider's own figure was not to be had."""
         mock, call = seen.call.mock, seen.call
         reasons = {
-            "worker killed": record.outcome == LOST,
+            "worker killed": record.outcome == ORPHANED,
             "ended at the budget": record.outcome == "budget_end",
             "no usage reported": "usage=none" in mock or (call.stream and call.model == "old"),
             "provider broke off": "die=" in mock,
@@ -1050,7 +1051,7 @@ class Audit:
         total, calls = books.stored.totals[session.id]
         if (total, calls) != (sum(charged), len(charged)):
             report.violations.append(f"{session.id}: totals {total} of {calls} calls, records {sum(charged)}")
-        called = Counter(tool for record in records if record.outcome != LOST for tool in record.tools)
+        called = Counter(tool for record in records if record.outcome != ORPHANED for tool in record.tools)
         report.tool_calls += called.total()
         if (counted := books.stored.tools.get(session.id, {})) != called:
             report.violations.append(f"{session.id}: tools {dict(counted)}, records {dict(called)}")
@@ -1068,7 +1069,7 @@ class Audit:
             expected = expected.plus(record.spent)
         # In a cluster one call's accounts cannot be written in one step: where its worker is killed in between, one has
         # what it cost and the other what it was taken for.
-        unsure = [record for record in spent if record.outcome == LOST] if self._plan.store == "cluster" else []
+        unsure = [record for record in spent if record.outcome == ORPHANED] if self._plan.store == "cluster" else []
         if abs(used.tokens - expected.tokens) > sum(map(self._most, unsure)) or (used != expected and not unsure):
             report.violations.append(f"{session.id}: account {used}, records {expected}")
         limit = session.limit if session.limit is not None else session.declared

@@ -550,8 +550,8 @@ def run() -> Report:
         fits = growing("a", None)(running)
     report.final_tokens, report.budget = fits[-1].original, fits[-1].original // 2
     with gateway() as running:
-        unweighed = growing("f", len(fits), path=UNWEIGHED)(running)
-    forwarding = report.forwarding = Line.through([(turn.size, turn.cpu) for turn in unweighed])
+        uncounted = growing("f", len(fits), path=UNWEIGHED)(running)
+    forwarding = report.forwarding = Line.through([(turn.size, turn.cpu) for turn in uncounted])
     tight = growing("b", len(fits), budget=report.budget)
     with gateway() as running:
         budgeted = tight(running)

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import find, fit
 from wires import REQUEST_TOKENS, Wired
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
 
@@ -67,46 +67,46 @@ class Trimmer:
 
     def __init__(self) -> None:
         self._count = counter()
-        self._reader = Reader(weigher(self._count))
+        self._reader = Reader(counter_of(self._count))
         self._policy = policy()
-        self._epochs: dict[str, dict[str, TrimDecision]] = {}
+        self._trim_decisions: dict[str, dict[str, TrimDecision]] = {}
         self._tools: dict[str, int] = {}
 
     def __call__(self, request: dict[str, Any], budget: int) -> dict[str, Any]:
-        came = request["messages"]
-        raws = [msgspec.json.encode(message) for message in came]
+        original = request["messages"]
+        raws = [msgspec.json.encode(message) for message in original]
         tools = [msgspec.json.encode(request["tools"])] if request.get("tools") else []
         conversation = Conversation.of(raws, self._reader, tools=tools)
         salt = str(request.get("user", ""))
-        limit = budget - self._beside(request)
-        epochs = self._epochs.setdefault(salt, {})
-        epoch = find(epochs.values(), conversation, salt)
+        limit = budget - self._overhead(request)
+        trim_decisions = self._trim_decisions.setdefault(salt, {})
+        trim_decision = find(trim_decisions.values(), conversation, salt)
         try:
-            fitted = fit(conversation, limit, self._reader, epoch=epoch, policy=self._policy, salt=salt)
+            fitted = fit(conversation, limit, self._reader, trim_decision=trim_decision, policy=self._policy, salt=salt)
         except ContextOverflow:
             # The scorer knows which requests cannot be fitted and leaves them out, but for their cost: it takes a
             # refusal for the whole request sent. What must stay, over the limit, is what other trimmers send.
             least = Drop().apply(Draft.untouched(conversation, self._reader), 0)
-            return {**request, "messages": _decoded(least.sent().messages, raws, came)}
+            return {**request, "messages": _decoded(least.sent().messages, raws, original)}
         if not fitted.changed:
             return request
-        if fitted.epoch is not None and fitted.epoch is not epoch:
+        if fitted.trim_decision is not None and fitted.trim_decision is not trim_decision:
             # as it would come back out of a store
-            epoch = TrimDecision.from_json(json.loads(json.dumps(fitted.epoch.to_json())))
-            if epoch is not None:
-                epochs[epoch.prefix] = epoch
-        return {**request, "messages": _decoded(fitted.messages, raws, came)}
+            trim_decision = TrimDecision.from_json(json.loads(json.dumps(fitted.trim_decision.to_json())))
+            if trim_decision is not None:
+                trim_decisions[trim_decision.prefix] = trim_decision
+        return {**request, "messages": _decoded(fitted.messages, raws, original)}
 
-    def _beside(self, request: dict[str, Any]) -> int:
+    def _overhead(self, request: dict[str, Any]) -> int:
         written = json.dumps(request["tools"], ensure_ascii=False) if request.get("tools") else ""
         if written not in self._tools:
             self._tools[written] = self._count(written)
         return self._tools[written] + REQUEST_TOKENS
 
 
-def _decoded(sent: Sequence[bytes], raws: Sequence[bytes], came: Sequence[Any]) -> list[Any]:
+def _decoded(sent: Sequence[bytes], raws: Sequence[bytes], original: Sequence[Any]) -> list[Any]:
     """The messages as values; those that were kept as they came in."""
-    known = {id(raw): message for raw, message in zip(raws, came, strict=True)}
+    known = {id(raw): message for raw, message in zip(raws, original, strict=True)}
     return [known[id(raw)] if id(raw) in known else json.loads(raw) for raw in sent]
 
 

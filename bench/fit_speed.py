@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import fit
 
 from gateway.app.worker import collect_rarely
 from gateway.core.conversation.message import Hashed
@@ -31,8 +33,6 @@ from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import due, read_ahead
 from gateway.core.fitting.reader import Reader
@@ -50,12 +50,12 @@ class Session:
     def __init__(self, tokens: TokenCounter) -> None:
         families = families_from(yaml.safe_load(FAMILIES.read_text("utf-8")))
         self.estimator = Estimator(families, lambda _: tokens, CountCache())
-        self.reader = Reader(self.weigh)
-        self.epoch: TrimDecision | None = None
+        self.reader = Reader(self.count_tokens)
+        self.trim_decision: TrimDecision | None = None
         #: milliseconds of CPU that reading ahead took, turn by turn
         self.ahead: list[float] = []
 
-    def weigh(self, raws: Sequence[bytes]) -> Sequence[int]:
+    def count_tokens(self, raws: Sequence[bytes]) -> Sequence[int]:
         return self.estimator.message_tokens(read_request("chat", {"model": b'"gpt-4o"'}, messages=raws))
 
     def turn(self, raws: Sequence[bytes], limit: int) -> tuple[TrimmedConversation, float]:
@@ -64,10 +64,10 @@ class Session:
         conversation = Conversation.of(raws, self.reader)
         request = read_request("chat", {"model": b'"gpt-4o"'}, messages=raws)
         self.estimator.estimate(request, keys=conversation.keys)
-        stored = TrimDecision.from_json(self.epoch.to_json()) if self.epoch is not None else None
-        fitted = fit(conversation, limit, self.reader, epoch=stored, policy=POLICY)
+        stored = TrimDecision.from_json(self.trim_decision.to_json()) if self.trim_decision is not None else None
+        fitted = fit(conversation, limit, self.reader, trim_decision=stored, policy=POLICY)
         spent = (time.thread_time() - start) * 1e3
-        self.epoch = fitted.epoch
+        self.trim_decision = fitted.trim_decision
         self._read_ahead(conversation, limit)
         return fitted, spent
 
@@ -135,7 +135,7 @@ def main() -> None:
         found[f"read ahead at {share}"] = told(f"read ahead at {share}", session.ahead)
         other = Session(tokens)
         other.turn(raws, 10**9)
-        other.epoch = session.epoch
+        other.trim_decision = session.trim_decision
         found[f"resumed elsewhere at {share}"] = told(f"resumed elsewhere at {share}", [other.turn(raws, limit)[1]])
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))

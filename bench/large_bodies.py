@@ -202,8 +202,8 @@ def send(port: int, path: str, body: bytes, ready: threading.Barrier, *, is_chun
     finally:
         connection.close()
     if reply.status == http.HTTPStatus.OK:
-        came = said["usage"]["prompt_tokens"]
-        return "served" if came == len(body) // 4 else f"{came * 4} bytes came"
+        tokens = said["usage"]["prompt_tokens"]
+        return "served" if tokens == len(body) // 4 else f"{tokens * 4} bytes came"
     return f"{reply.status} {said['error']['code']}"
 
 

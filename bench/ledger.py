@@ -35,7 +35,7 @@ from gateway.core.ids import call_id
 from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord, ContextRecord
+from gateway.core.record import ORPHANED, CallRecord, ContextRecord
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Usage
 
@@ -80,9 +80,9 @@ def pair(accounts: int) -> tuple[OpenHold, CallRecord]:
     name = call_id(int(now * 1000), secrets.token_bytes(10))
     keys = tuple(claim.key for claim in charged)
     record = replace(RECORD, call_id=name, request_id=name, started_at=now, accounts=keys)
-    lost = replace(record, outcome=LOST, charge=Charge(Usage.of(4_400, 0), "estimated", Decimal("0.0011")))
+    orphaned = replace(record, outcome=ORPHANED, charge=Charge(Usage.of(4_400, 0), "estimated", Decimal("0.0011")))
     hold = Hold(name, charged, Amount(4_400, 1_100_000, 1), Amount(1, 2_000), 16, 4_096)
-    return OpenHold(hold, lost, unit_usd=Decimal("0.000002")), record
+    return OpenHold(hold, orphaned, unit_usd=Decimal("0.000002")), record
 
 
 async def hold_and_settle(store: Store, opened: OpenHold, record: CallRecord) -> None:
@@ -197,8 +197,8 @@ def measured(kind: str, fresh: Callable[[], str]) -> Iterator[Figure]:
 
     alone = [second for _ in range(STORES) for second in uvloop.run(burst(fresh(), AT_ONCE, at_once))]
     yield from _latency("64 at once, one process", kind, alone)
-    beside = [second for _ in range(STORES) for second in bursts(fresh())]
-    yield from _latency(f"64 at once, {PROCESSES} processes", kind, beside)
+    overhead = [second for _ in range(STORES) for second in bursts(fresh())]
+    yield from _latency(f"64 at once, {PROCESSES} processes", kind, overhead)
 
 
 def _latency(what: str, kind: str, seconds: Sequence[float]) -> Iterator[Figure]:

@@ -151,8 +151,8 @@ def with_what_was_fetched(call: Recorded, interactions: list[Any]) -> Recorded:
 def bytes_of(body: Any) -> bytes:
     """A body as the three kinds of cassettes keep it."""
     if isinstance(body, dict) and ("string" in body or "base64_string" in body):
-        packed = body.get("base64_string")
-        body = base64.b64decode(packed) if packed is not None else body["string"]
+        compressed = body.get("base64_string")
+        body = base64.b64decode(compressed) if compressed is not None else body["string"]
     if isinstance(body, bytes):
         return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
     if isinstance(body, str):
@@ -305,10 +305,10 @@ class Replay:
     def fetch(self, call: Recorded, headers: dict[str, str], connection: http.client.HTTPConnection) -> None:
         for path, answer in call.fetched:
             connection.request("GET", f"/v1/{path}", headers=headers)
-            came = connection.getresponse().read()
+            content = connection.getresponse().read()
             self.counts["fetched"] += 1
-            if came != answer or self.received[f"fetched {call.id}"][-1][0] != f"/v1/{path}":
-                self.note("answer", call, f"{path}: {came[-200:]!r}")
+            if content != answer or self.received[f"fetched {call.id}"][-1][0] != f"/v1/{path}":
+                self.note("answer", call, f"{path}: {content[-200:]!r}")
 
     def note(self, what: str, call: Recorded, how: str, *, is_fault: bool = True) -> None:
         self.counts[what] += 1

@@ -195,7 +195,7 @@ async def call(gateway: Gateway, body: bytes, session: str) -> ClientResponse:
     incoming = Incoming(
         call_id=f"{number:032x}", request_id=f"r{number}", method="POST", path="chat/completions", query="",
         headers=[(b"x-session-id", session.encode()), (b"content-type", b"application/json")], body=body,
-        unpacked=False, endpoint=endpoint("POST", "chat/completions"), caller=Caller("default"), path_session=None,
+        decompressed=False, endpoint=endpoint("POST", "chat/completions"), caller=Caller("default"), path_session=None,
         started=gateway.clock(),
     )  # fmt: skip
     async with gateway.handle(incoming) as reply:
@@ -275,7 +275,7 @@ async def unused_us(pairs: int) -> Figure:
                 began = time.process_time_ns()
                 for _ in range(pairs):
                     await steps.begin(progress, progress.call)
-                    steps.narrow(progress)
+                    steps.restrict(progress)
                     steps.taken(progress)
                     real(progress, record)
                 runs.append((time.process_time_ns() - began) / pairs / 1000)

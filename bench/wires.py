@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from gateway.core.counting.counted import Learned, count_tokens
+
 from gateway.core.context_budget import ContextPolicy
 from gateway.core.conversation.message import SYSTEM_ROLES, encode, text_parts
 from gateway.core.conversation.units import Conversation
@@ -19,9 +21,8 @@ from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import RequestParts
-from gateway.core.counting.weighed import Learned, weigh
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.plan import Room, Scales, make_room
 from gateway.core.session import SessionState
 from gateway.core.views import view_of
@@ -119,43 +120,43 @@ class _Exact:
     def __init__(self, wire: Wire, weigh_one: Callable[[bytes], int]) -> None:
         self._wire = wire
         self._weigh_one = weigh_one
-        self.beside = 0
+        self.overhead = 0
         self.arguments: Mapping[str, str] = {}
 
     def estimate(self, request: RequestParts, *, keys: object = None) -> Estimate:
         del keys
         messages = messages_of(self._wire, [json.loads(raw) for raw in request.messages], self.arguments)
-        tokens = self.beside + sum(self._weigh_one(encode(message)) for message in messages)
-        return Estimate(tokens, "exact", 0.0, 0, "", "", "", ContextCounts(), self.beside)
+        tokens = self.overhead + sum(self._weigh_one(encode(message)) for message in messages)
+        return Estimate(tokens, "exact", 0.0, 0, "", "", "", ContextCounts(), self.overhead)
 
 
 class Wired:
     """A trimmer of chat requests that sends them in another format, with all its epochs."""
 
     def __init__(self, wire: Wire, count: Callable[[str], int], policy: TrimPolicy) -> None:
-        weigh_all = weigher(count)
+        weigh_all = counter_of(count)
         self._wire = wire
         self._weigh_one = lru_cache(1 << 16)(lambda raw: weigh_all([raw])[0])
         self._reader = Reader(lambda raws: weigh_all([_bare(raw) for raw in raws]))
         self._exact = _Exact(wire, self._weigh_one)
         self._count = lru_cache(256)(count)
         self._policy = ContextPolicy(overflow="least", safety=1.0, fit=policy)
-        self._epochs: dict[str, dict[str, Any]] = {}
+        self._trim_decisions: dict[str, dict[str, Any]] = {}
 
     def __call__(self, request: Json, budget: int) -> Json:
-        came = request["messages"]
-        start = next(place for place, message in enumerate(came) if message["role"] not in SYSTEM_ROLES)
+        original = request["messages"]
+        start = next(place for place, message in enumerate(original) if message["role"] not in SYSTEM_ROLES)
         tools = json.dumps(request["tools"], ensure_ascii=False) if request.get("tools") else ""
-        system = sum(self._weigh_one(encode(message)) for message in came[:start])
-        self._exact.beside = self._count(tools) + system + REQUEST_TOKENS
-        calls = [call for message in came for call in message.get("tool_calls") or ()]
+        system = sum(self._weigh_one(encode(message)) for message in original[:start])
+        self._exact.overhead = self._count(tools) + system + REQUEST_TOKENS
+        calls = [call for message in original for call in message.get("tool_calls") or ()]
         self._exact.arguments = {call["id"]: call["function"]["arguments"] for call in calls}
-        raws = [encode(element) for element in elements_of(self._wire, came[start:])]
+        raws = [encode(element) for element in elements_of(self._wire, original[start:])]
         body = RequestParts(wire=self._wire, messages=raws)
-        weighed = weigh(body, self._exact.estimate(body), Learned())
-        if weighed.tokens <= budget:
+        counted = count_tokens(body, self._exact.estimate(body), Learned())
+        if counted.tokens <= budget:
             return request
-        view, known = view_of(self._wire, raws), self._epochs.setdefault(str(request.get("user", "")), {})
+        view, known = view_of(self._wire, raws), self._trim_decisions.setdefault(str(request.get("user", "")), {})
         stale = dict.fromkeys(view.stale, 0.0)
         conversation = Conversation.of(
             view.messages,
@@ -169,14 +170,14 @@ class Wired:
         )
         room = Room(budget, self._policy, False, SessionState(known), Learned(), lambda: False)  # noqa: FBT003
         exact: Any = self._exact
-        plan = make_room(weighed, view, conversation, room, Scales(exact, self._reader))
-        if plan.epoch is not None:
+        plan = make_room(counted, view, conversation, room, Scales(exact, self._reader))
+        if plan.trim_decision is not None:
             # as it would come back out of a store
-            known[plan.epoch["prefix"]] = json.loads(json.dumps(plan.epoch))
+            known[plan.trim_decision["prefix"]] = json.loads(json.dumps(plan.trim_decision))
         if plan.messages is None:
             return request
         sent = [json.loads(raw) for raw in plan.messages]
-        return {**request, "messages": came[:start] + messages_of(self._wire, sent, self._exact.arguments)}
+        return {**request, "messages": original[:start] + messages_of(self._wire, sent, self._exact.arguments)}
 
 
 def _bare(raw: bytes) -> bytes:

@@ -164,7 +164,7 @@ class Handed:
         self,
         documents: Iterable[Mapping[str, Any]],
         tokens: int | None,
-        weigh: Callable[[str], int] = estimate,
+        count_tokens: Callable[[str], int] = estimate,
     ) -> list[dict[str, Any]]:
         """The documents that fit into so many tokens as JSON, the first ones first, for the model to be handed.
 
@@ -174,11 +174,11 @@ class Handed:
         given: list[dict[str, Any]] = []
         rest: dict[str, Any] = {"given_before": [], "left_out": 0}
         with self._lock:
-            left = None if tokens is None else tokens - _weight(rest, weigh)
+            left = None if tokens is None else tokens - _weight(rest, count_tokens)
             for document in documents:
                 is_known = str(document["id"]) in self._ids
                 if left is not None:
-                    weight = _weight(document["id"] if is_known else document, weigh)
+                    weight = _weight(document["id"] if is_known else document, count_tokens)
                     if weight > left:
                         rest["left_out"] += 1
                         continue
@@ -216,6 +216,6 @@ def _number(headers: Mapping[str, str], name: str) -> int | None:
     return int(headers[name]) if name in headers else None
 
 
-def _weight(item: object, weigh: Callable[[str], int]) -> int:
+def _weight(item: object, count_tokens: Callable[[str], int]) -> int:
     """With the comma behind it."""
-    return weigh(json.dumps(item, ensure_ascii=False)) + 1
+    return count_tokens(json.dumps(item, ensure_ascii=False)) + 1

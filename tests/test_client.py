@@ -45,7 +45,7 @@ def ids(given: list[dict[str, Any]]) -> list[str]:
     return [item["id"] for item in given if "text" in item]
 
 
-def weigh(text: str) -> int:
+def count_tokens(text: str) -> int:
     return len(text)
 
 
@@ -92,7 +92,7 @@ def test_what_was_cut_and_how_results_are_shown_is_told() -> None:
 def test_documents_are_given_in_order_as_far_as_they_fit() -> None:
     found = documents("a", "b", "c")
     size = len(json.dumps(found[0])) + 1
-    given = Handed().take(found, 2 * size + len('{"given_before": [], "left_out": 0}') + 1, weigh)
+    given = Handed().take(found, 2 * size + len('{"given_before": [], "left_out": 0}') + 1, count_tokens)
     assert given == [*found[:2], {"left_out": 1}]
     assert Handed().take(found, None) == found
     assert Handed().take(found, 0) == [{"left_out": 3}]
@@ -107,8 +107,8 @@ def test_one_that_is_too_long_does_not_keep_out_those_behind_it() -> None:
 def test_what_is_given_is_never_more_than_the_tokens(tokens: int) -> None:
     handed = Handed()
     for _ in range(3):
-        given = handed.take(documents(*"abcdefghij", words=15), tokens, weigh)
-        assert weigh(json.dumps(given)) <= tokens + len("[]")
+        given = handed.take(documents(*"abcdefghij", words=15), tokens, count_tokens)
+        assert count_tokens(json.dumps(given)) <= tokens + len("[]")
 
 
 def test_a_document_is_handed_once_and_then_only_named() -> None:

@@ -177,7 +177,7 @@ class Parts:
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker is gone
-        self.settle_lost = gateway.fetched.lost
+        self.settle_orphaned = gateway.fetched.orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
     def providers(self) -> list[ProviderHealth]:

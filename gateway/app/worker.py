@@ -147,14 +147,14 @@ class Worker:
         self._settler.on_return = blind.forget
         self._leases = Leases(
             store,
-            self._settle_lost,
+            self._settle_orphaned,
             lease_s=settings.budget.lease_s,
-            is_away=lambda: self._settler.is_away,
+            is_unavailable=lambda: self._settler.is_unavailable,
             away=self._settler.away,
             note=self._settler.note,
         )
         self._results = ToolResultRenderer(store, settings.sessions.results_max_bytes)
-        self.keys = KeyRing(store, is_away=lambda: self._settler.is_away, away=self._settler.away)
+        self.keys = KeyRing(store, is_unavailable=lambda: self._settler.is_unavailable, away=self._settler.away)
         self._learner = Learner(store)
         # They outlive a reload: a body that is being looked at is looked at to the end.
         self._threads = PlannerThreads()
@@ -219,7 +219,7 @@ class Worker:
             calls=self.forwarder.running,
             holds=self._leases.count,
             store=self._store_url,
-            is_away=self._settler.is_away,
+            is_unavailable=self._settler.is_unavailable,
             waiting=self._settler.waiting,
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
@@ -235,15 +235,15 @@ class Worker:
             started_at=health.started_at,
             calls=health.calls,
             holds=health.holds,
-            is_store_away=health.is_away,
+            is_store_unavailable=health.is_unavailable,
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
             store_errors=self._settler.failures,
         )
 
-    async def _settle_lost(self, record: CallRecord) -> None:
+    async def _settle_orphaned(self, record: CallRecord) -> None:
         """Settle a call whose worker is gone, by the rules in force."""
-        await self._parts.settle_lost(record)
+        await self._parts.settle_orphaned(record)
 
     async def _note_state(self) -> None:
         """Keep this worker's figures current, as any of the workers may be asked for those of all."""

@@ -22,7 +22,7 @@ from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.dialects.base import ParsedResponse
 from gateway.dialects.limits import service_tier
-from gateway.dialects.server_state import left_behind
+from gateway.dialects.server_state import left_over
 
 logger = logging.getLogger("gateway")
 
@@ -39,7 +39,7 @@ class _Noted:
     namespace: str
     call_id: str
     ids: tuple[str, ...]
-    beside: int
+    overhead: int
     match: str | None = None
     tier: str | None = None
     is_told: bool = False
@@ -92,14 +92,14 @@ class BackgroundIndex:
         call, answer = progress.call, answer_of(progress)
         if call is None or answer.id is None:
             return None
-        named = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
+        named = left_over(call.fields, progress.incoming.endpoint.wire, answer.id)
         # JSON can name half a surrogate pair, and no text can hold it.
         ids = tuple(one for one in named if one.isprintable())
-        beside = progress.plan.beside if progress.plan is not None else 0
+        overhead = progress.plan.overhead if progress.plan is not None else 0
         rule = progress.route.rule
         match = rule.match if rule is not None else None
         call_id, namespace = progress.incoming.call_id, progress.incoming.caller.namespace
-        noted = _Noted(progress.route.provider, namespace, call_id, ids, beside, match, service_tier(call.fields))
+        noted = _Noted(progress.route.provider, namespace, call_id, ids, overhead, match, service_tier(call.fields))
         return _key(answer.id), msgspec.json.encode(noted).decode()
 
     async def origin(self, answer_id: str, namespace: str) -> tuple[str | None, str | None]:
@@ -150,7 +150,7 @@ class BackgroundIndex:
             return found, noted.is_told
         route = self._routes.taken(found.provider, found.model, noted.match)
         record = self._records.fetched(found, answer, route, noted.tier, self._wall())
-        kept = kept_of(provider, record.charge, noted.ids, noted.beside)
+        kept = kept_of(provider, record.charge, noted.ids, noted.overhead)
         # The record of a call whose worker was gone before it settled does not know of its answer.
         found_by = record.answer or (answer_name(answer_id) if answer_id in noted.ids else None)
         return replace(record, kept=kept, answer=found_by), False

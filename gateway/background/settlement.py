@@ -36,7 +36,7 @@ class BackgroundSettlement:
         Its client may leave, or this worker die, before it has ended, and the rest be fetched. While the store is away
         that has to wait for the settlement. False: its id is not known yet.
         """
-        if self._settler.is_away:
+        if self._settler.is_unavailable:
             return True
         try:
             return await self._background.begun(progress)
@@ -56,13 +56,13 @@ class BackgroundSettlement:
     async def _told(self, progress: CallState) -> None:
         """Observers hear what it took when it is settled, and not again when its answer is fetched."""
         answer_id = answer_of(progress).id
-        if answer_id is not None and not self._settler.is_away:
+        if answer_id is not None and not self._settler.is_unavailable:
             with contextlib.suppress(StoreUnavailable):
                 await self._background.is_first(answer_id)
 
     async def after(self, progress: CallState, record: CallRecord) -> None:
         """After it was settled: its stream broke off, or nobody waited for it, and its answer may have been fetched."""
-        if record.outcome == PENDING and progress.is_findable and not self._settler.is_away:
+        if record.outcome == PENDING and progress.is_findable and not self._settler.is_unavailable:
             with self.whatever():
                 await self._settle(record)
 
@@ -72,7 +72,7 @@ class BackgroundSettlement:
         Whatever comes of that, the answer itself goes on to whoever asked for it.
         """
         answer_id, answer = progress.incoming.endpoint.fetches, progress.answer
-        if answer_id is None or answer is None or self._settler.is_away:
+        if answer_id is None or answer is None or self._settler.is_unavailable:
             return False
         record: CallRecord | None = None
         with self.whatever():
@@ -83,7 +83,7 @@ class BackgroundSettlement:
         progress.fetched, progress.session = record, session
         return True
 
-    async def lost(self, record: CallRecord) -> None:
+    async def orphaned(self, record: CallRecord) -> None:
         """Settle a call whose worker is gone; where its answer was fetched before that, by what it came to.
 
         Raises:

@@ -59,7 +59,7 @@ from gateway.stores.settler import Settler
 logger = logging.getLogger("gateway")
 
 #: factor on an estimate that counts only texts, not the fields around them
-_UNWEIGHED_MARGIN: Final = 1.25
+_UNCOUNTED_MARGIN: Final = 1.25
 #: For a body that the gateway does not read: bytes that are held as one token, and the most tokens that are held for a
 #: form or a file.
 _UNREAD_BYTES: Final = 4
@@ -116,7 +116,7 @@ class Accounts:
         progress.charged = ChargedAccounts(
             caller.namespace, caller.budget, progress.session, declared=directives.budget
         )
-        if not self._settler.is_away:
+        if not self._settler.is_unavailable:
             try:
                 await self._read(progress, directives.parent)
             except StoreDamaged as error:
@@ -135,7 +135,7 @@ class Accounts:
         The parent and the budget that the call declares are ignored. Does nothing where the store cannot be read.
         """
         caller = progress.incoming.caller
-        if progress.charged.namespace or self._settler.is_away:
+        if progress.charged.namespace or self._settler.is_unavailable:
             return
         progress.charged = ChargedAccounts(caller.namespace, caller.budget, progress.session)
         with contextlib.suppress(StoreUnavailable):
@@ -248,9 +248,9 @@ class Accounts:
         return taken
 
     def _reserve(self, progress: CallState, call: Call) -> Awaitable[TakenHold]:
-        need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
+        need, orphaned = partial(self._need, progress, call), partial(self._records.orphaned, progress)
         call_id, is_stream = progress.incoming.call_id, call.stream
-        return self._budgets.reserve(progress.book, call_id, need, lost, is_stream=is_stream)
+        return self._budgets.reserve(progress.book, call_id, need, orphaned, is_stream=is_stream)
 
     def _need(self, progress: CallState, call: Call) -> CallNeed:
         """What the call may take at the most, wherever it goes in the end."""
@@ -261,7 +261,7 @@ class Accounts:
         asked = progress.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
         asked = asked or default_limit(fields, wire)
         asked = min(asked, MOST) if asked is not None else None
-        tokens, expected = _unweighed(progress, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
+        tokens, expected = _uncounted(progress, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
@@ -305,7 +305,7 @@ class Accounts:
             return
         lease, come = taken.lease, progress.response_bytes
         # What is held while the store is away is counted by this worker, and `Leases` takes it once the store is back.
-        if taken.hold is None and not lease.is_known and not self._settler.is_away:
+        if taken.hold is None and not lease.is_known and not self._settler.is_unavailable:
             await self._take(taken)
         if not lease.is_known or come >= lease.note_at:
             await self._budgets.note(lease, come)
@@ -319,7 +319,7 @@ class Accounts:
             self._settler.away(error)
             return
         # The record that is written when the call has ended corrects this one.
-        record = self._budgets.lost(taken)
+        record = self._budgets.orphaned(taken)
         if record is not None:
             await self._settler.settle(record)
 
@@ -364,7 +364,7 @@ class Accounts:
             if closing is not None:
                 progress.totals = closing.totals
             if claims or progress.book.is_blind:
-                progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
+                progress.book = self._budgets.again(progress.book, closing.balances if closing is not None else None)
         if await self._fetched.looked_back(progress):
             with self._fetched.whatever():
                 progress.totals = await self.totals_now(progress)
@@ -449,7 +449,7 @@ class Accounts:
 
     async def totals_now(self, progress: CallState) -> Totals | None:
         """The session's totals, without this call unless it was settled; None where nobody knows them."""
-        if progress.session is None or self._settler.is_away:
+        if progress.session is None or self._settler.is_unavailable:
             return None
         with contextlib.suppress(StoreUnavailable):
             return await self._store.totals(progress.session)
@@ -465,7 +465,7 @@ def _read_for_hold(progress: CallState, call: Call) -> None:
     """Read what a hold needs to know of the body."""
     if progress.plan is None:
         text_estimate(progress)
-    if any(stands.limits.nano_usd is not None for stands in progress.book.budgets):
+    if any(balance.limits.nano_usd is not None for balance in progress.book.budgets):
         progress.caches_long = _LONG_CACHE.search(call.body) is not None
 
 
@@ -479,7 +479,7 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
     return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
-def _unweighed(progress: CallState, call: Call) -> tuple[int, int]:
+def _uncounted(progress: CallState, call: Call) -> tuple[int, int]:
     """Return the input tokens to hold for a call that is not counted exactly, and those it is expected to have.
 
     Both are 0 without a budget, as reading megabytes takes time.
@@ -490,7 +490,7 @@ def _unweighed(progress: CallState, call: Call) -> tuple[int, int]:
         unread = _unread(call.body)
         return unread, unread
     expected = text_estimate(progress)
-    tokens = ceil(expected * _UNWEIGHED_MARGIN)
+    tokens = ceil(expected * _UNCOUNTED_MARGIN)
     # In a conversation that is too long to be counted, brackets and numbers are billed as well.
     if progress.incoming.endpoint.wire is not None:
         tokens = max(tokens, ceil(len(call.body) / _UNREAD_BYTES))

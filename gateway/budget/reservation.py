@@ -10,7 +10,7 @@ from typing import Final
 from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
 from gateway.core.http.gateway_headers import PARENT
-from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold, Limits, Refused, Standing
+from gateway.core.ledger.arithmetic import Amount, Balance, Claim, Granted, Hold, Limits, Refused
 from gateway.core.ledger.charging import (
     STREAM_STEP,
     BudgetPolicy,
@@ -130,7 +130,7 @@ class Budgets:
         found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
         known = found.remembered.state.parent
         if known is None and named is None:
-            return found, charged, CallAccounts.of(claims, self._seen(claims, found.standings))
+            return found, charged, CallAccounts.of(claims, self._seen(claims, found.balances))
         charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
         return found, charged, await self.book(charged)
 
@@ -155,7 +155,7 @@ class Budgets:
         charged = replace(charged, parents=parents)
         if parents != likely:
             return found, charged, await self.book(charged)
-        return found, charged, CallAccounts.of(claims, self._seen(claims, found.standings))
+        return found, charged, CallAccounts.of(claims, self._seen(claims, found.balances))
 
     async def _above_now(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents
@@ -184,20 +184,20 @@ class Budgets:
     async def book(self, charged: ChargedAccounts) -> CallAccounts:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)
-        return CallAccounts.of(claims, await self._standings(claims))
+        return CallAccounts.of(claims, await self._balances(claims))
 
-    async def _standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        return self._seen(claims, await self._store.standings([claim.undeclared for claim in claims]))
+    async def _balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
+        return self._seen(claims, await self._store.balances([claim.undeclared for claim in claims]))
 
-    def _seen(self, claims: Sequence[Claim], granted: Sequence[Standing]) -> tuple[Standing, ...]:
+    def _seen(self, claims: Sequence[Claim], granted: Sequence[Balance]) -> tuple[Balance, ...]:
         """How accounts stand for a call, lowered to what it declares; without that, they are kept for `blind_book`."""
         self._blind.saw(granted)
-        return tuple([stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True)])
+        return tuple([balance.lowered(claim.declared) for balance, claim in zip(granted, claims, strict=True)])
 
     def blind_book(self, charged: ChargedAccounts) -> CallAccounts:
         """The accounts of a call as this worker last saw them, while the store is away."""
         claims = self._blind.claims(claims_of(self.policy, charged))
-        return CallAccounts.of(claims, self._blind.standings(claims), is_blind=True)
+        return CallAccounts.of(claims, self._blind.balances(claims), is_blind=True)
 
     @staticmethod
     def to_read(book: CallAccounts) -> Sequence[Claim]:
@@ -206,10 +206,10 @@ class Budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
-    def again(self, book: CallAccounts, granted: Sequence[Standing] | None) -> CallAccounts:
+    def again(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
         """The accounts after the call. `granted`: how those stand that were to be read; None: nobody knows."""
         if book.is_blind:
-            return CallAccounts.of(book.claims, self._blind.standings(book.claims), is_blind=True)
+            return CallAccounts.of(book.claims, self._blind.balances(book.claims), is_blind=True)
         return CallAccounts.of(book.claims, self._seen(book.claims, granted)) if granted else book
 
     async def reserve(
@@ -217,11 +217,11 @@ class Budgets:
         book: CallAccounts,
         call_id: str,
         need_of: Callable[[], CallNeed],
-        lost: Callable[[CallNeed], CallRecord],
+        orphaned: Callable[[CallNeed], CallRecord],
         *,
         is_stream: bool,
     ) -> TakenHold:
-        """Hold what a call needs; `lost`: the record to write should nobody settle it.
+        """Hold what a call needs; `orphaned`: the record to write should nobody settle it.
 
         Where nothing is limited, a hold would only see to it that a call is charged if its worker dies, and most calls
         end too soon for that to be worth a write. `Leases` takes the hold of a call that lasts, and `deliver` takes it
@@ -233,35 +233,41 @@ class Budgets:
             PriceUnknown: a budget in USD is in force, and nobody knows the price.
             StoreUnavailable: nothing is held.
         """
-        if not (is_stream and book.is_blind) and all(stands.limits.is_none for stands in book.standings):
-            return self._unlimited(book, call_id, need_of, lost)
+        if not (is_stream and book.is_blind) and all(balance.limits.is_none for balance in book.balances):
+            return self._unlimited(book, call_id, need_of, orphaned)
         need = need_of()
         if book.is_blind:
             # There is nobody to ask for more while the answer comes.
             need = replace(need, can_grow=False)
         self._check_price(book, need)
-        opened, lease_s = self._opened(book, call_id, need, lost), self._leases.lease_s
+        opened, lease_s = self._opened(book, call_id, need, orphaned), self._leases.lease_s
         if book.is_blind:
             outcome = self._blind.reserve(opened.hold)
         else:
             outcome = await self._store.reserve(opened, lease_s)
         if isinstance(outcome, Refused):
-            claim = next(claim for claim in book.claims if claim.key == outcome.standing.key)
+            claim = next(claim for claim in book.claims if claim.key == outcome.balance_of.key)
             raise refusal(outcome, claim, self.policy, self._wall())
         return self._granted(book, opened, lease_s, outcome, need)
 
     def _unlimited(
-        self, book: CallAccounts, call_id: str, need_of: Callable[[], CallNeed], lost: Callable[[CallNeed], CallRecord]
+        self,
+        book: CallAccounts,
+        call_id: str,
+        need_of: Callable[[], CallNeed],
+        orphaned: Callable[[CallNeed], CallRecord],
     ) -> TakenHold:
         """Nothing is held yet, see `reserve`."""
-        lease = Lease(call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
+        lease = Lease(
+            call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), orphaned)
+        )
         return TakenHold(None, 0, self._leases.open(lease), None, book)
 
     def _granted(
         self, book: CallAccounts, opened: OpenHold, lease_s: float, granted: Granted, need: CallNeed
     ) -> TakenHold:
         """A granted hold as the call keeps it; from now on its lease is kept alive, or taken once the store is back."""
-        hold, after = opened.hold, CallAccounts.of(book.claims, granted.standings, is_blind=book.is_blind)
+        hold, after = opened.hold, CallAccounts.of(book.claims, granted.balances, is_blind=book.is_blind)
         grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         lease.opened = replace(opened, units=granted.units)
@@ -269,15 +275,15 @@ class Budgets:
             lease.most = most_text(lease.tokens)
         if book.is_blind:
             lease.pending = lambda: _as_granted(opened, granted.units)
-            lease.taken = lambda outcome: self._blind.handed_over(hold.id, outcome.standings)
+            lease.taken = lambda outcome: self._blind.handed_over(hold.id, outcome.balances)
         else:
-            self._blind.saw_used(granted.standings)
+            self._blind.saw_used(granted.balances)
         self._leases.open(lease)
         limit = limit_to_set(hold, granted, need)
         return TakenHold(hold, granted.units, lease, limit, after)
 
     def _check_price(self, book: CallAccounts, need: CallNeed) -> None:
-        if not need.is_priced and any(stands.limits.nano_usd is not None for stands in book.budgets):
+        if not need.is_priced and any(balance.limits.nano_usd is not None for balance in book.budgets):
             raise PriceUnknown(
                 f'A budget in USD is in force and the price of "{need.model}" is not known, or not in the '
                 "service tier it is asked for. Name it in gateway.yaml under models (match, provider, price: {input, "
@@ -286,12 +292,12 @@ class Budgets:
             )
 
     def _opened(
-        self, book: CallAccounts, call_id: str, need: CallNeed, lost: Callable[[CallNeed], CallRecord]
+        self, book: CallAccounts, call_id: str, need: CallNeed, orphaned: Callable[[CallNeed], CallRecord]
     ) -> OpenHold:
-        hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
+        hold = hold_for(call_id, book.claims, book.balances, need, clamp=self.policy.clamp)
         goes_on = need.goes_on and bounds_answers(book.budgets)
         unit_usd = need.rate.output if need.rate is not None else None
-        return OpenHold(hold, lost(need), unit_usd=unit_usd, goes_on=goes_on)
+        return OpenHold(hold, orphaned(need), unit_usd=unit_usd, goes_on=goes_on)
 
     async def deliver(self, taken: TakenHold) -> bool:
         """Before a part of the answer goes out: take the hold if that was put off; whether one is taken.
@@ -302,13 +308,13 @@ class Budgets:
         return await self._leases.take(taken.lease)
 
     @staticmethod
-    def lost(taken: TakenHold) -> CallRecord | None:
+    def orphaned(taken: TakenHold) -> CallRecord | None:
         """The record to write at once for a call that cannot be held, so that it is charged if its worker dies.
 
         None where the hold was taken, or this record was made before.
         """
         pending, taken.lease.pending = taken.lease.pending, None
-        return pending().as_lost() if pending is not None else None
+        return pending().as_orphaned() if pending is not None else None
 
     async def note(self, lease: Lease, come: int) -> None:
         """See `Leases.note`."""

@@ -240,7 +240,7 @@ class BoundCall:
     def _reason(self, planned: PlanResult, choice: SendChoice, modes: ResponseModes) -> ThinkingReason:
         if self.tools != (self.known.tools if self.known is not None else ""):
             return "tools"
-        is_trimmed = planned.plan.epoch is not None
+        is_trimmed = planned.plan.trim_decision is not None
         is_first = choice == self.first_choice(modes, all_results=False)
         return "trim" if is_trimmed or is_first else "mode"
 
@@ -268,7 +268,9 @@ class BoundCall:
         """Return whether some turns fit until the next trim."""
         budget = planned.plan.context.budget
         return (
-            planned.plan.epoch is not None or budget is None or planned.plan.safe_tokens <= (1 - _FREE_SHARE) * budget
+            planned.plan.trim_decision is not None
+            or budget is None
+            or planned.plan.safe_tokens <= (1 - _FREE_SHARE) * budget
         )
 
     def to_remember(self, sent: tuple[bytes, ...]) -> SentPrefix | None:

@@ -15,14 +15,14 @@ from gateway.core.fitting.report import Fates
 from gateway.core.ledger.arithmetic import NOTHING, Amount
 from gateway.core.ledger.charging import CallNeed, accounts_of, spent_by
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, LOST, PENDING, CallError, CallRecord, ContextRecord, Outcome, answer_name
+from gateway.core.record import CUTS, ORPHANED, PENDING, CallError, CallRecord, ContextRecord, Outcome, answer_name
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.usage import Charge, Usage, UsageSource
 from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.limits import service_tier
 from gateway.dialects.refusals import as_billed
-from gateway.dialects.server_state import kept_answer, left_behind
+from gateway.dialects.server_state import kept_answer, left_over
 from gateway.dialects.texts import as_name, estimate, token_ids
 
 #: the note on what a call used and its provider does not bill
@@ -163,11 +163,11 @@ class RecordBuilder:
         charge: Charge | None,
         spent: Amount,
         *,
-        is_lost: bool = False,
+        is_orphaned: bool = False,
     ) -> CallRecord:
         incoming, call, now = progress.incoming, progress.call, self._clock()
         context = _context(progress, answer, charge)
-        if is_lost and context is not None and context.message_fates:
+        if is_orphaned and context is not None and context.message_fates:
             context = replace(context, message_fates=Fates())
         return CallRecord(
             call_id=incoming.call_id,
@@ -182,7 +182,7 @@ class RecordBuilder:
             response_model=as_name(answer.model) if answer.model else None,
             stream=call.stream if call else False,
             status=progress.status if progress.outcome not in _LEFT else CLIENT_CLOSED,
-            outcome=progress.outcome if not is_lost else LOST,
+            outcome=progress.outcome if not is_orphaned else ORPHANED,
             error_code=progress.fault.code if progress.fault else None,
             error=CallError.of(progress.fault) if progress.fault else None,
             declared=progress.charged.declared if not progress.charged.declared.is_none else None,
@@ -213,7 +213,7 @@ class RecordBuilder:
         is_known = reported is not None and reported.input_tokens is not None
         return (progress.billed or progress.is_at_work) and not is_known
 
-    def lost(self, progress: CallState, need: CallNeed) -> CallRecord:
+    def orphaned(self, progress: CallState, need: CallNeed) -> CallRecord:
         """Return the record of a call in case its worker ends before it settles the call.
 
         It is charged the expected input. The margin of the hold is for a budget that must not be exceeded; nobody
@@ -223,7 +223,7 @@ class RecordBuilder:
         cost_usd = need.rate.input * tokens if need.rate is not None else None
         charge = Charge(Usage.of(tokens, 0), "estimated", cost_usd)
         # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
-        return self._record(progress, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_lost=True)
+        return self._record(progress, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_orphaned=True)
 
     def _charge(self, progress: CallState, answer: ParsedResponse) -> Charge | None:
         """What the provider bills for a call; None where it bills nothing."""
@@ -418,8 +418,8 @@ def _kept(progress: CallState, answer: ParsedResponse, charge: Charge | None) ->
     call, plan = progress.call, progress.plan
     if call is None:
         return ""
-    ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
-    return kept_of(progress.route.provider, charge, ids, plan.beside if plan is not None else 0)
+    ids = left_over(call.fields, progress.incoming.endpoint.wire, answer.id)
+    return kept_of(progress.route.provider, charge, ids, plan.overhead if plan is not None else 0)
 
 
 def _found_by(progress: CallState, answer: ParsedResponse) -> str | None:
@@ -429,11 +429,11 @@ def _found_by(progress: CallState, answer: ParsedResponse) -> str | None:
     return answer_name(kept) if kept is not None else None
 
 
-def kept_of(provider: str, charge: Charge | None, ids: Sequence[str], beside: int) -> str:
-    """The same, of an answer that others may go on from under these ids. `beside`: tokens that are sent again."""
+def kept_of(provider: str, charge: Charge | None, ids: Sequence[str], overhead: int) -> str:
+    """The same, of an answer that others may go on from under these ids. `overhead`: tokens that are sent again."""
     if charge is None or charge.source != "provider" or not ids:
         return ""
-    return kept_as(provider, ids, charge.usage.input_tokens + charge.usage.output_tokens - beside)
+    return kept_as(provider, ids, charge.usage.input_tokens + charge.usage.output_tokens - overhead)
 
 
 def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:

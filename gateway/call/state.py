@@ -14,7 +14,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import Use
 from gateway.core.http.headers import header
-from gateway.core.http.request import WorkObserver, told_nobody
+from gateway.core.http.request import WorkObserver, notify_nobody
 from gateway.core.ledger.charging import ChargedAccounts
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode
@@ -32,8 +32,8 @@ from gateway.dialects.contents import Contents
 from gateway.dialects.fields import AnyFields
 from gateway.dialects.limit_error import AS_USUAL, OutputRule
 from gateway.dialects.limits import least_output, output_limit
-from gateway.dialects.server_state import gone_on_from, is_fetched_later, is_in_background, kept_elsewhere
-from gateway.dialects.tool_restriction import NOT_NARROWED, ToolRestriction
+from gateway.dialects.server_state import continued_from, is_fetched_later, is_in_background, kept_by_provider
+from gateway.dialects.tool_restriction import UNRESTRICTED, ToolRestriction
 
 #: the status of a call whose client did not wait for an answer
 CLIENT_CLOSED: Final = 499
@@ -73,9 +73,9 @@ class CallState:
         remembered: what the session keeps from earlier calls.
         stepped: where its agent is in its steps; None without steps.
         contents: its messages, where the steps had to look at them; else they are read when it is weighed.
-        weighing: what the contents weighed for the steps, to be used once instead of weighing them again.
+        counts: what the contents weighed for the steps, to be used once instead of weighing them again.
         step: the step that was active when the call came; its record names it.
-        narrowed: how the provider is told which tools may be called.
+        restricted: how the provider is told which tools may be called.
         refused_changes: the model that refused a system message that withdraws tools.
         mode: the response mode of tool results that the model has read; None before the call is composed.
         tried: how its tool results are shown.
@@ -91,7 +91,7 @@ class CallState:
         before: the session's totals before it was sent: a stream's headers go out before its usage is known.
         is_holding: the store was asked to hold something; it may have done so even where no answer came.
         taken: the hold; None before it.
-        found_elsewhere: what in a large request stands for content that only the provider has; None: see `unseen`.
+        found_at_provider: what in a large request stands for content that only the provider has; None: see `unseen`.
         texts: estimated tokens of its texts, where they were read for that.
         caches_long: it may ask for a cache of an hour or more, which costs more. Only looked for under a USD budget.
         sending: the open request to the provider, to be closed.
@@ -130,16 +130,16 @@ class CallState:
     is_too_long: bool = False
     output_rule: OutputRule = AS_USUAL
     is_at_work: bool = False
-    at_work: WorkObserver = told_nobody
+    at_work: WorkObserver = notify_nobody
     charged: ChargedAccounts = _NOBODY
     book: CallAccounts = _NO_BOOK
     remembered: Remembered = _NOTHING_REMEMBERED
     stepped: ActiveStep | None = None
-    found_elsewhere: tuple[str, ...] | None = None
+    found_at_provider: tuple[str, ...] | None = None
     contents: Contents | None = None
-    weighing: RequestCounts | None = None
+    counts: RequestCounts | None = None
     step: Step | None = None
-    narrowed: ToolRestriction = NOT_NARROWED
+    restricted: ToolRestriction = UNRESTRICTED
     refused_changes: Route | None = None
     mode: ResponseMode | None = None
     tried: ModeTry = _AS_RECEIVED
@@ -206,11 +206,11 @@ class CallState:
         """What in the request stands for content that only the provider has."""
         if self.call is None:
             return ()
-        if self.found_elsewhere is not None:
-            return self.found_elsewhere
+        if self.found_at_provider is not None:
+            return self.found_at_provider
         # Where results are shown shorter, the contents are not all that came.
         contents = self.asked.contents if self.asked is not None and self.showing is None else None
-        return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire, contents)
+        return kept_by_provider(self.call.fields, self.incoming.endpoint.wire, contents)
 
     @property
     def sent_messages(self) -> tuple[bytes, ...]:
@@ -236,7 +236,7 @@ class CallState:
 
     def kept_by(self, *routes: Route) -> int:
         """Tokens of the earlier answer that the call goes on from, at the one of these providers that keeps most."""
-        ids = gone_on_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
+        ids = continued_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
         return max(self.remembered.kept_by(route.provider, ids) for route in routes) if ids else 0
 
     def output_limit(self, fields: AnyFields, wire: Wire) -> int | None:

@@ -12,7 +12,7 @@ from gateway.core.record import TOO_SLOW
 
 
 @asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[None]:
+async def max_wait(seconds: float) -> AsyncIterator[None]:
     """Cancel what is inside after so many seconds.
 
     The message of the cancel becomes the outcome in the record of a call that is cut by it. It also tells this cancel

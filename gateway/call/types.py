@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.context_budget import NO_WISHES, ContextOptions, beta_of
+from gateway.core.context_budget import NO_OPTIONS, ContextOptions, beta_of
+from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
 from gateway.core.counting.overhead import Overhead
-from gateway.core.counting.weighed import CountedRequest, Learned, weigh
 from gateway.core.errors import GatewayError
 from gateway.core.http.gateway_headers import SESSION
 from gateway.core.http.headers import Headers
-from gateway.core.ledger.arithmetic import NO_LIMITS, Claim, Hold, Limits, Standing
+from gateway.core.ledger.arithmetic import NO_LIMITS, Balance, Claim, Hold, Limits
 from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, budgets_in
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
@@ -72,7 +72,7 @@ class Directives:
     a shorter one; `parent`: the session that this one works for; `agent`: whose steps it takes.
     """
 
-    context: ContextOptions = NO_WISHES
+    context: ContextOptions = NO_OPTIONS
     budget: Limits = NO_LIMITS
     mode: ResponseMode = "raw"
     parent: str | None = None
@@ -87,9 +87,9 @@ class Incoming:
     """One client request, its body read.
 
     `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
-    `unpacked`: the body came compressed, and `body` is what was in it; `started`: monotonic seconds. `refused`: why its
-    body was not read; it is answered with that. `purpose`: set where it is a call of the gateway's own, in the name of
-    the caller. `provider`: whom it is for, where it names one and no model.
+    `decompressed`: the body was sent compressed; `started`: monotonic seconds. `refused`: why its body was not read,
+    which is the response. `purpose`: set if the gateway makes the call itself, for the caller. `provider`: set if the
+    call names a provider and no model.
     """
 
     call_id: str
@@ -99,7 +99,7 @@ class Incoming:
     query: str
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
-    unpacked: bool
+    decompressed: bool
     endpoint: Endpoint
     caller: Caller
     path_session: str | None
@@ -180,20 +180,20 @@ class ClientResponse:
 class RequestCounts(NamedTuple):
     """The token counts of the unchanged request, what earlier calls taught, and the keys of its messages (`keys_of`).
 
-    `keys` and `beside`, what stands beside the messages: None where these are no array.
+    `keys` and `overhead`, what stands beside the messages: None where these are no array.
     """
 
-    came: CountedRequest
+    original: CountedRequest
     learned: Learned
     keys: tuple[bytes, ...] | None
-    beside: Overhead | None
+    overhead: Overhead | None
 
     @property
     def alone(self) -> RequestCounts:
         """The same without what other sessions taught."""
         learned = self.learned.alone
-        came = weigh(self.came.request, self.came.estimate, learned, self.came.key)
-        return self._replace(came=came, learned=learned)
+        original = count_tokens(self.original.request, self.original.estimate, learned, self.original.key)
+        return self._replace(original=original, learned=learned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class PlanRequest:
     """One call to be planned.
 
     `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
-    empty; `weighing`: what these contents weighed for this route, where that was found just now; `form`: what the
+    empty; `counts`: what these contents weighed for this route, where that was found just now; `form`: what the
     format is called, where it may be read as another. `received`: what the client sent, None where that is the same;
     `keeps_decisions`: what was decided for the conversation stays in force, also where it would fit without.
     """
@@ -209,10 +209,10 @@ class PlanRequest:
     contents: Contents
     route: Route
     facts: ModelFacts
-    wishes: ContextOptions
+    options: ContextOptions
     size: int
     salt: str = ""
-    weighing: RequestCounts | None = None
+    counts: RequestCounts | None = None
     form: str = ""
     received: Contents | None = None
     keeps_decisions: bool = False
@@ -225,7 +225,7 @@ class PlanRequest:
     @property
     def limited(self) -> str:
         """The model as its limits are learned: with a larger window, for which a call asks, they are other ones."""
-        beta = beta_of(self.facts, self.wishes)
+        beta = beta_of(self.facts, self.options)
         return self.route.model if beta is None else f"{self.route.model}\n{beta}"
 
 
@@ -282,20 +282,20 @@ class CallAccounts:
 
     Attributes:
         claims: the accounts.
-        standings: how each of them stands.
+        balances: how each of them stands.
         budgets: those of them in which a budget is in force, see `budgets_in`.
         is_blind: the store is away, and they stand as this worker last saw them.
     """
 
     claims: tuple[Claim, ...] = ()
-    standings: tuple[Standing, ...] = ()
-    budgets: tuple[Standing, ...] = ()
+    balances: tuple[Balance, ...] = ()
+    budgets: tuple[Balance, ...] = ()
     is_blind: bool = False
 
     @classmethod
-    def of(cls, claims: tuple[Claim, ...], standings: tuple[Standing, ...], *, is_blind: bool = False) -> CallAccounts:
+    def of(cls, claims: tuple[Claim, ...], balances: tuple[Balance, ...], *, is_blind: bool = False) -> CallAccounts:
         """Accounts that stand so."""
-        return cls(claims, standings, budgets_in(standings), is_blind)
+        return cls(claims, balances, budgets_in(balances), is_blind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     content = _read(body)
 
     async def work(inspector: Inspector) -> tuple[bytes, dict[str, Any]]:
-        call, asked = inspector.read(content, model=model, wishes=ContextOptions(trim="auto", budget=budget))
+        call, asked = inspector.read(content, model=model, options=ContextOptions(trim="auto", budget=budget))
         trimmed, plan = await inspector.trim(call, asked, Remembered())
         return trimmed, await inspector.told(asked, plan, explain=True)
 

@@ -30,7 +30,7 @@ from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
-    from gateway.core.ledger.arithmetic import Claim, Limits, Standing
+    from gateway.core.ledger.arithmetic import Balance, Claim, Limits
     from gateway.core.ports import Store
     from gateway.core.stored import StoredKey
 
@@ -60,7 +60,7 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
 
     async def read(opened: Store) -> list[dict[str, Any]]:
         kept = [*configured, *await opened.keys()]
-        return [_row(key, one) for key, one in zip(kept, await _stands(opened, kept), strict=True)]
+        return [_row(key, one) for key, one in zip(kept, await _balance(opened, kept), strict=True)]
 
     rows = with_store(config, store, read)
     if as_json:
@@ -145,8 +145,8 @@ def _end_open_access(*, is_asked: bool) -> None:
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
     """The key's row in the list; None where there is one of that name."""
     # What may fail comes first: once the key is kept it is to be shown.
-    (stands,) = await opened.standings([_claim(key)])
-    return _row(key, stands) if await opened.add_key(key) else None
+    (balance,) = await opened.balances([_claim(key)])
+    return _row(key, balance) if await opened.add_key(key) else None
 
 
 def _show(key: str, row: dict[str, Any], *, as_json: bool) -> None:
@@ -226,15 +226,15 @@ def _refused(problem: str, given: Mapping[str, object]) -> str:
     return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
-async def _stands(opened: Store, kept: Sequence[StoredKey]) -> Sequence[Standing | None]:
+async def _balance(opened: Store, kept: Sequence[StoredKey]) -> Sequence[Balance | None]:
     """How the budgets of keys stand; None for one whose account cannot be read, which hides no other key's."""
     from gateway.core.errors import StoreDamaged
 
     try:
-        return await opened.standings([_claim(key) for key in kept])
+        return await opened.balances([_claim(key) for key in kept])
     except StoreDamaged as fault:
         if len(kept) > 1:
-            return [one for key in kept for one in await _stands(opened, [key])]
+            return [one for key in kept for one in await _balance(opened, [key])]
         typer.echo(fault.message, err=True)
         return [None]
 
@@ -245,12 +245,12 @@ def _claim(key: StoredKey) -> Claim:
     return Claim(AccountKey("key", key.name), key.limits)
 
 
-def _row(key: StoredKey, stands: Standing | None) -> dict[str, Any]:
+def _row(key: StoredKey, balance: Balance | None) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from gateway.core.ledger.refusals import usd
 
-    limits, used = key.limits, stands.used_fraction if stands is not None else None
+    limits, used = key.limits, balance.used_fraction if balance is not None else None
     return {
         "name": key.name,
         "models": list(key.models),

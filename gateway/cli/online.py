@@ -83,6 +83,6 @@ async def _ask(provider: ProviderAddress, settings: Settings) -> tuple[str, bool
 
 
 async def _status(upstream: Upstream, provider: ProviderAddress) -> int:
-    headers = request_headers([], provider, client_key_headers=frozenset(), unpacked=False)
+    headers = request_headers([], provider, client_key_headers=frozenset(), decompressed=False)
     async with upstream.send(Outgoing("GET", provider.url("models", ""), headers, b"")) as answer:
         return answer.status

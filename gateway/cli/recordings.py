@@ -66,7 +66,7 @@ def share_of(part: int, whole: int) -> str:
 class Drawn:
     """What is drawn of each request, in their order: input tokens, None where there is nothing to draw."""
 
-    came: Sequence[int | None]
+    original: Sequence[int | None]
     sent: Sequence[int | None]
     cached: Sequence[int | None]
     budget: Sequence[int | None]
@@ -107,14 +107,14 @@ def draw(path: Path, drawn: Drawn) -> None:
     def heights(values: Sequence[int | None]) -> list[float]:
         return [math.nan if value is None else value for value in values]
 
-    numbers = range(1, len(drawn.came) + 1)
+    numbers = range(1, len(drawn.original) + 1)
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.add_subplot(title="Input tokens of each request", xlabel="request", ylabel="tokens")
-    axes.plot(numbers, heights(drawn.came), label="as it came")
+    axes.plot(numbers, heights(drawn.original), label="as it came")
     axes.plot(numbers, heights(drawn.sent), label="as sent")
     axes.plot(numbers, heights(drawn.cached), label="of it cached")
     axes.plot(numbers, heights(drawn.budget), label="context budget", linestyle=":", color="gray")
-    axes.set_ylim(bottom=0, top=1.1 * max((value for value in drawn.came if value is not None), default=1))
+    axes.set_ylim(bottom=0, top=1.1 * max((value for value in drawn.original if value is not None), default=1))
     axes.legend()
     axes.grid(alpha=0.3)
     try:

@@ -127,7 +127,7 @@ def _report(asked: _Asked, top: int, plot: Path | None, *, as_json: bool) -> Non
 
 def _lines_of(turns: Sequence[ReplayedTurn]) -> Drawn:
     return Drawn(
-        came=[turn.came.tokens for turn in turns],
+        original=[turn.original.tokens for turn in turns],
         sent=[turn.sent.tokens if turn.sent else None for turn in turns],
         cached=[turn.sent.cached if turn.sent else None for turn in turns],
         budget=[turn.budget for turn in turns],
@@ -179,7 +179,7 @@ def _replayed(asked: _Asked) -> _Found:
 
 def _print(sessions: dict[str, RequestSums], total: RequestSums, top: int) -> None:
     columns = ("session", *_NUMBERS)
-    shown = sorted(sessions.items(), key=lambda pair: -pair[1].came)[:top]
+    shown = sorted(sessions.items(), key=lambda pair: -pair[1].original)[:top]
     rows = [_row(name[:LONGEST_NAME], sums) for name, sums in shown]
     rows.append(_row(f"all {len(sessions):,}", total))
     print_table(columns, rows, right=_NUMBERS, first_to_go=_FIRST_TO_GO)
@@ -195,10 +195,10 @@ def _row(name: str, sums: RequestSums) -> list[str]:
         f"{sums.turns:,}",
         f"{sums.refused:,}" if sums.refused else "",
         f"{sums.cuts:,}" if sums.cuts else "",
-        f"{sums.came:,}",
+        f"{sums.original:,}",
         f"{sums.sent:,}",
-        share_of(sums.came_cached, sums.came),
+        share_of(sums.original_cached, sums.original),
         share_of(sums.sent_cached, sums.sent),
-        cost(sums.came_usd),
+        cost(sums.original_usd),
         cost(sums.sent_usd),
     ]

@@ -159,7 +159,7 @@ def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[ReplayedCall]
 def _drawn(found: Sequence[ReplayOutcome]) -> Drawn:
     charges = [one.call.charge if one.call.has_details else None for one in found]
     return Drawn(
-        came=[one.came for one in found],
+        original=[one.original for one in found],
         sent=[one.call.sent for one in found],
         cached=[charge.usage.cache_read_tokens if charge else None for charge in charges],
         budget=[one.budget for one in found],

@@ -95,7 +95,7 @@ def load(
     problems = references.problems
     own = references.into(raw, "")
     folder = path.parent if path is not None else Path()
-    own = _beside(_with_agents(own, folder, references), folder)
+    own = _overhead(_with_agents(own, folder, references), folder)
     merged, unsent = _sendable(_with_built_in(own, references.into(built_in, "providers")), own, built_in)
     unset = {line.partition(":")[0] for line in problems}
     try:
@@ -416,7 +416,7 @@ def _with_agents(own: dict[str, Any], folder: Path, references: References) -> d
     return {**own, "agents": read}
 
 
-def _beside(own: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _overhead(own: dict[str, Any], folder: Path) -> dict[str, Any]:
     """With the path of a file that stands beside the configuration as one that can be opened from anywhere."""
     context = own.get("context")
     named = context.get("families") if isinstance(context, dict) else None

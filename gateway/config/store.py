@@ -83,21 +83,21 @@ class StoreSettings(Section):
         """The folder of the journals, or None where there is none."""
         if self.journal == "off" or self.url == "memory://":
             return None
-        beside = self.sqlite_path
-        if beside is not None and not isinstance(self.journal, Path):
-            return beside.with_name(f"{beside.name}-journals")
+        store = self.sqlite_path
+        if store is not None and not isinstance(self.journal, Path):
+            return store.with_name(f"{store.name}-journals")
         folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
         # What waits for one store must not be settled in another.
-        store = str(beside.absolute()) if beside is not None else redis_url.parse(self.url).place
-        return at_home(folder) / hashlib.sha256(store.encode()).hexdigest()[:12]
+        place = str(store.absolute()) if store is not None else redis_url.parse(self.url).place
+        return at_home(folder) / hashlib.sha256(place.encode()).hexdigest()[:12]
 
     @property
     def mock_url(self) -> str:
         """The store of `gateway serve --mock`: beside the SQLite file, so that no trial changes a real session."""
         if self.url == "memory://":
             return self.url
-        beside = self.sqlite_path or at_home(_DEFAULT.removeprefix(_SQLITE))
-        return f"{_SQLITE}{beside.with_name(f'{beside.stem}-mock{beside.suffix}')}"
+        store = self.sqlite_path or at_home(_DEFAULT.removeprefix(_SQLITE))
+        return f"{_SQLITE}{store.with_name(f'{store.stem}-mock{store.suffix}')}"
 
     @property
     def sqlite_path(self) -> Path | None:

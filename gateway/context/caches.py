@@ -28,14 +28,14 @@ class ContextCaches:
     Attributes:
         counts: token counts of the messages seen last.
         known: beginnings of requests, as bytes with what they weigh.
-        beside: what stood beside the messages of requests, with what it weighs.
+        overhead: what stood beside the messages of requests, with what it weighs.
         views: messages of other formats as chat messages.
         book: what is known of chat messages (blocks, terms, what they were cut to) and of whole conversations.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.counts = CountCache(limit_bytes // 8, Lock())
-        self.beside = RecentOverheads(limit_bytes // 32, Lock())
+        self.overhead = RecentOverheads(limit_bytes // 32, Lock())
         self.known = PrefixCache(limit_bytes // 4, Lock())
         self.views = CountCache(limit_bytes * 3 // 16, Lock())
         self.book = Reader(_no_weights, limit_bytes=limit_bytes * 13 // 32, lock=Lock())
@@ -43,7 +43,7 @@ class ContextCaches:
     @property
     def size_bytes(self) -> int:
         """About what they take now."""
-        return sum(table.size_bytes for table in (self.counts, self.known, self.beside, self.views, self.book))
+        return sum(table.size_bytes for table in (self.counts, self.known, self.overhead, self.views, self.book))
 
 
 def _no_weights(messages: Sequence[bytes]) -> Sequence[int]:

@@ -47,7 +47,7 @@ class Inspector:
         self._facts = facts
 
     def read(
-        self, body: bytes, *, model: str | None = None, wire: str | None = None, wishes: ContextOptions | None = None
+        self, body: bytes, *, model: str | None = None, wire: str | None = None, options: ContextOptions | None = None
     ) -> tuple[Call, PlanRequest]:
         """The request in a body. `model`: asked for instead of the one it names; `wire`: its format, else guessed.
 
@@ -68,14 +68,14 @@ class Inspector:
                 'The body holds no "messages", "input" or "prompt" that could be weighed.', param="messages"
             )
         route = self._routes.resolve(name)
-        wanted = replace(wishes or ContextOptions(), output=output_limit(contents.fields, contents.wire))
+        wanted = replace(options or ContextOptions(), output=output_limit(contents.fields, contents.wire))
         return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), form=form)
 
     async def read_apart(
-        self, body: bytes, *, wire: str | None = None, wishes: ContextOptions | None = None
+        self, body: bytes, *, wire: str | None = None, options: ContextOptions | None = None
     ) -> tuple[Call, PlanRequest]:
         """The same as `read`, where others wait for the loop: a large body is read in a thread."""
-        work = partial(self.read, body, wire=wire, wishes=wishes)
+        work = partial(self.read, body, wire=wire, options=options)
         return await asyncio.to_thread(work) if len(body) > _INLINE_BYTES else work()
 
     async def count(self, asked: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
@@ -83,18 +83,18 @@ class Inspector:
 
         `show`: `items` for each message's tokens, `tools` for those of each tool's results.
         """
-        came, learned, *_ = await self._planner.weigh(asked, remembered)
-        parts = came.estimate.context
+        original, learned, *_ = await self._planner.count_tokens(asked, remembered)
+        parts = original.estimate.context
         found: dict[str, Any] = {
-            "model": came.request.model,
-            "provider": came.request.provider,
-            "wire": asked.form or came.request.wire,
-            "tokens": came.tokens,
-            "margin": came.margin(self._planner.policy.safety),
-            "kept_tokens": came.kept,
-            "source": came.expected.source,
-            "counter": came.estimate.counter,
-            "family": came.estimate.family,
+            "model": original.request.model,
+            "provider": original.request.provider,
+            "wire": asked.form or original.request.wire,
+            "tokens": original.tokens,
+            "margin": original.margin(self._planner.policy.safety),
+            "kept_tokens": original.kept,
+            "source": original.expected.source,
+            "counter": original.estimate.counter,
+            "family": original.estimate.family,
             "conversation_tokens": parts.conversation_tokens,
             "tool_tokens": parts.tool_tokens,
             "tool_results": parts.results,
@@ -102,7 +102,7 @@ class Inspector:
             # Texts to embed have no context budget: each has the model's window to itself.
             "budget": None
             if asked.form == _EMBEDDINGS
-            else budget_of(self._planner.policy, within(asked.facts, asked.wishes, learned.limit), asked.wishes),
+            else budget_of(self._planner.policy, within(asked.facts, asked.options, learned.limit), asked.options),
         }
         if "items" in show:
             found["items"] = await self._items(asked)

@@ -20,15 +20,15 @@ from gateway.context.caches import ContextCaches
 from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, budget_of, within
 from gateway.core.conversation.message import Hashed, digest
 from gateway.core.conversation.units import Conversation
+from gateway.core.counting.counted import CountedRequest, Learned, count_tokens, key_of
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.families import TokenizerFamily
-from gateway.core.counting.largest_part import RequestPart, heaviest_beside
+from gateway.core.counting.largest_part import RequestPart, largest_overhead
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.overhead import Overhead
 from gateway.core.counting.prefix_cache import CachedPrefix, is_worth_keeping
 from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, RequestParts, key_of_fields, read_request
 from gateway.core.counting.sums import MessageSums
-from gateway.core.counting.weighed import CountedRequest, Learned, key_of, weigh
 from gateway.core.fitting.deadline import DeadlinePassed
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.preread import due, read_ahead
@@ -43,7 +43,7 @@ from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
-from gateway.dialects.server_state import gone_on_from, named_in
+from gateway.dialects.server_state import continued_from, named_in
 from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
@@ -58,7 +58,7 @@ _LARGE_BYTES: Final = 512 * 1024
 _HUGE_BYTES: Final = 8 * 1024 * 1024
 #: threads of each kind
 _READING: Final = 1
-_WEIGHING: Final = 2
+_COUNTING: Final = 2
 _COUNTING_HUGE: Final = 1
 _FITTING: Final = 1
 #: bytes that one of a schema takes once it is built
@@ -75,7 +75,7 @@ class _Estimated(NamedTuple):
     request: RequestParts
     estimate: Estimate
     keys: tuple[bytes, ...] | None
-    beside: Overhead | None
+    overhead: Overhead | None
 
 
 class PlannerThreads:
@@ -85,17 +85,17 @@ class PlannerThreads:
         # What takes milliseconds must not wait for what takes seconds.
         self.reading = ThreadPoolExecutor(_READING, "reading")
         # A long choice must not keep those waiting who only want to be weighed.
-        self.weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
+        self.counts = ThreadPoolExecutor(_COUNTING, "weighing")
         self.huge = ThreadPoolExecutor(_COUNTING_HUGE, "counting-huge")
         self.fitting = ThreadPoolExecutor(_FITTING, "fitting")
 
     def counting(self, size: int) -> ThreadPoolExecutor:
         """Return the threads that count a body of so many bytes."""
-        return self.huge if size > _HUGE_BYTES else self.weighing
+        return self.huge if size > _HUGE_BYTES else self.counts
 
     def close(self) -> None:
         """Let them end; calls that wait for them have been cut by then."""
-        for pool in (self.reading, self.weighing, self.huge, self.fitting):
+        for pool in (self.reading, self.counts, self.huge, self.fitting):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -128,7 +128,7 @@ class Planner:
         memory = memory or ContextCaches()
         #: to look beginnings up in, see `contents_of`
         self.known = memory.known
-        self._beside, self._views, self._book = memory.beside, memory.views, memory.book
+        self._overhead, self._views, self._book = memory.overhead, memory.views, memory.book
         self._threads = threads or PlannerThreads()
         self._translated = translated
         #: Held while a huge body is planned: its parts take a few times its size meanwhile.
@@ -142,44 +142,44 @@ class Planner:
 
         No call is refused because of what other sessions taught: a refused call reports no usage to correct that.
         """
-        weighing = await self._weigh(asked, remembered, said)
-        plan = await self._planned(asked, weighing, remembered, use)
-        if plan.is_safe or not weighing.learned.is_of_others:
+        counts = await self._count_tokens(asked, remembered, said)
+        plan = await self._planned(asked, counts, remembered, use)
+        if plan.is_safe or not counts.learned.is_of_others:
             return plan
-        alone = await self._planned(asked, weighing.alone, remembered, use)
+        alone = await self._planned(asked, counts.alone, remembered, use)
         return alone if alone.is_safe else plan
 
     async def budget(self, asked: PlanRequest, remembered: Remembered) -> int | None:
         """Return the input tokens that a call may take; None where nothing limits it."""
-        weighing = await self._weigh(asked, remembered, None)
-        return budget_of(self.policy, within(asked.facts, asked.wishes, weighing.learned.limit), asked.wishes)
+        counts = await self._count_tokens(asked, remembered, None)
+        return budget_of(self.policy, within(asked.facts, asked.options, counts.learned.limit), asked.options)
 
-    async def _planned(self, asked: PlanRequest, weighing: RequestCounts, remembered: Remembered, use: Use) -> Plan:
-        came, learned, keys, beside = weighing
-        facts = within(asked.facts, asked.wishes, learned.limit)
-        budget, window = budget_of(self.policy, facts, asked.wishes), facts.window
+    async def _planned(self, asked: PlanRequest, counts: RequestCounts, remembered: Remembered, use: Use) -> Plan:
+        original, learned, keys, overhead = counts
+        facts = within(asked.facts, asked.options, learned.limit)
+        budget, window = budget_of(self.policy, facts, asked.options), facts.window
         is_compaction = asks_for_compaction(asked.contents.fields, asked.contents.wire)
-        trim = "off" if is_compaction else asked.wishes.trim or self.policy.trim
-        unchanged = as_it_came(came, budget, self.policy.safety, window=window)
+        trim = "off" if is_compaction else asked.options.trim or self.policy.trim
+        unchanged = as_it_came(original, budget, self.policy.safety, window=window)
         if trim == "off" or (budget is None and not asked.keeps_decisions):
             return unchanged
         if budget is None:
             plan = await self._planned(
-                replace(asked, wishes=replace(asked.wishes, budget=_ENOUGH)), weighing, remembered, use
+                replace(asked, options=replace(asked.options, budget=_ENOUGH)), counts, remembered, use
             )
             return replace(plan, context=replace(plan.context, budget=None))
         if keys is None or asked.contents.wire not in VIEWED:
-            return await self._of_one_text(unchanged, asked, came, budget, trim)
-        if came.fits(budget, self.policy.safety) and not asked.keeps_decisions:
-            self._read_ahead(came, asked.contents, keys, budget)
+            return await self._of_one_text(unchanged, asked, original, budget, trim)
+        if original.fits(budget, self.policy.safety) and not asked.keeps_decisions:
+            self._read_ahead(original, asked.contents, keys, budget)
             return unchanged
-        scales, since = Scales(self._estimator, self._reader(came), beside), self._clock()
+        scales, since = Scales(self._estimator, self._reader(original), overhead), self._clock()
         policy = self._keeping if asked.keeps_decisions else self.policy
 
         def choose() -> Plan:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
             room = Room(budget, policy, is_shadow, remembered.state, learned, deadline, use, asked.salt, window)
-            return self._roomy(came, asked, keys, room, scales)
+            return self._roomy(original, asked, keys, room, scales)
 
         try:
             plan = await _run_in(self._threads.fitting, choose)
@@ -189,29 +189,29 @@ class Planner:
         except (ContextOverflow, BudgetTooSmall) as overflow:
             if trim == "shadow" or self.policy.overflow == "forward":
                 return unchanged
-            part = await self._heaviest_beside(asked)
+            part = await self._largest_overhead(asked)
             return replace(unchanged, overflow=overflow if part is None else overflow.naming(part))
-        self._read_ahead(came, asked.contents, keys, budget)
+        self._read_ahead(original, asked.contents, keys, budget)
         return plan
 
     async def _of_one_text(
-        self, unchanged: Plan, asked: PlanRequest, came: CountedRequest, budget: int, trim: Trim
+        self, unchanged: Plan, asked: PlanRequest, original: CountedRequest, budget: int, trim: Trim
     ) -> Plan:
         """The plan for a request without messages to choose among: sent as it came, or refused."""
-        tokens = came.expected.tokens
+        tokens = original.expected.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
             return unchanged
-        part = await self._heaviest_beside(asked)
-        if part is not None and part.tokens <= came.estimate.tokens - came.estimate.beside:
+        part = await self._largest_overhead(asked)
+        if part is not None and part.tokens <= original.estimate.tokens - original.estimate.overhead:
             part = None
         overflow = TextTooLong(needed=tokens, budget=budget, param=ITEMS[asked.contents.wire], part=part)
         return replace(unchanged, overflow=overflow)
 
-    async def _heaviest_beside(self, asked: PlanRequest) -> RequestPart | None:
+    async def _largest_overhead(self, asked: PlanRequest) -> RequestPart | None:
         """What takes most of a request beside its messages."""
         contents, route = asked.contents, asked.route
 
-        def weigh(fields: Mapping[str, Piece]) -> int:
+        def count_tokens(fields: Mapping[str, Piece]) -> int:
             request = read_request(
                 contents.wire, fields, model=route.model, provider=route.provider, messages=(),
                 tokenizer=asked.facts.tokenizer or "",
@@ -219,31 +219,31 @@ class Planner:
             return self._estimator.estimate(request).tokens
 
         threads = self._threads.counting(asked.size)
-        return await _run_in(threads, lambda: heaviest_beside(contents.wire, contents.fields, weigh))
+        return await _run_in(threads, lambda: largest_overhead(contents.wire, contents.fields, count_tokens))
 
     def _roomy(
-        self, came: CountedRequest, asked: PlanRequest, keys: Sequence[bytes], room: Room, scales: Scales
+        self, original: CountedRequest, asked: PlanRequest, keys: Sequence[bytes], room: Room, scales: Scales
     ) -> Plan:
         view = self.view(asked.contents, keys)
         # The other formats join neighbours of one role, or take any order.
         is_sent_as_chat = asked.contents.wire == "chat" or asked.route.provider in self._translated
-        family = self._estimator.family(came.request)
+        family = self._estimator.family(original.request)
         takes_turns = is_sent_as_chat and family.turns == "strict"
         bound = view.bound if family.binding == "prefix" else frozenset[int]()
         conversation = self._conversation(view, asked.contents, bound, takes_turns=takes_turns)
-        return make_room(came, view, conversation, room, scales)
+        return make_room(original, view, conversation, room, scales)
 
     def view(self, contents: Contents, keys: Sequence[bytes] | None = None) -> View:
         """Its messages as chat messages. `keys`: of the messages, where they are known."""
-        came = Hashed(contents.messages or (), keys, unmarked=_unmarked(contents))
-        return view_of(contents.wire, came, self._views)
+        original = Hashed(contents.messages or (), keys, unmarked=_unmarked(contents))
+        return view_of(contents.wire, original, self._views)
 
-    def _read_ahead(self, came: CountedRequest, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
+    def _read_ahead(self, original: CountedRequest, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
         """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough."""
-        some = due(len(keys), came.expected.tokens / budget)
+        some = due(len(keys), original.expected.tokens / budget)
         if not some or not self._reading_ahead.acquire(blocking=False):
             return
-        reader, since = self._reader(came), self._clock()
+        reader, since = self._reader(original), self._clock()
 
         def work() -> None:
             try:
@@ -303,20 +303,22 @@ class Planner:
             return contents_of(call, wire, self.known)
         return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.known))
 
-    async def weigh(self, asked: PlanRequest, remembered: Remembered) -> RequestCounts:
+    async def count_tokens(self, asked: PlanRequest, remembered: Remembered) -> RequestCounts:
         """What a request weighs."""
-        return await self._weigh(asked, remembered, None)
+        return await self._count_tokens(asked, remembered, None)
 
-    async def _weigh(self, asked: PlanRequest, remembered: Remembered, said: LengthLimit | None) -> RequestCounts:
-        if asked.weighing is not None and said is None:
-            return asked.weighing
-        request, estimate, keys, beside = await self._estimated(asked)
+    async def _count_tokens(
+        self, asked: PlanRequest, remembered: Remembered, said: LengthLimit | None
+    ) -> RequestCounts:
+        if asked.counts is not None and said is None:
+            return asked.counts
+        request, estimate, keys, overhead = await self._estimated(asked)
         if said is None:
             said = await self._said_before(asked)
-        kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
+        kept = remembered.kept_by(request.provider, continued_from(asked.contents.fields, request.wire))
         key = key_of(request, estimate, kept)
         learned = Learned(*await self._learner.taught(key), remembered.last_turn, said, kept)
-        return RequestCounts(weigh(request, estimate, learned, key), learned, keys, beside)
+        return RequestCounts(count_tokens(request, estimate, learned, key), learned, keys, overhead)
 
     async def _said_before(self, asked: PlanRequest) -> LengthLimit | None:
         """What a provider said of late, unless the configuration names that limit, which is not overruled by it."""
@@ -332,7 +334,7 @@ class Planner:
     async def _estimated(self, asked: PlanRequest) -> _Estimated:
         """The request, what it weighs, and the keys of its messages. In the loop where little is new."""
         estimator, key = self._estimator, _key_of(asked)
-        known = self._beside.find(key) if asked.contents.array is not None else None
+        known = self._overhead.find(key) if asked.contents.array is not None else None
         request = known.request if known is not None else request_of(asked)
         is_loaded = self._is_loaded(estimator.tokenizer(request))
         if known is not None and not (is_loaded and known.counter.name == estimator.counter(request).name):
@@ -354,29 +356,29 @@ class Planner:
         estimator = self._estimator
         if contents.array is None:
             return _Estimated(request, estimator.estimate(request), None, None)
-        beside = known
-        if beside is None:
-            beside = estimator.beside(request)
-            self._beside.keep(key, beside, _size_beside(contents))
-        sums, keys = self._sums(beside, contents)
-        return _Estimated(request, estimator.of(beside, sums), keys, beside)
+        overhead = known
+        if overhead is None:
+            overhead = estimator.overhead(request)
+            self._overhead.keep(key, overhead, _size_beside(contents))
+        sums, keys = self._sums(overhead, contents)
+        return _Estimated(request, estimator.of(overhead, sums), keys, overhead)
 
-    def _sums(self, beside: Overhead, contents: Contents) -> tuple[MessageSums, tuple[bytes, ...]]:
+    def _sums(self, overhead: Overhead, contents: Contents) -> tuple[MessageSums, tuple[bytes, ...]]:
         """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""
-        estimator, kind = self._estimator, beside.kind
+        estimator, kind = self._estimator, overhead.kind
         # What is fresh has no cache marks any more.
         start, fresh, keys = contents.start, contents.fresh, tuple(map(digest, contents.fresh))
         known, before = (start.keys, start.sums) if start is not None else ((), None)
         if start is not None and start.kind != kind:
-            before = estimator.sums(beside, (contents.messages or ())[: len(known)], known)
+            before = estimator.sums(overhead, (contents.messages or ())[: len(known)], known)
         last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
         if last > 0:
-            before = estimator.sums(beside, fresh[:last], keys[:last], before)
+            before = estimator.sums(overhead, fresh[:last], keys[:last], before)
             elsewhere = named_in(contents.wire, contents.rest, fresh[:last])
             elsewhere |= start.elsewhere if start is not None else frozenset()
             begun = CachedPrefix(contents.settled, contents.bounds, known + keys[:last], kind, before, elsewhere)
             self.known.keep(contents.wire, begun, instead_of=start)
-        return estimator.sums(beside, fresh[last:], keys[last:], before), known + keys
+        return estimator.sums(overhead, fresh[last:], keys[last:], before), known + keys
 
     def _conversation(
         self, view: View, contents: Contents, bound: frozenset[int], *, takes_turns: bool
@@ -401,18 +403,18 @@ class Planner:
         """Return the tool results of a conversation. In the loop if there is little of it."""
         if sum(map(len, view.messages)) <= _INLINE_BYTES:
             return results_in(view)
-        return await _run_in(self._threads.weighing, lambda: results_in(view))
+        return await _run_in(self._threads.counts, lambda: results_in(view))
 
     async def tokens_complete(self, asked: PlanRequest, remembered: Remembered, results: Sequence[bytes]) -> int:
         """Return the tokens of results that are shown complete, as tables."""
-        reader = self._reader((await self.weigh(asked, remembered)).came)
-        return await _run_in(self._threads.weighing, lambda: tokens_complete(results, reader))
+        reader = self._reader((await self.count_tokens(asked, remembered)).original)
+        return await _run_in(self._threads.counts, lambda: tokens_complete(results, reader))
 
     async def chosen_blocks(
         self, asked: PlanRequest, remembered: Remembered, view: View, results: Sequence[int], room: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Return the blocks of results that answer the question best; none if that takes too long."""
-        reader, since = self._reader((await self.weigh(asked, remembered)).came), self._clock()
+        reader, since = self._reader((await self.count_tokens(asked, remembered)).original), self._clock()
 
         def choose() -> Mapping[int, tuple[int, ...]]:
             try:
@@ -440,15 +442,15 @@ class Planner:
         end = min(self._clock(), since + _MOST_WAITED * self._deadline_s) + self._deadline_s
         return lambda: self._clock() > end
 
-    def _reader(self, came: CountedRequest) -> Reader:
+    def _reader(self, original: CountedRequest) -> Reader:
         """What is known of chat messages, with the weights of the request's family, and what was learned of frames."""
-        request, frame = came.request, round(came.expected.frame)
-        framing = Framing(call=frame) if came.estimate.has_tools else Framing(message=frame)
+        request, frame = original.request, round(original.expected.frame)
+        framing = Framing(call=frame) if original.estimate.has_tools else Framing(message=frame)
         bare = RequestParts(
             wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer
         )
         family = self._estimator.family(request)
-        return self._book.weighing(
+        return self._book.counts(
             lambda messages: self._estimator.message_tokens(bare, messages, read_as="chat"),
             # models of one family may have different rules for images
             f"{family.name}\0{family.image}\0{request.tokenizer}",

@@ -44,10 +44,10 @@ class Recomposer:
         self._learner = learner
 
     async def _planned_again(
-        self, progress: CallState, asked: PlanRequest, wishes: ContextOptions, said: LengthLimit
+        self, progress: CallState, asked: PlanRequest, options: ContextOptions, said: LengthLimit
     ) -> PlanResult:
         """Plan a call again that the provider refused for its length."""
-        bound, asked = progress.thinking, replace(asked, wishes=wishes)
+        bound, asked = progress.thinking, replace(asked, options=options)
         if bound is None:
             return PlanResult(asked, await self._composer.plan(progress, asked, said), progress.showing, None)
         return await bound.choose(bound.choice, progress.tried.modes, self._replan(progress, bound, asked, said))
@@ -58,7 +58,7 @@ class Recomposer:
         async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
             contents = await self._composer.chosen(progress, bound.received, choice)
             received = None if contents is bound.original else bound.original
-            again = replace(asked, contents=contents, weighing=None, received=received)
+            again = replace(asked, contents=contents, counts=None, received=received)
             made = await self._composer.plan_within(progress, again, most, said, may_sum_up=may_sum_up)
             return PlanResult(*made, progress.showing, None)
 
@@ -82,10 +82,10 @@ class Recomposer:
         if asked is None or plan is None:
             return False
         held = self._composer.held_input(progress)
-        wishes = replace(asked.wishes, budget=least(asked.wishes.budget, held))
+        options = replace(asked.options, budget=least(asked.options.budget, held))
         said = self._learn_limit(progress, asked, plan, found)
         before = progress.showing
-        planned = await self._planned_again(progress, asked, wishes, said)
+        planned = await self._planned_again(progress, asked, options, said)
         again = planned.plan
         progress.notes["context"] = "the provider refused it for its length"
         is_shorter = (
@@ -115,7 +115,7 @@ class Recomposer:
         if asked.contents.messages is None:
             return False
         received = asked.received or asked.contents
-        is_changed = progress.sent_messages != received.messages or "tools" in progress.narrowed.fields
+        is_changed = progress.sent_messages != received.messages or "tools" in progress.restricted.fields
         if not is_changed and manages_thinking(progress.incoming.headers, call):
             return False
         bound = progress.thinking or await self._composer.bound(progress, received, is_known=True)
@@ -187,7 +187,7 @@ class Recomposer:
             last = context.reported(found.asked)
             self._learner.report(context.key, Residual(last.residual, context.estimate))
             progress.remembered = replace(progress.remembered, last_turn=last)
-        output = 0 if found.of_input else found.output or asked.wishes.output or 0
+        output = 0 if found.of_input else found.output or asked.options.output or 0
         if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
             said = LengthLimit(found.limit, of_input=found.of_input)
             self._learner.report_limit(asked.route.provider, asked.limited, said)

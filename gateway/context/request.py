@@ -45,7 +45,7 @@ from gateway.dialects.base import Call
 from gateway.dialects.contents import TOO_MUCH, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
-from gateway.dialects.server_state import kept_elsewhere
+from gateway.dialects.server_state import kept_by_provider
 from gateway.dialects.thinking_fields import with_drop_block
 from gateway.dialects.tool_changes import withdrawn_by_compaction
 
@@ -124,16 +124,16 @@ class RequestComposer:
 
     async def look_elsewhere(self, progress: CallState, call: Call, contents: Contents | None = None) -> None:
         """Find what a large body names that others keep, once; of a small one that is found when it is told."""
-        if progress.found_elsewhere is None and self._planner.is_large(call):
-            look = partial(kept_elsewhere, call.fields, progress.incoming.endpoint.wire, contents)
-            progress.found_elsewhere = await self._planner.read(len(call.body), look)
+        if progress.found_at_provider is None and self._planner.is_large(call):
+            look = partial(kept_by_provider, call.fields, progress.incoming.endpoint.wire, contents)
+            progress.found_at_provider = await self._planner.read(len(call.body), look)
 
     @staticmethod
     def _unload(progress: CallState) -> None:
         """Let go of messages that are sent as they stand in the body, until something has to be changed in them."""
         asked, progress.contents = progress.asked, None
         if asked is not None and not (asked.is_changed or asked.contents.marked) and progress.thinking is None:
-            progress.asked = replace(asked, contents=asked.contents.unloaded, weighing=None)
+            progress.asked = replace(asked, contents=asked.contents.unloaded, counts=None)
 
     async def loaded(self, progress: CallState) -> PlanRequest | None:
         """Return what was planned, its messages read again if they were let go of."""
@@ -183,7 +183,7 @@ class RequestComposer:
 
     async def _bound_with_tools(self, progress: CallState, original: Contents) -> BoundCall | None:
         """Return what `bound` does, of a conversation with the system messages that withdraw tools for the step."""
-        withdrawal, remembered = progress.narrowed.withdrawal, progress.remembered.state.tool_changes
+        withdrawal, remembered = progress.restricted.withdrawal, progress.remembered.state.tool_changes
         conversation = None
         if withdrawal is not None and (withdrawal.withdrawn or remembered):
             conversation = await self._planner.bound(original)
@@ -222,7 +222,7 @@ class RequestComposer:
         if affordable is None or progress.taken is not None or not may_extract:
             return 0
         # What is held for the call is to be enough for its fallbacks, which may cost more.
-        least = self._left_for_input(progress, planned.asked.wishes.output, progress.routes) or affordable
+        least = self._left_for_input(progress, planned.asked.options.output, progress.routes) or affordable
         if isinstance(overflow, ContextOverflow):
             return overflow.needed - overflow.limit + affordable - least
         return planned.plan.safe_tokens - least if overflow is None else 0
@@ -255,7 +255,7 @@ class RequestComposer:
         known = conversation.find(prefixes.values()) if conversation is not None else None
         if conversation is None or not (is_listed or known):
             return None
-        tools = progress.narrowed.fields.get("tools")
+        tools = progress.restricted.fields.get("tools")
         name = digest(msgspec.json.encode(tools)).hex() if tools is not None else ""
         is_summary = asks_for_compaction(contents.fields, contents.wire)
         has_changed = bool(prefixes or progress.remembered.state.tool_changes)
@@ -280,10 +280,10 @@ class RequestComposer:
         step = progress.step.context_budget if progress.step is not None else None
         # A provider compacts what it is sent, so nothing is left out of that.
         trim = asked.trim if progress.compaction is None else "off"
-        wishes = ContextOptions(trim, least(asked.budget, affordable, step), output, asked.betas)
+        options = ContextOptions(trim, least(asked.budget, affordable, step), output, asked.betas)
         original = bound.original if bound is not None else received
         made = PlanRequest(
-            contents, route, facts, wishes, size, _salt(progress), self._weighing(progress, contents),
+            contents, route, facts, options, size, _salt(progress), self._counts(progress, contents),
             received=None if contents is original else original,
             keeps_decisions=bound is not None and bound.known is not None,
         )  # fmt: skip
@@ -301,8 +301,8 @@ class RequestComposer:
         """Plan for fewer input tokens than the budget where `most` says so; the record names the budget."""
         if most is None:
             return asked, await self.plan(progress, asked, said, may_sum_up=may_sum_up)
-        wishes = replace(asked.wishes, budget=least(asked.wishes.budget, most))
-        plan = await self.plan(progress, replace(asked, wishes=wishes), said, may_sum_up=may_sum_up)
+        options = replace(asked.options, budget=least(asked.options.budget, most))
+        plan = await self.plan(progress, replace(asked, options=options), said, may_sum_up=may_sum_up)
         unlimited = await self._planner.budget(asked, progress.remembered)
         return asked, replace(plan, context=replace(plan.context, budget=unlimited))
 
@@ -344,8 +344,8 @@ class RequestComposer:
 
     async def _tokens(self, progress: CallState, asked: PlanRequest, contents: Contents) -> int:
         """Return the input tokens that the provider would be expected to report for other contents of a call."""
-        weighing = await self._planner.weigh(replace(asked, contents=contents, weighing=None), progress.remembered)
-        return weighing.came.tokens
+        counts = await self._planner.count_tokens(replace(asked, contents=contents, counts=None), progress.remembered)
+        return counts.original.tokens
 
     def _left_for_input(self, progress: CallState, output: int | None, routes: Sequence[Route]) -> int | None:
         """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
@@ -356,16 +356,16 @@ class RequestComposer:
         return affordable_input(budgets, output, rate)
 
     @staticmethod
-    def _weighing(progress: CallState, contents: Contents) -> RequestCounts | None:
+    def _counts(progress: CallState, contents: Contents) -> RequestCounts | None:
         """What the contents weigh, where the steps have weighed them for the same model; None else.
 
         Used once: on a second try the provider may have taught something, and they are weighed again.
         """
-        weighing, progress.weighing = progress.weighing, None
-        if weighing is None or contents is not progress.contents:
+        counts, progress.counts = progress.counts, None
+        if counts is None or contents is not progress.contents:
             return None
-        request, route = weighing.came.request, progress.route
-        return weighing if (request.provider, request.model) == (route.provider, route.model) else None
+        request, route = counts.original.request, progress.route
+        return counts if (request.provider, request.model) == (route.provider, route.model) else None
 
     def _affordable(self, progress: CallState) -> int | None:
         """Input tokens that the budgets leave for this try; None where no budget says anything.
@@ -388,8 +388,8 @@ class RequestComposer:
         if wire is None or incoming.purpose is not None:
             return None
         contents = progress.contents or await self._planner.contents(call, wire)
-        if contents is not None and progress.narrowed.weighed:
-            contents = replace(contents, fields={**contents.fields, **progress.narrowed.weighed})
+        if contents is not None and progress.restricted.counted:
+            contents = replace(contents, fields={**contents.fields, **progress.restricted.counted})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(
                 f"{TOO_MUCH} is not weighed, so that x-context-budget cannot be kept. Send less, or no budget.",
@@ -492,13 +492,13 @@ class RequestComposer:
 
     async def remember(self, progress: CallState, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
-        epoch, session, bound = plan.epoch, progress.session, progress.thinking
+        trim_decision, session, bound = plan.trim_decision, progress.session, progress.thinking
         is_sent = bound is not None and plan.overflow is None
         prefix = bound.to_remember(progress.sent_messages) if bound is not None and is_sent else None
         tools = bound.tool_change if bound is not None and is_sent else None
         if tools in progress.remembered.state.tool_changes:
             tools = None
-        if session is None or (epoch is None and prefix is None and tools is None):
+        if session is None or (trim_decision is None and prefix is None and tools is None):
             return
         if progress.book.is_blind:
             progress.notes["context"] = _UNKEPT
@@ -511,7 +511,11 @@ class RequestComposer:
                 state = state.with_sent_prefix(prefix.to_json(), instead_of=before)
             if tools is not None:
                 state = state.with_tool_change(tools)
-            return state if epoch is None else state.with_epoch(epoch, instead_of=plan.resumed, summaries=texts)
+            return (
+                state
+                if trim_decision is None
+                else state.with_trim_decision(trim_decision, instead_of=plan.resumed, summaries=texts)
+            )
 
         try:
             await self._store.update(session, change)
@@ -528,7 +532,7 @@ class RequestComposer:
         if asked is None and progress.thinking is not None:
             return call.written(model, {"messages": join(progress.thinking.bare.messages or ())})
         wire = progress.incoming.endpoint.wire
-        changes: dict[str, object] = dict(progress.narrowed.fields)
+        changes: dict[str, object] = dict(progress.restricted.fields)
         if wire is not None:
             changes |= self._limited(progress, call, wire, provider)
             if messages is not None:
@@ -536,7 +540,7 @@ class RequestComposer:
         if progress.thinking is not None and progress.thinking.provider_drops:
             changes["thinking"] = with_drop_block(call)
         if ask_usage:
-            changes |= progress.dialect.usage_wish(call)
+            changes |= progress.dialect.usage_option(call)
         if provider.strict_fields and progress.incoming.endpoint.format is not None:
             changes |= without_session_id(call.fields, in_metadata=progress.incoming.endpoint.anthropic)
         return call.written(model, changes)

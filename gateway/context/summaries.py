@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from gateway.call.routing import seed_of
 from gateway.call.state import CallState
-from gateway.call.timeout import patience
+from gateway.call.timeout import max_wait
 from gateway.call.types import Caller, ClientResponse, Directives, Incoming, Purpose
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import estimate_tokens
@@ -69,7 +69,7 @@ class Summaries:
         *,
         new_id: Callable[[], str],
         clock: Callable[[], float],
-        patience_s: float,
+        max_wait_s: float,
     ) -> None:
         self._routes = routes
         self._providers = providers
@@ -77,7 +77,7 @@ class Summaries:
         self._handle = handle
         self._new_id = new_id
         self._clock = clock
-        self._patience_s = patience_s
+        self._max_wait_s = max_wait_s
 
     async def make(self, needs: SummaryRequest, progress: CallState) -> None:
         """Have a summary made for a call, and kept before it is used.
@@ -125,7 +125,7 @@ class Summaries:
     async def _answer(self, question: SummaryQuestion, session: SessionKey, progress: CallState) -> tuple[str, str]:
         """The id of the call that was made for it, and the text of its answer."""
         headers = self._headers(self._route(question.model, session), progress)
-        async with patience(self._patience_s):
+        async with max_wait(self._max_wait_s):
             for field_name in _LIMITS:
                 incoming = self._of_our_own(question, field_name, session, headers, progress)
                 call_id = incoming.call_id
@@ -171,7 +171,7 @@ class Summaries:
             query="",
             headers=headers,
             body=completion_request(question.model, question.messages, (limit_field, question.max_tokens)),
-            unpacked=False,
+            decompressed=False,
             endpoint=endpoint("POST", "chat/completions"),
             # What a client key may call says nothing of what the gateway may.
             caller=Caller(session.namespace, budget=KeyLimits(asking.caller.budget.limits)),

@@ -20,8 +20,8 @@ from gateway.context.summaries import Summaries, SummaryQuestion
 from gateway.context.summary_choices import EXTRACT
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.context_budget import SummaryModel
-from gateway.core.conversation.message import decode, sketch
-from gateway.core.ledger.arithmetic import Standing
+from gateway.core.conversation.message import decode, outline_of
+from gateway.core.ledger.arithmetic import Balance
 from gateway.core.ledger.charging import affordable_input, rate_of
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import readable
@@ -105,7 +105,7 @@ class ToolResultSummaries:
         questions = await asyncio.to_thread(lambda: [_question(messages, one, model) for one in results])
         asked = [(one, question) for one, question in zip(results, questions, strict=True) if question is not None]
         costs = [weight(question.messages) + question.max_tokens for _, question in asked]
-        chosen = [asked[number] for number in affordable(costs, *_allowed(model, progress.book.standings))]
+        chosen = [asked[number] for number in affordable(costs, *_allowed(model, progress.book.balances))]
         answers = await self._summaries.answers([question for _, question in chosen], session, progress)
         said, notes = {}, []
         for (one, _), (text, note) in zip(chosen, answers, strict=True):
@@ -123,10 +123,10 @@ def _note(progress: CallState, said: Sequence[str]) -> None:
         progress.notes["result_summaries"] = "; ".join([*([before] if before else []), *said])
 
 
-def _allowed(model: SummaryModel, standings: Sequence[Standing]) -> tuple[int | None, int]:
+def _allowed(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | None, int]:
     """Tokens and calls that summaries may take of what the budgets still allow; None: as many as they like."""
-    tokens = affordable_input(standings, LONGEST_ANSWER, rate_of(model.facts.price, 0, None))
-    calls = [stands.left("calls") for stands in standings if stands.key.kind != "rate"]
+    tokens = affordable_input(balances, LONGEST_ANSWER, rate_of(model.facts.price, 0, None))
+    calls = [balance.left("calls") for balance in balances if balance.key.kind != "rate"]
     most = min((left // _SHARE for left in calls if left is not None), default=MOST)
     return tokens // _SHARE if tokens is not None else None, min(most, MOST)
 
@@ -140,10 +140,10 @@ def _question(messages: Sequence[bytes], result: PendingExtract, model: SummaryM
 
 def _tool(messages: Sequence[bytes], result: PendingExtract) -> str:
     """The name of the tool that gave a result: the call before it says it, or the result itself."""
-    message, call_id = decode(result.raw), sketch(result.raw).answers
+    message, call_id = decode(result.raw), outline_of(result.raw).answers
     for raw in reversed(messages[: result.place]):
         if call_id is not None and b"tool_calls" in raw:
-            names = dict(sketch(raw).names)
+            names = dict(outline_of(raw).names)
             if call_id in names:
                 return names[call_id]
     return str(message.get("name") or "unknown")

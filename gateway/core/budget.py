@@ -23,9 +23,9 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Moment,
     Refused,
+    balance_of,
     reserve,
     settle,
-    standing,
 )
 from gateway.core.modes import ResponseMode, mode_for
 from gateway.core.values import dataclass
@@ -150,7 +150,7 @@ class BudgetManager:
     @property
     def usage_fraction(self) -> float:
         """Share of the budget that is spent: 0 to 1, and beyond where a call cost more than was held for it."""
-        return standing(self._account, self._claim, _NO_TIME).used_fraction or 0.0
+        return balance_of(self._account, self._claim, _NO_TIME).used_fraction or 0.0
 
     @property
     def suggested_mode(self) -> ResponseMode:

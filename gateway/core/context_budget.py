@@ -85,18 +85,18 @@ class ContextOptions:
     betas: frozenset[str] = frozenset()
 
 
-NO_WISHES: Final = ContextOptions()
+NO_OPTIONS: Final = ContextOptions()
 
 
-def beta_of(facts: ModelFacts, wishes: ContextOptions) -> str | None:
+def beta_of(facts: ModelFacts, options: ContextOptions) -> str | None:
     """What a call names to have a larger window of the model; of several, that of the largest."""
-    windows = {name: window for name, window in (facts.betas or {}).items() if name in wishes.betas}
+    windows = {name: window for name, window in (facts.betas or {}).items() if name in options.betas}
     return max(windows, key=windows.__getitem__, default=None)
 
 
-def within(facts: ModelFacts, wishes: ContextOptions, said: LengthLimit | None) -> ModelFacts:
+def within(facts: ModelFacts, options: ContextOptions, said: LengthLimit | None) -> ModelFacts:
     """A model with its limits for a call: as they are configured or listed, or lower where its provider has said so."""
-    beta = beta_of(facts, wishes)
+    beta = beta_of(facts, options)
     if beta is not None and facts.betas is not None:
         facts = replace(facts, window=max(facts.betas[beta], facts.window or 0))
     if said is None:
@@ -106,15 +106,15 @@ def within(facts: ModelFacts, wishes: ContextOptions, said: LengthLimit | None) 
     return replace(facts, window=min(said.tokens, facts.window or said.tokens))
 
 
-def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: ContextOptions) -> int | None:
+def budget_of(policy: ContextPolicy, facts: ModelFacts, options: ContextOptions) -> int | None:
     """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
 
     A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
     the call's own output limit, else a tenth of the window up to 4,096. Of a limit of the input nothing is.
     """
     window = facts.window
-    room = max(1, window - _reserve(policy, facts, wishes, window)) if window is not None else None
-    return least(policy.budget, wishes.budget, facts.input, room)
+    room = max(1, window - _reserve(policy, facts, options, window)) if window is not None else None
+    return least(policy.budget, options.budget, facts.input, room)
 
 
 def least(*limits: int | None) -> int | None:
@@ -123,9 +123,9 @@ def least(*limits: int | None) -> int | None:
     return min(known) if known else None
 
 
-def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: ContextOptions, window: int) -> int:
+def _reserve(policy: ContextPolicy, facts: ModelFacts, options: ContextOptions, window: int) -> int:
     if policy.reserve_tokens is not None:
         return policy.reserve_tokens
-    if wishes.output is None:
+    if options.output is None:
         return min(_RESERVE_MOST, int(window * _RESERVE_SHARE))
-    return min(wishes.output, facts.output or wishes.output, int(window * _RESERVE_SHARE_MOST))
+    return min(options.output, facts.output or options.output, int(window * _RESERVE_SHARE_MOST))

@@ -16,16 +16,16 @@ from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation.message import Hashed, Message, encode
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.calibration import ceiling, may_become
+from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.overhead import Overhead
 from gateway.core.counting.request import RequestParts
-from gateway.core.counting.weighed import CountedRequest, Learned, weigh
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.report import Fates, TrimmedConversation
 from gateway.core.fitting.summary import Passage, SummaryNeeded, SummaryRequest, Use, asking
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import find, fit
 from gateway.core.record import ContextRecord
 from gateway.core.session import SessionState
 from gateway.core.values import dataclass
@@ -53,23 +53,23 @@ class Plan:
         context: what was weighed and decided.
         safe_tokens: the most that what is sent may weigh: expected tokens and margin, without what the provider keeps.
         messages: to send instead of those that came; None: as they came.
-        epoch: a decision to remember, as JSON; None where nothing new was decided.
+        trim_decision: a decision to remember, as JSON; None where nothing new was decided.
         resumed: the prefix of the epoch it goes on from.
         overflow: why it must not be sent at all.
         needs: the summary that has to be made first. Then the plan is to be made again; this one changes nothing.
         window: of the model, as far as anyone knows.
-        beside: tokens of what is sent that belong to no message (tools, schema, frame), see `Estimate.beside`.
+        overhead: tokens of what is sent that belong to no message (tools, schema, frame), see `Estimate.overhead`.
     """
 
     context: ContextRecord
     safe_tokens: int
     messages: tuple[bytes, ...] | None = None
-    epoch: Mapping[str, Any] | None = None
+    trim_decision: Mapping[str, Any] | None = None
     resumed: str | None = None
     overflow: ContextOverflow | BudgetTooSmall | TextTooLong | None = None
     needs: SummaryRequest | None = None
     window: int | None = None
-    beside: int = 0
+    overhead: int = 0
 
     @property
     def is_safe(self) -> bool:
@@ -79,15 +79,15 @@ class Plan:
 
 
 def as_it_came(
-    weighed: CountedRequest, budget: int | None, safety: float | None = None, *, window: int | None = None
+    counted: CountedRequest, budget: int | None, safety: float | None = None, *, window: int | None = None
 ) -> Plan:
     """The plan that changes nothing."""
-    record, beside = _record(weighed, weighed, budget, safety), weighed.estimate.beside
-    return Plan(record, weighed.expected.safe_tokens, window=window, beside=beside)
+    record, overhead = _record(counted, counted, budget, safety), counted.estimate.overhead
+    return Plan(record, counted.expected.safe_tokens, window=window, overhead=overhead)
 
 
 def _record(
-    came: CountedRequest,
+    original: CountedRequest,
     sent: CountedRequest,
     budget: int | None,
     safety: float | None,
@@ -98,7 +98,7 @@ def _record(
 ) -> ContextRecord:
     return ContextRecord(
         tokens=sent.tokens,
-        original_tokens=came.tokens,
+        original_tokens=original.tokens,
         source=sent.expected.source,
         budget=budget,
         conversation_tokens=sent.estimate.context.conversation_tokens,
@@ -122,12 +122,12 @@ def _record(
 class Scales:
     """What weighs a choice: whole requests, and single messages with the numbers of the same model.
 
-    `beside`: what stands beside the messages of the request, where that was measured before.
+    `overhead`: what stands beside the messages of the request, where that was measured before.
     """
 
     estimator: Estimator
     reader: Reader
-    beside: Overhead | None = None
+    overhead: Overhead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,11 @@ class Room:
     window: int | None = None
 
 
-def make_room(came: CountedRequest, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+def make_room(original: CountedRequest, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
     """Choose what to keep of a request that is over its budget.
 
     Args:
-        came: the request as it is weighed.
+        original: the request as it is weighed.
         view: its messages as chat messages.
         conversation: those.
         room: what there is for it.
@@ -171,14 +171,14 @@ def make_room(came: CountedRequest, view: View, conversation: Conversation, room
         ContextOverflow: what must stay is over the budget alone, and nothing may be.
         BudgetTooSmall: so is what stands beside the messages.
     """
-    request, is_over = came.request, came.estimate.beside >= room.budget
+    request, is_over = original.request, original.estimate.overhead >= room.budget
     is_beside = request.tools or request.schema is not None or request.others or request.system is not None
     if is_over and room.policy.overflow != "least" and (is_beside or not conversation.messages):
-        raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
+        raise BudgetTooSmall(needed=original.estimate.overhead, budget=room.budget)
     if not conversation.messages:
         # There is nothing to leave out.
-        return as_it_came(came, room.budget, room.policy.safety, window=room.window)
-    case = _Case(came, view, conversation, scales)
+        return as_it_came(original, room.budget, room.policy.safety, window=room.window)
+    case = _Case(original, view, conversation, scales)
     try:
         return _decided(case, room)
     except ContextOverflow as overflow:
@@ -189,7 +189,7 @@ def make_room(came: CountedRequest, view: View, conversation: Conversation, room
 class _Case:
     """A request that is over its budget, see `make_room`."""
 
-    came: CountedRequest
+    original: CountedRequest
     view: View
     conversation: Conversation
     scales: Scales
@@ -202,8 +202,8 @@ def _decided(case: _Case, room: Room) -> Plan:
         needs = _needs(wanted.passage, room.policy.summary, case.scales.estimator)
     if needs is None:
         return _roomy(case, replace(room, use="off"))
-    came = as_it_came(case.came, room.budget, room.policy.safety, window=room.window)
-    return replace(came, needs=needs)
+    original = as_it_came(case.original, room.budget, room.policy.safety, window=room.window)
+    return replace(original, needs=needs)
 
 
 def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> SummaryRequest | None:
@@ -233,20 +233,20 @@ def _roomy(case: _Case, room: Room) -> Plan:
     The margin and what was learned may be wrong. So a request that would only be over the budget because of them is
     sent all the same: what the provider says to it is learned.
     """
-    came, epoch = _as_sent_last(case.came, room.learned), _epoch(case, room)
-    bare = room.budget - (came.beyond if came.expected.last is not None else 0)
-    again = _again(case, room, epoch, bare)
+    original, trim_decision = _as_sent_last(case.original, room.learned), _trim_decision(case, room)
+    bare = room.budget - (original.beyond if original.expected.last is not None else 0)
+    again = _again(case, room, trim_decision, bare)
     if again is not None:
         return again
     with suppress(ContextOverflow):
-        return _fitted(case, room, epoch, _safely(came, room), came.key)
+        return _fitted(case, room, trim_decision, _safely(original, room), original.key)
     try:
-        return _fitted(case, room, epoch, bare, came.key)
+        return _fitted(case, room, trim_decision, bare, original.key)
     except ContextOverflow as overflow:
-        return _least(case, room, epoch, overflow)
+        return _least(case, room, trim_decision, overflow)
 
 
-def _as_sent_last(came: CountedRequest, learned: Learned) -> CountedRequest:
+def _as_sent_last(original: CountedRequest, learned: Learned) -> CountedRequest:
     """What came, weighed as if it were of the kind that this session sent last, where it may become that by a cut.
 
     A request that came with images, say, is of another kind once they are cut. What this session was reported last is
@@ -254,45 +254,45 @@ def _as_sent_last(came: CountedRequest, learned: Learned) -> CountedRequest:
     worked out with what was learned of that kind, and with the number of frames that was sent then.
     """
     last = learned.last_turn
-    if last is None or not may_become(came.key, last.key):
-        return came
-    frames = came.estimate.frames if last.frames is None else last.frames
-    return weigh(came.request, came.estimate.with_frames(frames), learned, last.key)
+    if last is None or not may_become(original.key, last.key):
+        return original
+    frames = original.estimate.frames if last.frames is None else last.frames
+    return count_tokens(original.request, original.estimate.with_frames(frames), learned, last.key)
 
 
-def _safely(came: CountedRequest, room: Room) -> int:
+def _safely(original: CountedRequest, room: Room) -> int:
     """The limit for `CountedRequest.framed`, in tokens, so that what is sent is within the budget with its margin."""
     if room.policy.safety is not None:
-        return int(room.budget / room.policy.safety) - came.beyond
+        return int(room.budget / room.policy.safety) - original.beyond
     known = room.learned
     return ceiling(
-        came.estimate, came.key, known.offsets, known.last_turn, known.surprises,
+        original.estimate, original.key, known.offsets, known.last_turn, known.surprises,
         frames=known.frames, budget=room.budget,
     )  # fmt: skip
 
 
-def _again(case: _Case, room: Room, epoch: TrimDecision | None, most: int) -> Plan | None:
+def _again(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int) -> Plan | None:
     """What was sent when this very request came before (a client's retry), if it is within `most` tokens.
 
     The same bytes are in the provider's cache; others would be paid in full. So no margin is asked for, and no old
     lines are recalled into room that is left: last time there may have been reasons to leave it.
     """
-    if epoch is None or epoch.size != len(case.conversation.keys):
+    if trim_decision is None or trim_decision.size != len(case.conversation.keys):
         return None
     whole = sum(case.scales.reader.weights(case.conversation))
     policy = replace(room.policy, fit=replace(room.policy.fit, recall="off"))
     try:
-        limit = min(whole - 1, most - case.came.estimate.beside)
-        fitted = _fit(case, replace(room, policy=policy, use="off"), epoch, limit)
+        limit = min(whole - 1, most - case.original.estimate.overhead)
+        fitted = _fit(case, replace(room, policy=policy, use="off"), trim_decision, limit)
     except ContextOverflow:
         return None
-    if fitted.epoch is not epoch:
+    if fitted.trim_decision is not trim_decision:
         return None
     chosen = _chosen(case, room, fitted)
-    return _plan(case, chosen, room, epoch) if chosen.sent.framed <= most else None
+    return _plan(case, chosen, room, trim_decision) if chosen.sent.framed <= most else None
 
 
-def _fitted(case: _Case, room: Room, epoch: TrimDecision | None, most: int, key: str) -> Plan:
+def _fitted(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int, key: str) -> Plan:
     """The plan of a choice that weighs no more than `most` tokens in the request's own format.
 
     `key`: the kind of request that `most` was worked out for. A choice that comes out as another kind must also be
@@ -301,41 +301,41 @@ def _fitted(case: _Case, room: Room, epoch: TrimDecision | None, most: int, key:
     Raises:
         ContextOverflow: there is none; its numbers are of what must stay, as chat messages.
     """
-    beside = case.came.estimate.beside
-    limit = most - beside
+    overhead = case.original.estimate.overhead
+    limit = most - overhead
     for _ in range(_TRIES):
-        chosen = _chosen(case, room, _fit(case, room, epoch, limit))
+        chosen = _chosen(case, room, _fit(case, room, trim_decision, limit))
         sent = chosen.sent
         # What comes out as another kind of request is expected to weigh something else.
         over = max(sent.framed - most, sent.expected.tokens - room.budget if sent.key != key else 0)
         if over <= 0:
-            return _plan(case, chosen, room, epoch)
+            return _plan(case, chosen, room, trim_decision)
         # As much less as this choice takes more in its own form than as chat messages.
         limit = min(limit - 1, chosen.fitted.tokens - over)
-    return _plan(case, _chosen(case, room, _fit(case, room, epoch, _NOTHING)), room, epoch)
+    return _plan(case, _chosen(case, room, _fit(case, room, trim_decision, _NOTHING)), room, trim_decision)
 
 
-def _least(case: _Case, room: Room, epoch: TrimDecision | None, overflow: ContextOverflow) -> Plan:
+def _least(case: _Case, room: Room, trim_decision: TrimDecision | None, overflow: ContextOverflow) -> Plan:
     """The plan of what must stay: where its estimate, with nothing learned, is within the budget, or may be over it.
 
     Raises:
         ContextOverflow: it is over the budget, and `on_overflow` is not `least`.
     """
-    beside = case.came.estimate.beside
-    chosen = _chosen(case, room, _fit(case, room, epoch, overflow.needed))
+    overhead = case.original.estimate.overhead
+    chosen = _chosen(case, room, _fit(case, room, trim_decision, overflow.needed))
     sent = chosen.sent
     is_over = sent.estimate.tokens > room.budget
     if is_over and room.policy.overflow != "least":
         raise ContextOverflow(
-            needed=sent.estimate.tokens - beside,
-            limit=room.budget - beside,
+            needed=sent.estimate.tokens - overhead,
+            limit=room.budget - overhead,
             index=overflow.index,
             role=overflow.role,
             tokens=overflow.tokens,
         )
-    plan = _plan(case, chosen, room, epoch)
+    plan = _plan(case, chosen, room, trim_decision)
     # One turn that is too long is no reason to go without what was left out for it on the turns behind it.
-    return replace(plan, epoch=None) if is_over else plan
+    return replace(plan, trim_decision=None) if is_over else plan
 
 
 def _salt(case: _Case, room: Room) -> str:
@@ -344,17 +344,25 @@ def _salt(case: _Case, room: Room) -> str:
     return f"{salt}\0turns" if case.conversation.takes_turns else salt
 
 
-def _epoch(case: _Case, room: Room) -> TrimDecision | None:
+def _trim_decision(case: _Case, room: Room) -> TrimDecision | None:
     """The decision to go on from."""
-    read = [epoch for value in room.state.epochs.values() if (epoch := TrimDecision.from_json(value)) is not None]
-    known = [epoch for epoch in read if epoch.summary is None or epoch.summary in room.state.summaries]
+    read = [
+        trim_decision
+        for value in room.state.trim_decisions.values()
+        if (trim_decision := TrimDecision.from_json(value)) is not None
+    ]
+    known = [
+        trim_decision
+        for trim_decision in read
+        if trim_decision.summary is None or trim_decision.summary in room.state.summaries
+    ]
     return find(known, case.conversation, _salt(case, room))
 
 
-def _fit(case: _Case, room: Room, epoch: TrimDecision | None, limit: int) -> TrimmedConversation:
+def _fit(case: _Case, room: Room, trim_decision: TrimDecision | None, limit: int) -> TrimmedConversation:
     return fit(
         case.conversation, limit, case.scales.reader,
-        epoch=epoch, policy=room.policy.fit, salt=_salt(case, room), expired=room.expired,
+        trim_decision=trim_decision, policy=room.policy.fit, salt=_salt(case, room), expired=room.expired,
         summaries=room.state.summaries, use="off" if room.shadow else room.use,
     )  # fmt: skip
 
@@ -369,30 +377,32 @@ class _Chosen(NamedTuple):
 
 def _chosen(case: _Case, room: Room, fitted: TrimmedConversation) -> _Chosen:
     elements = case.view.restored(fitted.changes, fitted.new)
-    if case.came.request.wire == "chat":
+    if case.original.request.wire == "chat":
         elements = Hashed(elements.raws, fitted.keys)
-    request, estimator = case.came.request, case.scales.estimator
-    beside = case.scales.beside or estimator.beside(request)
-    estimate = estimator.having(beside, elements.raws, elements.keys)
-    return _Chosen(fitted, elements, weigh(request, estimate, room.learned))
+    request, estimator = case.original.request, case.scales.estimator
+    overhead = case.scales.overhead or estimator.overhead(request)
+    estimate = estimator.having(overhead, elements.raws, elements.keys)
+    return _Chosen(fitted, elements, count_tokens(request, estimate, room.learned))
 
 
-def _plan(case: _Case, chosen: _Chosen, room: Room, epoch: TrimDecision | None) -> Plan:
-    came, (fitted, elements, sent) = case.came, chosen
+def _plan(case: _Case, chosen: _Chosen, room: Room, trim_decision: TrimDecision | None) -> Plan:
+    original, (fitted, elements, sent) = case.original, chosen
     is_changed = fitted.changed
-    if is_changed and (faults := new_faults(came.request.wire, case.view.came, elements, case.view.book)):
+    if is_changed and (faults := new_faults(original.request.wire, case.view.original, elements, case.view.book)):
         raise InvalidPlan("; ".join(faults))
-    weighed = came if room.shadow else sent
+    counted = original if room.shadow else sent
     fates = case.view.fates(fitted.fates) if is_changed else _NO_FATES
     record = _record(
-        came, weighed, room.budget, room.policy.safety, fates=fates, saved=fitted.saved_by_rule, shadow=room.shadow
+        original, counted, room.budget, room.policy.safety, fates=fates, saved=fitted.saved_by_rule, shadow=room.shadow
     )
     return Plan(
         record,
-        weighed.expected.safe_tokens,
+        counted.expected.safe_tokens,
         messages=elements.raws if is_changed and not room.shadow else None,
-        epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
-        resumed=epoch.prefix if epoch is not None else None,
+        trim_decision=fitted.trim_decision.to_json()
+        if fitted.trim_decision is not None and fitted.trim_decision is not trim_decision
+        else None,
+        resumed=trim_decision.prefix if trim_decision is not None else None,
         window=room.window,
-        beside=came.estimate.beside,
+        overhead=original.estimate.overhead,
     )

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.http.request import Outgoing
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Granted, Refused, Standing
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Refused
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
@@ -67,7 +67,7 @@ class Store(Protocol):
         ...
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
-        """What `settle` does and gives, and then `standings` of these, in one round.
+        """What `settle` does and gives, and then `balances` of these, in one round.
 
         Raises what `settle` raises: a call is settled also where the accounts cannot be read after it.
         """
@@ -107,7 +107,7 @@ class Store(Protocol):
         """Holds whose lease has ended; they stay until they are settled."""
         ...
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         """How each account stands, in the order of the claims.
 
         Raises:
@@ -119,7 +119,7 @@ class Store(Protocol):
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallOpening:
-        """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap.
+        """What `remembered`, `balances` and `totals` give, in one round. Read on every call, so it must be cheap.
 
         `above`: sessions of which their parents are read in that round, too.
         """

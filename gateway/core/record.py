@@ -62,11 +62,11 @@ FAILED: Final = frozenset[Outcome](
 #: the outcome of a call that the gateway refused
 REFUSED: Final[Outcome] = "refused"
 #: the outcome of a call whose worker was gone before it settled
-LOST: Final[Outcome] = "worker_lost"
+ORPHANED: Final[Outcome] = "worker_lost"
 #: that of a call whose answer is made in the background and was not fetched yet
 PENDING: Final[Outcome] = "pending"
 #: what such a call is charged for now, and by what it cost is replaced once that is known
-_PROVISIONAL: Final = frozenset[Outcome]({LOST, PENDING})
+_PROVISIONAL: Final = frozenset[Outcome]({ORPHANED, PENDING})
 #: what left tokens out where no rule did, or an older record does not say
 _UNKNOWN_RULE: Final = "other"
 _NAME_BYTES: Final = 16
@@ -319,7 +319,7 @@ class CallRecord:
         """
         if not self.is_provisional:
             return known.is_provisional
-        return self.outcome == known.outcome == LOST and self.spent.tokens > known.spent.tokens
+        return self.outcome == known.outcome == ORPHANED and self.spent.tokens > known.spent.tokens
 
     @property
     def was_fetched(self) -> bool:

@@ -22,7 +22,7 @@ from gateway.core.values import dataclass
 
 #: Conversations of one session that are remembered: the agent's own, and those of its helpers that share its id. Each
 #: takes a few characters for each of its messages.
-MAX_EPOCHS: Final = 32
+MAX_DECISIONS: Final = 32
 #: Characters of all summaries of a session: eight of its conversations may have one of the usual size, of 800 tokens.
 MAX_SUMMARIES: Final = 64 * 1024
 #: Tool results that keep the form in which they were shown before the model read them, and the blocks of all extracts
@@ -55,7 +55,7 @@ class SessionState:
     model read them, by the name of each (`ResultsIn.names`); newest last.
     """
 
-    epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trim_decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     summaries: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
     steps: Places = field(default_factory=dict)
@@ -76,7 +76,7 @@ class SessionState:
         """Return this state with other origins of a conversation's thinking; the oldest conversations give way."""
         kept = {key: known for key, known in self.thinking.items() if key != conversation}
         kept[conversation] = origins
-        return replace(self, thinking=dict(list(kept.items())[-MAX_EPOCHS:]))
+        return replace(self, thinking=dict(list(kept.items())[-MAX_DECISIONS:]))
 
     def with_parent(self, parent: str) -> SessionState:
         """This state with a parent; the first that was named stays."""
@@ -86,26 +86,36 @@ class SessionState:
         """This state without that parent, if it has it."""
         return replace(self, parent=None) if self.parent == parent else self
 
-    def with_epoch(
-        self, epoch: Mapping[str, Any], *, instead_of: str | None = None, summaries: Mapping[str, str] | None = None
+    def with_trim_decision(
+        self,
+        trim_decision: Mapping[str, Any],
+        *,
+        instead_of: str | None = None,
+        summaries: Mapping[str, str] | None = None,
     ) -> SessionState:
         """This state with one more epoch, `instead_of` the one it goes on from; the oldest give way.
 
         `summaries`: where the text it refers to is, should it not be here. Those that no epoch refers to are forgotten.
         """
-        kept = {prefix: old for prefix, old in self.epochs.items() if prefix not in (instead_of, epoch["prefix"])}
-        kept[epoch["prefix"]] = epoch
-        epochs = dict(list(kept.items())[-MAX_EPOCHS:])
+        kept = {
+            prefix: old
+            for prefix, old in self.trim_decisions.items()
+            if prefix not in (instead_of, trim_decision["prefix"])
+        }
+        kept[trim_decision["prefix"]] = trim_decision
+        trim_decisions = dict(list(kept.items())[-MAX_DECISIONS:])
         texts = {**(summaries or {}), **self.summaries}
-        named = [name for one in epochs.values() if isinstance(name := one.get("summary"), str) and name in texts]
-        return replace(self, epochs=epochs, summaries=_newest(texts, named))
+        named = [
+            name for one in trim_decisions.values() if isinstance(name := one.get("summary"), str) and name in texts
+        ]
+        return replace(self, trim_decisions=trim_decisions, summaries=_newest(texts, named))
 
     def with_sent_prefix(self, prefix: Mapping[str, Any], *, instead_of: str | None = None) -> SessionState:
         """Return this state with one more sent prefix, `instead_of` an earlier one of the same conversation."""
         received = prefix["received"]
         kept = {name: old for name, old in self.sent_prefixes.items() if name not in (instead_of, received)}
         kept[received] = prefix
-        return replace(self, sent_prefixes=dict(list(kept.items())[-MAX_EPOCHS:]))
+        return replace(self, sent_prefixes=dict(list(kept.items())[-MAX_DECISIONS:]))
 
     def with_tool_change(self, change: ToolChange) -> SessionState:
         """Return this state with one more change of the tools that are offered."""

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from decimal import Decimal
 from typing import Final, Literal, get_args
 
-from gateway.core.ledger.arithmetic import NO_LIMITS, Amount, Hold, Limits, Standing, nano
+from gateway.core.ledger.arithmetic import NO_LIMITS, Amount, Balance, Hold, Limits, nano
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Places, Remembered
@@ -51,21 +51,21 @@ class OpenHold:
     Attributes:
         units: how many were granted, see `Hold`.
         noted: tokens of the answer that had been delivered when its worker last said so.
-        lost: the record to write should nobody settle the call: charged for its input, at the least.
+        orphaned: the record to write should nobody settle the call: charged for its input, at the least.
         unit_usd: what a token of the answer costs; None where nobody knows.
         goes_on: the answer is made to its end, whoever is there for it: all that is held may be spent.
     """
 
     hold: Hold
-    lost: CallRecord
+    orphaned: CallRecord
     units: int = 0
     noted: int = 0
     unit_usd: Decimal | None = None
     goes_on: bool = False
 
-    def as_lost(self) -> CallRecord:
+    def as_orphaned(self) -> CallRecord:
         """The record of the call, charged for what had been delivered as far as it was noted."""
-        record, charge = self.lost, self.lost.charge
+        record, charge = self.orphaned, self.orphaned.charge
         if charge is None:
             return record
         usage = Usage.of(charge.usage.input_tokens, self.noted)
@@ -108,7 +108,7 @@ class CallOpening:
     """
 
     remembered: Remembered
-    standings: tuple[Standing, ...]
+    balances: tuple[Balance, ...]
     totals: Totals | None
     parents: tuple[str | None, ...] = ()
 
@@ -118,7 +118,7 @@ class CallClosing:
     """What a call ends with: its session's totals, and how accounts stand; None where that cannot be read."""
 
     totals: Totals
-    standings: tuple[Standing, ...] | None = None
+    balances: tuple[Balance, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

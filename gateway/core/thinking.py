@@ -22,7 +22,7 @@ from hashlib import blake2b
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import Hashed, digest, encode, is_thinking, read, sketch, without_thinking
+from gateway.core.conversation.message import Hashed, digest, encode, is_thinking, outline_of, read, without_thinking
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.parts import is_compaction
 from gateway.core.modes import MODES, ResponseMode
@@ -66,17 +66,17 @@ class StrippedMessage(NamedTuple):
 def bare_message(wire: Wire, raw: bytes) -> StrippedMessage:
     """Return a message of this format without its thinking. All other bytes of it stay as they are."""
     if not any(mark in raw for mark in _MARKS):
-        return StrippedMessage(raw, sketch(raw).identity, 0)
+        return StrippedMessage(raw, outline_of(raw).identity, 0)
     message, is_odd = read(raw)
     if not isinstance(message, dict) or is_odd:
         return StrippedMessage(raw, digest(raw), 0)
     if wire == "responses":
         is_reasoning = message.get("type") == "reasoning"
-        return StrippedMessage(None, b"", 1) if is_reasoning else StrippedMessage(raw, sketch(raw).identity, 0)
+        return StrippedMessage(None, b"", 1) if is_reasoning else StrippedMessage(raw, outline_of(raw).identity, 0)
     if message.get("role") != "assistant":
-        return StrippedMessage(raw, sketch(raw).identity, 0)
+        return StrippedMessage(raw, outline_of(raw).identity, 0)
     bare, blocks = _of_chat(raw, message) if wire == "chat" else _of_messages(raw, message)
-    return StrippedMessage(bare, sketch(bare).identity if bare is not None else b"", blocks)
+    return StrippedMessage(bare, outline_of(bare).identity if bare is not None else b"", blocks)
 
 
 def _of_messages(raw: bytes, message: Mapping[str, Any]) -> tuple[bytes | None, int]:

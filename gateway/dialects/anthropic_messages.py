@@ -66,8 +66,8 @@ class AnthropicMessages:
         messages_field(fields)
         return Call("chat", model, stream=flag_field(fields, "stream"), body=body, fields=fields, usage_asked=True)
 
-    def usage_wish(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_wish`."""
+    def usage_option(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_option`."""
         del call
         return {}
 
@@ -157,8 +157,8 @@ class MessagesReader(BatchReader[_Event]):
     def _said(self, parts: Sequence[_Part]) -> None:
         """Weigh what deltas said, and what they thought."""
         texts, partial_json, contents, thoughts, _ = zip(*map(msgspec.structs.astuple, parts), strict=True)
-        self._gathered.weigh("".join(filter(None, chain(texts, partial_json, contents))))
-        self._thinking += self._gathered.weigh("".join(filter(None, thoughts)))
+        self._gathered.count_tokens("".join(filter(None, chain(texts, partial_json, contents))))
+        self._thinking += self._gathered.count_tokens("".join(filter(None, thoughts)))
 
     def whole(self, message: Any) -> None:
         """Take a whole message."""
@@ -233,14 +233,14 @@ class MessagesReader(BatchReader[_Event]):
         if block.get("type") in _TOOL_BLOCKS:
             key = str(index) if index is not None else None
             self._gathered.tool(block.get("name"), key, one_of=block.get("server_name"))
-        self._gathered.weigh(block.get("text"))
-        self._gathered.weigh_arguments(block.get("input"))
+        self._gathered.count_tokens(block.get("text"))
+        self._gathered.count_arguments(block.get("input"))
         content = block.get("content")
         # A compaction has a text here. What a tool of the provider found is a list, and no output of the model.
         if isinstance(content, str):
-            self._gathered.weigh(content)
+            self._gathered.count_tokens(content)
         self._think(block)
-        self._gathered.weigh_opaque(block.get("data"))
+        self._gathered.count_opaque(block.get("data"))
 
     def _handed_over(self, block: dict[str, Any]) -> None:
         """Take that a model refused and another one goes on."""
@@ -252,13 +252,13 @@ class MessagesReader(BatchReader[_Event]):
         if not isinstance(delta, dict):
             return
         for name in _DELTA_TEXTS:
-            self._gathered.weigh(delta.get(name))
+            self._gathered.count_tokens(delta.get(name))
         self._think(delta)
 
     def _think(self, part: dict[str, Any]) -> None:
         """Thinking is billed in full; where it is shown in short or not at all, its signature holds all of it."""
-        self._thinking += self._gathered.weigh(part.get("thinking"))
-        self._gathered.weigh_opaque(part.get("signature"), already=self._thinking)
+        self._thinking += self._gathered.count_tokens(part.get("thinking"))
+        self._gathered.count_opaque(part.get("signature"), already=self._thinking)
 
     def answer(self) -> ParsedResponse:
         """See `EventReader.answer`."""

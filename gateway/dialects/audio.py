@@ -14,11 +14,11 @@ _TOKENS_A_SECOND: Final = 20
 #: (https://platform.openai.com/docs/api-reference/realtime). What is packed takes less; the least that good speech
 #: takes is 16 kbit/s (https://www.rfc-editor.org/rfc/rfc6716#section-2.1.1), so that it weighs rather more than less.
 _PLAIN_BYTES: Final = 24_000 * 2
-_PACKED_BYTES: Final = 16_000 // 8
+_COMPRESSED_BYTES: Final = 16_000 // 8
 _BASE64: Final = 4 / 3
 #: How packed sound begins, in base64: ID3 and frames of MP3 and AAC, Ogg, FLAC, MP4, WebM. 0xff 0xff begins no frame
 #: but is near silence.
-_PACKED: Final = re.compile(r"SUQz|//[A-Za-z0-7]|T2dnU|ZkxhQ|.{6}Z0eX|GkXfo")
+_COMPRESSED: Final = re.compile(r"SUQz|//[A-Za-z0-7]|T2dnU|ZkxhQ|.{6}Z0eX|GkXfo")
 #: fields that say what an answer is made of, and bytes that a list of such words may have
 _MADE_OF: Final = ("modalities", "output_modalities")
 _FEW_BYTES: Final = 1024
@@ -35,7 +35,7 @@ class AudioCounter:
     def tokens(self, data: str) -> float:
         """What this much base64 weighs."""
         if not self._per_character and data:
-            second = _PACKED_BYTES if _PACKED.match(data) else _PLAIN_BYTES
+            second = _COMPRESSED_BYTES if _COMPRESSED.match(data) else _PLAIN_BYTES
             self._per_character = _TOKENS_A_SECOND / (second * _BASE64)
         return len(data) * self._per_character
 

@@ -290,7 +290,7 @@ class Dialect(Protocol):
         """
         ...
 
-    def usage_wish(self, call: Call) -> Mapping[str, object]:
+    def usage_option(self, call: Call) -> Mapping[str, object]:
         """The fields to set so that a stream reports its usage; none where it does so anyway, or is no stream."""
         ...
 

@@ -93,8 +93,8 @@ class ChoicesDialect:
     #: the fields of a request that hold texts
     _text_fields: Sequence[str]
 
-    def usage_wish(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_wish`."""
+    def usage_option(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_option`."""
         if not call.stream or call.usage_asked:
             return {}
         options = decode(call.fields.get("stream_options", b"null"))
@@ -171,9 +171,9 @@ class ChoicesReader(BatchReader[_Payload]):
         if self._plain is None and len(events) > _FIRST:
             super().read_all(events[:_FIRST])
             events = events[_FIRST:]
-        super().read_all(events[self._weigh_alike(events) :])
+        super().read_all(events[self._count_alike(events) :])
 
-    def _weigh_alike(self, events: Sequence[bytes]) -> int:
+    def _count_alike(self, events: Sequence[bytes]) -> int:
         """Weigh the texts of the chunks at the beginning that say nothing else; how many these are."""
         if self._plain is None or self._text_alone(self._plain[0]) is None:
             return 0
@@ -182,7 +182,7 @@ class ChoicesReader(BatchReader[_Payload]):
         texts = frame.texts(events[:end])
         if texts is None:
             return 0
-        self._gathered.weigh("".join(texts))
+        self._gathered.count_tokens("".join(texts))
         return end
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Payload]) -> None:
@@ -195,7 +195,7 @@ class ChoicesReader(BatchReader[_Payload]):
             else:
                 said.append(text)
                 plain = number
-        self._gathered.weigh("".join(said))
+        self._gathered.count_tokens("".join(said))
         if plain is not None:
             self._look_around(events[plain], said[-1])
 
@@ -268,14 +268,14 @@ class ChoicesReader(BatchReader[_Payload]):
             self._running[name] = None
         part = choice.delta or choice.message
         if part is None:
-            gathered.weigh(choice.text)
+            gathered.count_tokens(choice.text)
             return
-        gathered.weigh(part.content)
+        gathered.count_tokens(part.content)
         # Some hosts send the same reasoning under two names.
-        gathered.weigh(part.reasoning if part.reasoning_content is None else part.reasoning_content)
-        gathered.weigh(part.refusal)
+        gathered.count_tokens(part.reasoning if part.reasoning_content is None else part.reasoning_content)
+        gathered.count_tokens(part.refusal)
         if isinstance(part.audio, dict):
-            gathered.weigh_sound(part.audio.get("data"), part.audio.get("transcript"))
+            gathered.count_audio(part.audio.get("data"), part.audio.get("transcript"))
         if part.tool_calls is not None or part.function_call is not None:
             self._tools(number, part)
 
@@ -290,8 +290,8 @@ class ChoicesReader(BatchReader[_Payload]):
         function = tool_call.get("function") or tool_call.get("custom") if isinstance(tool_call, dict) else None
         if not isinstance(function, dict):
             return
-        self._gathered.weigh(function.get("arguments"))
-        self._gathered.weigh(function.get("input"))
+        self._gathered.count_tokens(function.get("arguments"))
+        self._gathered.count_tokens(function.get("input"))
         index = tool_call.get("index", position)
         # Two calls under one index (some hosts number every call 0) are told apart by their ids, or by being complete.
         arguments = function.get("arguments", function.get("input"))

@@ -72,8 +72,8 @@ class OpenAIResponses:
             usage_asked=True,
         )
 
-    def usage_wish(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_wish`."""
+    def usage_option(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_option`."""
         del call
         return {}
 
@@ -138,14 +138,14 @@ _TYPE_AND_PLACE: Final = attrgetter("type", *_PLACE)
 class ResponsesReader(BatchReader[_Event]):
     """Reads the events of one stream, or one whole response.
 
-    `model`: what was asked for; `weigh_input`: what the request weighs, which no event tells before the last.
+    `model`: what was asked for; `count_input`: what the request weighs, which no event tells before the last.
     """
 
     decoder = msgspec.json.Decoder(list[_Event])
 
-    def __init__(self, model: str | None, weigh_input: Callable[[], int]) -> None:
+    def __init__(self, model: str | None, count_input: Callable[[], int]) -> None:
         self._asked_model = model
-        self._weigh_input = weigh_input
+        self._count_input = count_input
         self._gathered = ResponseState()
         self._delivered = DeliveredOutput()
         #: the event that told of the response first; of one that is too large only what it is known by
@@ -237,31 +237,31 @@ class ResponsesReader(BatchReader[_Event]):
         for item in output if isinstance(output, list) else ():
             if isinstance(item, dict):
                 self._tool(item, None)
-                self._weigh_item(item)
+                self._count_item(item)
 
-    def _weigh_item(self, item: dict[str, Any]) -> None:
+    def _count_item(self, item: dict[str, Any]) -> None:
         for name in _ITEM_TEXTS:
-            self._gathered.weigh(item.get(name))
+            self._gathered.count_tokens(item.get(name))
         for name in _ITEM_PARTS:
             parts = item.get(name)
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict):
-                    self._weigh_part(part)
-        self._gathered.weigh_opaque(item.get("encrypted_content"))
+                    self._count_part(part)
+        self._gathered.count_opaque(item.get("encrypted_content"))
 
-    def _weigh_part(self, part: dict[str, Any]) -> None:
+    def _count_part(self, part: dict[str, Any]) -> None:
         for text in _PART_TEXTS:
-            self._gathered.weigh(part.get(text))
+            self._gathered.count_tokens(part.get(text))
         if part.get("type") == _SOUND_PART:
-            self._gathered.weigh_sound(part.get("data"), part.get("transcript"))
+            self._gathered.count_audio(part.get("data"), part.get("transcript"))
 
     def _delta(self, kind: str, value: dict[str, Any], delta: str) -> None:
         if len(self._in_pieces) < MAX_ITEMS:
             self._in_pieces.add(_key(value, value.get("item_id")))
         if kind in _SOUND:
-            self._gathered.weigh_sound(delta)
+            self._gathered.count_audio(delta)
         else:
-            self._gathered.weigh(delta)
+            self._gathered.count_tokens(delta)
             self._delivered.said(kind, value, delta)
 
     def _item_event(self, kind: str, value: dict[str, Any], data: bytes) -> None:
@@ -271,9 +271,9 @@ class ResponsesReader(BatchReader[_Event]):
         key, is_done = _key(value, item.get("id")), kind == "response.output_item.done"
         self._tool(item, key)
         if is_done and key in self._in_pieces:
-            self._gathered.weigh_opaque(item.get("encrypted_content"))
+            self._gathered.count_opaque(item.get("encrypted_content"))
         elif is_done:
-            self._weigh_item(item)
+            self._count_item(item)
         self._delivered.item(value.get("output_index"), item, data, is_done=is_done)
 
     def _tool(self, item: dict[str, Any], key: object) -> None:
@@ -328,7 +328,7 @@ class ResponsesReader(BatchReader[_Event]):
     def _usage(self) -> dict[str, object]:
         reported, output = self._gathered.usage.reported(), self._gathered.output_estimate
         nothing = ReportedUsage(None, None, None)
-        usage, _ = (reported or nothing).complete(self._weigh_input(), output)
+        usage, _ = (reported or nothing).complete(self._count_input(), output)
         return {
             "input_tokens": usage.input_tokens,
             "input_tokens_details": {

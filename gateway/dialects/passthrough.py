@@ -84,8 +84,8 @@ class PassThrough:
         call = Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
         return call if self._counts is None else without_marks(call, self._counts)
 
-    def usage_wish(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_wish`."""
+    def usage_option(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_option`."""
         del call
         return {}
 
@@ -159,9 +159,9 @@ class PassThroughReader(EventReader):
 
     def _whole(self, value: dict[str, Any]) -> None:
         for name in _WHOLE_TEXTS:
-            self._gathered.weigh(value.get(name))
+            self._gathered.count_tokens(value.get(name))
         if self._gathered.is_empty:
-            self._gathered.weigh(value.get(_TRANSCRIPT))
+            self._gathered.count_tokens(value.get(_TRANSCRIPT))
         if _holds_media(value):
             self._gathered.is_seen = False
 
@@ -171,13 +171,13 @@ class PassThroughReader(EventReader):
 
     def _said(self, part: object) -> None:
         if isinstance(part, str):
-            self._gathered.weigh(part)
+            self._gathered.count_tokens(part)
         elif isinstance(part, dict):
             for name in _DELTA_TEXTS:
-                self._gathered.weigh(part.get(name))
+                self._gathered.count_tokens(part.get(name))
             audio = part.get("audio")
             if isinstance(audio, dict):
-                self._gathered.weigh_sound(audio.get("data"), audio.get("transcript"))
+                self._gathered.count_audio(audio.get("data"), audio.get("transcript"))
 
     def answer(self) -> ParsedResponse:
         """See `EventReader.answer`."""

@@ -111,7 +111,7 @@ class ResponseState:
         if any(part is not None for part in error.values()) if isinstance(error, dict) else error:
             self.error = True
 
-    def weigh(self, value: object) -> float:
+    def count_tokens(self, value: object) -> float:
         """Add every text in a value to what was delivered; its tokens."""
         if value is None:
             return 0.0
@@ -119,20 +119,20 @@ class ResponseState:
         self._output += tokens
         return tokens
 
-    def weigh_arguments(self, value: object) -> None:
+    def count_arguments(self, value: object) -> None:
         """Add the arguments of a call, which a model writes as JSON; an empty object is what a stream fills later."""
         if value and isinstance(value, dict) and not is_deep(value):
-            self.weigh(encode(value).decode())
+            self.count_tokens(encode(value).decode())
         else:
-            self.weigh(value)
+            self.count_tokens(value)
 
-    def weigh_sound(self, data: object, transcript: object = None) -> None:
+    def count_audio(self, data: object, transcript: object = None) -> None:
         """Add sound in base64, and what it says, which is billed beside it."""
         if isinstance(data, str):
             self._output += self._sound.tokens(data)
-        self.weigh(transcript)
+        self.count_tokens(transcript)
 
-    def weigh_opaque(self, value: object, already: float = 0.0) -> None:
+    def count_opaque(self, value: object, already: float = 0.0) -> None:
         """Add reasoning that came encrypted. `already`: tokens of the same that were readable."""
         if isinstance(value, str):
             self._output += max(0.0, len(value) * _OPAQUE_TOKENS - already)

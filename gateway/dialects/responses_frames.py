@@ -342,7 +342,7 @@ def _sendable(output: Sequence[Raw]) -> list[Raw]:
     Reasoning is only taken back with its `encrypted_content`. What followed reasoning that is left out is refused by
     the id that the provider gave it, and taken without.
     """
-    kept = [item for item in output if not _is_lost(item)]
+    kept = [item for item in output if not _is_orphaned(item)]
     return kept if len(kept) == len(output) else [_without_id(item) for item in kept]
 
 
@@ -353,7 +353,7 @@ def _type_of(item: Raw) -> str:
         return ""
 
 
-def _is_lost(item: Raw) -> bool:
+def _is_orphaned(item: Raw) -> bool:
     try:
         known = _ITEM.decode(item)
     except msgspec.MsgspecError:

@@ -18,7 +18,7 @@ from gateway.dialects.fields import UNREADABLE, AnyFields, Fields, decode, is_gi
 #: fields of a Responses request that stand for content which its provider has
 _KEPT: Final = ("previous_response_id", "conversation", "prompt")
 #: those of which an earlier answer may have told what they weigh; an answer is added to the conversation that is named
-_GONE_ON_FROM: Final = _KEPT[:2]
+_CONTINUED_FROM: Final = _KEPT[:2]
 #: bytes of what names one of them; no provider's ids are longer
 _MOST_ID: Final = 1024
 #: the same of a Messages request: what goes on with an answer that Anthropic keeps
@@ -60,7 +60,7 @@ _FETCHED_IN: Final[Mapping[str, Wire]] = {_BACKGROUND: "responses", _DEFERRED: "
 _OF_PICTURES: Final = ("transparent", "opaque", "auto")
 
 
-def kept_elsewhere(fields: Fields, wire: Wire | None, contents: Contents | None = None) -> tuple[str, ...]:
+def kept_by_provider(fields: Fields, wire: Wire | None, contents: Contents | None = None) -> tuple[str, ...]:
     """What of a request stands for content that others keep: it is neither weighed nor cut, and is billed.
 
     `contents`: of the request, where they are there: of what is known of their beginning this is known too.
@@ -95,14 +95,14 @@ def named_in(wire: Wire, text: bytes | memoryview, messages: Sequence[bytes] | N
     return frozenset(found)
 
 
-def gone_on_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
+def continued_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
     """The ids of what a request goes on from: of an earlier answer, of a conversation."""
-    return _ids(fields, _GONE_ON_FROM) if wire == "responses" else ()
+    return _ids(fields, _CONTINUED_FROM) if wire == "responses" else ()
 
 
 def earlier_answer(fields: AnyFields) -> str | None:
     """The id of the answer that a request of the Responses API goes on from."""
-    return next(iter(_ids(fields, _GONE_ON_FROM[:1])), None)
+    return next(iter(_ids(fields, _CONTINUED_FROM[:1])), None)
 
 
 def kept_answer(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> str | None:
@@ -112,11 +112,11 @@ def kept_answer(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> 
     return answer_id if bytes(fields.get("store", b"")) != b"false" else None
 
 
-def left_behind(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
+def left_over(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
     """The ids under which others may go on from an answer to a request."""
     if wire != "responses":
         return ()
-    named, kept = _ids(fields, _GONE_ON_FROM[1:]), kept_answer(fields, wire, answer_id)
+    named, kept = _ids(fields, _CONTINUED_FROM[1:]), kept_answer(fields, wire, answer_id)
     return (kept, *named) if kept is not None else named
 
 

@@ -17,8 +17,8 @@ from gateway.dialects.fields import Fields, decode, unescaped
 #: strings of a request that are weighed one by one
 _MAX_TEXTS: Final = 100_000
 #: characters of texts that are not ASCII that are looked at to weigh them, and how many at once
-_MAX_WEIGHED: Final = 512 * 1024
-_WEIGHED_AT_ONCE: Final = 64 * 1024
+_MAX_COUNTED: Final = 512 * 1024
+_COUNTED_AT_ONCE: Final = 64 * 1024
 #: bytes of a list of strings that are decoded at once, and those by which one is known
 _AT_ONCE: Final = 8 * 2**20
 _GLANCE: Final = 16
@@ -170,21 +170,21 @@ def _going_on(text: str, read: int, left: int) -> Iterator[str]:
 def estimate(parts: Iterator[str]) -> int:
     """Estimated tokens of several texts, rounded up.
 
-    ASCII weighs by its length alone. Of other texts `_MAX_WEIGHED` characters are looked at; the rest weighs like them.
+    ASCII weighs by its length alone. Of other texts `_MAX_COUNTED` characters are looked at; the rest weighs like them.
     """
     tokens = other = 0.0
-    weighed = unweighed = 0
+    counted = uncounted = 0
     for text in parts:
         if text.isascii():
             tokens += estimate_tokens(text)
             continue
-        length = min(len(text), _MAX_WEIGHED - weighed)
-        for start in range(0, length, _WEIGHED_AT_ONCE):
-            other += estimate_tokens(text[start : min(start + _WEIGHED_AT_ONCE, length)])
-        weighed += length
-        unweighed += len(text) - length
-    if weighed:
-        tokens += other * (1 + unweighed / weighed)
+        length = min(len(text), _MAX_COUNTED - counted)
+        for start in range(0, length, _COUNTED_AT_ONCE):
+            other += estimate_tokens(text[start : min(start + _COUNTED_AT_ONCE, length)])
+        counted += length
+        uncounted += len(text) - length
+    if counted:
+        tokens += other * (1 + uncounted / counted)
     return rounded_up(tokens)
 
 

@@ -48,14 +48,14 @@ class Withdrawal:
 class ToolRestriction:
     """How a request is narrowed: the fields to set, encoded.
 
-    `weighed`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
+    `counted`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
     since no model reads it; `is_choice_among`: they hold nothing but such a choice, which a provider may not know;
     `is_forced`: they force a tool call that the client did not; `beyond`: tools that stay offered though they may not
     be called; `withdrawal`: what is withdrawn by a system message; None if the model accepts no such message.
     """
 
     fields: Mapping[str, msgspec.Raw]
-    weighed: Mapping[str, bytes]
+    counted: Mapping[str, bytes]
     is_choice_among: bool = False
     is_forced: bool = False
     beyond: tuple[str, ...] = ()
@@ -66,14 +66,14 @@ class ToolRestriction:
         """Of fields as values."""
         encoded = {name: msgspec.json.encode(value) for name, value in changes.items()}
         choice = changes.get("tool_choice")
-        weighed, is_among = encoded, isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+        counted, is_among = encoded, isinstance(choice, dict) and choice.get("type") == "allowed_tools"
         if isinstance(choice, dict) and is_among:
-            weighed = {**encoded, "tool_choice": msgspec.json.encode(choice.get("allowed_tools", choice)["mode"])}
+            counted = {**encoded, "tool_choice": msgspec.json.encode(choice.get("allowed_tools", choice)["mode"])}
         fields = {name: msgspec.Raw(data) for name, data in encoded.items()}
-        return cls(fields, weighed, is_among and len(changes) == 1)
+        return cls(fields, counted, is_among and len(changes) == 1)
 
 
-NOT_NARROWED: Final = ToolRestriction({}, {})
+UNRESTRICTED: Final = ToolRestriction({}, {})
 #: what weighs no more than a request that says nothing of it
 _AS_UNSAID: Final = {"tool_choice": b'"auto"'}
 
@@ -106,7 +106,7 @@ def takes_forced(family: TokenizerFamily, offer: ToolOffer) -> bool:
     return family.forced_choice == "not_thinking" and not thinks
 
 
-def narrowed(offer: ToolOffer, keep: tuple[str, ...], *, must: bool, takes: RestrictionSupport) -> ToolRestriction:
+def restricted(offer: ToolOffer, keep: tuple[str, ...], *, must: bool, takes: RestrictionSupport) -> ToolRestriction:
     """How a request is told to call these tools only; not at all where it says so already.
 
     Args:
@@ -115,11 +115,11 @@ def narrowed(offer: ToolOffer, keep: tuple[str, ...], *, must: bool, takes: Rest
         must: one of them has to be.
         takes: what its model accepts.
     """
-    narrow = _known_narrowing if offer.is_known else _narrowed
-    return narrow(offer, keep, must, takes)
+    restrict = _known_restriction if offer.is_known else _restricted
+    return restrict(offer, keep, must, takes)
 
 
-def _narrowed(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: RestrictionSupport) -> ToolRestriction:  # noqa: FBT001
+def _restricted(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: RestrictionSupport) -> ToolRestriction:  # noqa: FBT001
     names = frozenset(keep)
     kept = tuple(tool for tool in offer.tools if tool.name in names)
     is_forced = must and takes.forced and bool(kept) and (_is_one(kept) or not offer.is_legacy)
@@ -128,18 +128,18 @@ def _narrowed(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: Restri
     withdrawn = (withdrawal.withdrawn if withdrawal is not None else None) or frozenset()
     beyond = tuple(one for one in _beyond(offer, kept, takes, is_forced=is_forced) if one not in withdrawn)
     if not changes:
-        return replace(NOT_NARROWED, beyond=beyond, withdrawal=withdrawal) if beyond or withdrawal else NOT_NARROWED
-    narrowing = replace(
+        return replace(UNRESTRICTED, beyond=beyond, withdrawal=withdrawal) if beyond or withdrawal else UNRESTRICTED
+    restriction = replace(
         ToolRestriction.of(changes),
         is_forced=is_forced and offer.mode != "required",
         beyond=beyond,
         withdrawal=withdrawal,
     )
-    is_as_before = offer.choice is None and narrowing.weighed == _AS_UNSAID
-    return replace(narrowing, weighed={}) if is_as_before else narrowing
+    is_as_before = offer.choice is None and restriction.counted == _AS_UNSAID
+    return replace(restriction, counted={}) if is_as_before else restriction
 
 
-_known_narrowing = lru_cache(KNOWN_OFFERS)(_narrowed)
+_known_restriction = lru_cache(KNOWN_OFFERS)(_restricted)
 
 
 def _changes(
@@ -149,17 +149,17 @@ def _changes(
     same = _lists(offer, takes.listed) if takes.listed is not None else {}
     if not kept:
         return same | ({_choice_field(offer): _none(offer)} if offer.mode != "none" else {})
-    is_narrower = not {tool.name for tool in kept}.issuperset(offer.names)
+    is_stricter = not {tool.name for tool in kept}.issuperset(offer.names)
     mode: Mode = "required" if is_forced else offer.mode
-    if not is_narrower and (mode == offer.mode or offer.named is not None):
+    if not is_stricter and (mode == offer.mode or offer.named is not None):
         return same
     if is_forced and _is_one(kept):
         return same | {_choice_field(offer): _named(offer, kept[0])}
-    if is_narrower and (offer.among is not None or _has_choice(offer, takes)):
+    if is_stricter and (offer.among is not None or _has_choice(offer, takes)):
         choice: dict[str, object] = {"tool_choice": _allowed(offer.wire, kept, mode)}
     else:
         choice = {"tool_choice": _among(offer, mode)} if mode != offer.mode else {}
-    if not is_narrower or takes.listed is not None or _has_choice(offer, takes):
+    if not is_stricter or takes.listed is not None or _has_choice(offer, takes):
         return same | choice
     return _lists(offer, {tool.name for tool in kept} | takes.referenced) | choice
 
@@ -194,7 +194,7 @@ def offering_all(offer: ToolOffer, *, is_free: bool) -> ToolRestriction:
     `is_free`: its response calls no tools, so nothing has to change.
     """
     withdrawn = None if is_free or offer.mode == "none" else frozenset[str]()
-    return replace(NOT_NARROWED, withdrawal=Withdrawal(_named_by_messages(offer, None), withdrawn))
+    return replace(UNRESTRICTED, withdrawal=Withdrawal(_named_by_messages(offer, None), withdrawn))
 
 
 def _withdrawal(offer: ToolOffer, kept: Sequence[OfferedTool], takes: RestrictionSupport) -> Withdrawal | None:

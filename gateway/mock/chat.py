@@ -59,8 +59,8 @@ def answer(exchange: MockExchange) -> Answer:
     openai_stream.check_tool_choice(body.tool_choice, refuse=behaviour.refuse_allowed_tools)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
-    prompt, beside = sum(size for _, size in sizes), extra_tokens(body.tools, body.response_format)
-    check_chat(exchange, body.model, prompt, beside)
+    prompt, overhead = sum(size for _, size in sizes), extra_tokens(body.tools, body.response_format)
+    check_chat(exchange, body.model, prompt, overhead)
     rules = rules_of(exchange.provider.strict, body.model)
     fields = decode(exchange.request.body, JsonObject) if rules is not NO_RULES else {}
     chat_rules.check(rules, body.model, fields, messages)
@@ -68,7 +68,7 @@ def answer(exchange: MockExchange) -> Answer:
     decided = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
     replies = [chat_rules.with_reasoning(rules, fields, ask, reply) for reply in decided]
     counted = MockUsage(
-        input=prompt + beside,
+        input=prompt + overhead,
         output=sum(reply.output_tokens for reply in replies),
         cached=exchange.provider.cached_tokens(body.model, sizes),
         reasoning=sum(reply.reasoning_tokens for reply in replies),

@@ -168,8 +168,8 @@ def _call(request: _Request, attempt: Fallback) -> ClaudeCall:
     )
     checked = check(messages, Prefix(controls.system, controls.tools), terms, memory)
     refuse_tool_changes(controls.tools or [], rules, messages, request.betas)
-    beside = beside_of(controls.system, controls.tools)
-    edited = apply_edits(checked.messages, edits, beside=beside, keeps_thinking=rules.keeps_thinking)
+    overhead = overhead_of(controls.system, controls.tools)
+    edited = apply_edits(checked.messages, edits, overhead=overhead, keeps_thinking=rules.keeps_thinking)
     applied = edited.applied if controls.context_management is not None else None
     return ClaudeCall(attempt.model, controls, terms, checked, edited.messages, edits, applied, attempt.max_tokens)
 
@@ -186,7 +186,7 @@ def _refuse_fields(request: _Request, controls: Controls, rules: ModelRules) -> 
         refuse_messages(controls, rules, request.messages)
 
 
-def beside_of(system: object, tools: object) -> int:
+def overhead_of(system: object, tools: object) -> int:
     """Return the tokens of what goes with the messages."""
     prompt = tokens.count_json(system) + tokens.MESSAGE_TOKENS if system else 0
     return prompt + extra_tokens(tools)

@@ -156,18 +156,18 @@ def _refuse_tags(value: object, named: frozenset[str]) -> None:
             raise ApiError(400, f"context_management.edits.{number}: {message}")
 
 
-def apply_edits(messages: list[JsonObject], edits: Sequence[Edit], *, beside: int, keeps_thinking: bool) -> Edited:
+def apply_edits(messages: list[JsonObject], edits: Sequence[Edit], *, overhead: int, keeps_thinking: bool) -> Edited:
     """Return the messages with what the edits clear.
 
     Args:
         messages: as the model would get them.
         edits: of the request, in their order.
-        beside: input tokens beside the messages, which count towards a trigger.
+        overhead: input tokens beside the messages, which count towards a trigger.
         keeps_thinking: the model keeps all thinking unless the edit says otherwise.
     """
     if not edits:
         return Edited(messages, [])
-    original = total_of(messages) + beside
+    original = total_of(messages) + overhead
     applied: list[JsonObject] = []
     for edit in edits:
         if isinstance(edit, ClearThinking):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from gateway.mock import tokens
-from gateway.mock.claude import NO_THOUGHTS, ClaudeCall, beside_of, enforce
+from gateway.mock.claude import NO_THOUGHTS, ClaudeCall, enforce, overhead_of
 from gateway.mock.claude_rules import BILLED_REFUSALS
 from gateway.mock.compactions import summary_of
 from gateway.mock.message_shape import BuiltMessage, Pass, PassKind, Shape
@@ -85,11 +85,11 @@ def count_input(exchange: MockExchange) -> Answer:
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
     calls = enforce(exchange, body.model, messages, counts_only=True)
-    beside = beside_of(body.system, body.tools)
+    overhead = overhead_of(body.system, body.tools)
     sizes = calls[0].sizes() if calls else sizes
-    counted: JsonObject = {"input_tokens": exchange.settle(MockUsage(_total(sizes) + beside, 0)).input}
+    counted: JsonObject = {"input_tokens": exchange.settle(MockUsage(_total(sizes) + overhead, 0)).input}
     if calls and calls[0].applied is not None:
-        counted["context_management"] = {"original_input_tokens": calls[0].original_tokens + beside}
+        counted["context_management"] = {"original_input_tokens": calls[0].original_tokens + overhead}
     return Whole(counted, body.model)
 
 
@@ -188,13 +188,13 @@ class _Attempts:
     def _prompt(self, call: ClaudeCall | None) -> _Prompt:
         model = call.model if call else self._body.model
         sizes = call.sizes() if call else self._sizes
-        return _read(self._exchange, model, sizes, beside_of(self._body.system, self._body.tools))
+        return _read(self._exchange, model, sizes, overhead_of(self._body.system, self._body.tools))
 
 
 def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -> BuiltMessage:
     """Answer a request for a summary: with a signed compaction block, or with nothing if the model wrote none."""
     turn = exchange.turn
-    prompt = _read(exchange, call.model, call.sizes(), beside_of(body.system, body.tools))
+    prompt = _read(exchange, call.model, call.sizes(), overhead_of(body.system, body.tools))
     wanted = turn.text if turn and turn.text is not None else summary_of(call.messages)
     text, is_cut = tokens.truncate(wanted, body.max_tokens)
     stop_reason = "compaction"
@@ -220,15 +220,15 @@ def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -
     )
 
 
-def _read(exchange: MockExchange, model: str, sizes: Sequence[tuple[bytes, int]], beside: int) -> _Prompt:
+def _read(exchange: MockExchange, model: str, sizes: Sequence[tuple[bytes, int]], overhead: int) -> _Prompt:
     total = _total(sizes)
-    check_message(exchange, model, total + beside)
+    check_message(exchange, model, total + overhead)
     if b'"cache_control"' not in exchange.request.body:
         # This API caches nothing unasked.
-        return _Prompt(total + beside, 0, 0)
+        return _Prompt(total + overhead, 0, 0)
     cached = exchange.provider.cached_tokens(model, sizes)
     # What is marked for caching and was not read from there is written to it.
-    return _Prompt(total + beside, cached, total - cached)
+    return _Prompt(total + overhead, cached, total - cached)
 
 
 def _total(sizes: Sequence[tuple[bytes, int]]) -> int:

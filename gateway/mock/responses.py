@@ -76,7 +76,7 @@ def answer(exchange: MockExchange) -> Answer:
     check_model(body.model)
     items, sizes = _items(body)
     said = _stored(exchange, body) + sum(size for _, size in sizes)
-    prompt = said + _beside(body)
+    prompt = said + _overhead(body)
     check_response(exchange, body.model, prompt)
     rules = rules_of(exchange.provider.strict, body.model)
     if rules is not NO_RULES:
@@ -108,7 +108,7 @@ def compact(exchange: MockExchange) -> Answer:
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
-    usage = exchange.settle(MockUsage(sum(size for _, size in sizes) + _beside(body), _COMPACTION_TOKENS))
+    usage = exchange.settle(MockUsage(sum(size for _, size in sizes) + _overhead(body), _COMPACTION_TOKENS))
     made: JsonObject = {
         "id": _response_id(exchange),
         "object": "response.compaction",
@@ -152,7 +152,7 @@ def count_input(exchange: MockExchange) -> Answer:
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
-    prompt = _stored(exchange, body) + sum(size for _, size in sizes) + _beside(body)
+    prompt = _stored(exchange, body) + sum(size for _, size in sizes) + _overhead(body)
     usage = exchange.settle(MockUsage(prompt, 0))
     return Whole({"object": "response.input_tokens", "input_tokens": usage.input}, body.model)
 
@@ -169,7 +169,7 @@ def _items(body: ResponseRequest) -> tuple[list[JsonObject], list[tuple[bytes, i
     return items, sizes
 
 
-def _beside(body: ResponseRequest) -> int:
+def _overhead(body: ResponseRequest) -> int:
     """Tokens of what each request says for itself, and nobody keeps."""
     system = tokens.count(body.instructions) + tokens.MESSAGE_TOKENS if body.instructions else 0
     return system + extra_tokens(body.tools, body.text)

@@ -51,9 +51,9 @@ from gateway.dialects.compaction import (
     whole_response,
 )
 from gateway.dialects.fields import join, write_fields
-from gateway.dialects.server_state import gone_on_from
+from gateway.dialects.server_state import continued_from
 from gateway.pipeline.response import MAX_WHOLE_ANSWER, read_error
-from gateway.upstream.body import AlreadyRead, is_packed, unpacked, without_packing
+from gateway.upstream.body import AlreadyRead, decompressed, is_compressed, without_packing
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ _MIB: Final = 2**20
 class Compactions:
     """Makes and expands compactions. Shared by all calls.
 
-    `most`: bytes of texts that a session keeps; `is_away`: returns whether the store is unavailable.
+    `most`: bytes of texts that a session keeps; `is_unavailable`: returns whether the store is unavailable.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Compactions:
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         most: int,
-        is_away: Callable[[], bool],
+        is_unavailable: Callable[[], bool],
         new_id: Callable[[], str],
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -99,7 +99,7 @@ class Compactions:
         self._providers = providers
         self._facts = facts
         self._most = most
-        self._is_away = is_away
+        self._is_unavailable = is_unavailable
         self._new_id = new_id
         self._clock = clock
         self._wall = wall
@@ -137,7 +137,7 @@ class Compactions:
         return await self._planner.read(len(call.body), partial(work, call))
 
     async def _texts(self, progress: CallState, handles: Sequence[str]) -> Mapping[str, str]:
-        if self._is_away():
+        if self._is_unavailable():
             raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         session, namespace = progress.session, progress.incoming.caller.namespace
         known = dict(await self._store.results(session, handles)) if session is not None else {}
@@ -179,7 +179,7 @@ class Compactions:
         session = progress.session
         if session is None:
             raise SessionRequired("A compaction is kept in its session, and the call names none. Send x-session-id.")
-        if gone_on_from(call.fields, "responses"):
+        if continued_from(call.fields, "responses"):
             raise InvalidRequest(
                 "The provider of this model makes no compaction, and the gateway can compact only what the request "
                 "holds. Send the whole input, without previous_response_id or conversation.",
@@ -196,7 +196,7 @@ class Compactions:
         return AlreadyRead(200, _JSON, whole_response(made))
 
     async def _keep(self, session: SessionKey, text: str) -> str:
-        if self._is_away():
+        if self._is_unavailable():
             raise StoreUnavailable("The store is unavailable, which keeps compacted conversations. Try again shortly.")
         handle = handle_of(session.namespace, text)
         if await self._store.keep_results(session, {handle: text}, self._most):
@@ -209,29 +209,29 @@ class Compactions:
 
     async def _trimmed(self, progress: CallState, call: Call) -> Sequence[bytes]:
         """Return the items that stay of a conversation, some of them shorter, and note what was done."""
-        came = await self._read(call, items_to_compact)
-        fields = {**call.fields, "input": join(came)}
+        original = await self._read(call, items_to_compact)
+        fields = {**call.fields, "input": join(original)}
         whole = replace(call, fields=fields, body=write_fields(fields, {}))
         contents = await self._planner.contents(whole, "responses")
         if contents is None:
             progress.notes["compaction"] = "made by the gateway: too many items to be trimmed"
-            return came
+            return original
         facts = self._facts(progress.route)
         asked = PlanRequest(contents, progress.route, facts, ContextOptions("auto"), len(whole.body))
-        weighing = await self._planner.weigh(asked, progress.remembered)
-        tokens, beside = weighing.came.tokens, weighing.came.estimate.beside
-        target = beside + max(KEPT_LEAST, int((tokens - beside) * KEPT_SHARE))
+        counts = await self._planner.count_tokens(asked, progress.remembered)
+        tokens, overhead = counts.original.tokens, counts.original.estimate.overhead
+        target = overhead + max(KEPT_LEAST, int((tokens - overhead) * KEPT_SHARE))
         limit = least(target, progress.incoming.directives.context.budget)
-        asked = replace(asked, wishes=ContextOptions("auto", limit), weighing=weighing)
+        asked = replace(asked, options=ContextOptions("auto", limit), counts=counts)
         plan = await self._composer.plan(progress, asked)
         if plan.overflow is not None:
             # The items that must stay exceed the target, so try again with a target that fits them.
-            roomy = replace(asked, wishes=ContextOptions("auto", beside + int(plan.overflow.needed * _MUST_STAY)))
+            roomy = replace(asked, options=ContextOptions("auto", overhead + int(plan.overflow.needed * _MUST_STAY)))
             plan = await self._composer.plan(progress, roomy)
-        kept = came if plan.messages is None else plan.messages
+        kept = original if plan.messages is None else plan.messages
         progress.notes["compaction"] = (
-            f"made by the gateway: {len(kept)} of {len(came)} items, {plan.context.tokens - beside:,} of "
-            f"{tokens - beside:,} tokens"
+            f"made by the gateway: {len(kept)} of {len(original)} items, {plan.context.tokens - overhead:,} of "
+            f"{tokens - overhead:,} tokens"
         )
         return kept
 
@@ -295,7 +295,7 @@ async def _whole(answer: UpstreamReply) -> bytes:
         UpstreamProtocolError: it is longer than any compaction.
     """
     body = bytearray()
-    async for piece in unpacked(answer) if is_packed(answer) else answer.chunks():
+    async for piece in decompressed(answer) if is_compressed(answer) else answer.chunks():
         body += piece
         if len(body) > MAX_WHOLE_ANSWER:
             raise UpstreamProtocolError(f"The provider answered a compaction with over {MAX_WHOLE_ANSWER:,} bytes.")

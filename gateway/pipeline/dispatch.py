@@ -71,24 +71,26 @@ class Dispatcher:
         rules = [self._output_rules.of(route, is_stream=call.stream)]
         while True:
             progress.is_too_long, progress.output_rule = False, rules[-1]
-            came = await self._looked_at(
+            response = await self._looked_at(
                 progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
             )
-            answer = came.refusal if isinstance(came, BegunResponse) and came.refusal is not None else came
+            answer = (
+                response.refusal if isinstance(response, BegunResponse) and response.refusal is not None else response
+            )
             if is_success(answer.status):
                 self._learn(progress, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
                 if repaired:
                     await self._recomposer.accepted(progress)
                 return answer
             if answer.status not in TELLING:
-                return _passed_on(progress, came, answer)
+                return _passed_on(progress, response, answer)
             body = await read_error(answer)
             refusal = AlreadyRead(answer.status, without_packing(answer.headers), body)
             found = length_error(answer.status, body)
             progress.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
                 ask_usage = False
-            elif await self._read_body(len(call.body), partial(steps.narrow_again, progress, body)):
+            elif await self._read_body(len(call.body), partial(steps.restrict_again, progress, body)):
                 # What is sent now weighs less.
                 await composer.compose(progress, call, composer.again(progress))
             elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
@@ -99,7 +101,7 @@ class Dispatcher:
                 first = first or refusal
             else:
                 # A repair that was not accepted is not the client's business: it gets what was wrong before.
-                return _passed_on(progress, came, first or refusal)
+                return _passed_on(progress, response, first or refusal)
             await progress.hang_up()
 
     def _learn(self, progress: CallState, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
@@ -157,7 +159,10 @@ class Dispatcher:
         incoming = progress.incoming
         provider, thinking = self._providers[progress.route.provider], progress.thinking
         headers = request_headers(
-            incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
+            incoming.headers,
+            provider,
+            client_key_headers=incoming.caller.key_headers,
+            decompressed=incoming.decompressed,
         )
         if thinking is not None and thinking.provider_drops:
             headers = with_beta(headers, BINDING_BETA)
@@ -189,10 +194,10 @@ class Dispatcher:
         return answer
 
 
-def _passed_on(progress: CallState, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
+def _passed_on(progress: CallState, response: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
     """What to take for the answer where the provider refused the request.
 
     The refusal, where another route is left. Where none is, an answer of status 200 that is a refusal, or begins with
     one, is passed on as it is.
     """
-    return refusal if progress.has_next or not isinstance(came, BegunResponse) else came
+    return refusal if progress.has_next or not isinstance(response, BegunResponse) else response

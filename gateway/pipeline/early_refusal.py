@@ -24,11 +24,11 @@ from gateway.core.values import dataclass
 from gateway.dialects.base import EventReader, ParsedResponse
 from gateway.dialects.error_status import plain, status_of
 from gateway.dialects.length_error import length_error
-from gateway.upstream.body import AlreadyRead, chain, is_packed
+from gateway.upstream.body import AlreadyRead, chain, is_compressed
 
 #: Comments that only keep a connection open are passed over for so long, and in so many bytes: then they go out. So are
 #: events that say that a request was taken, each of which may hold its instructions and its tools.
-_PATIENCE_S: Final = 10.0
+_MAX_WAIT_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
 #: OpenAI says so in every stream of Responses, also in one that it refuses for its length
 _TAKEN: Final = re.compile(
@@ -63,7 +63,7 @@ class BegunResponse:
 
 def is_event_stream(answer: UpstreamReply) -> bool:
     """Whether there are events to look at."""
-    return is_success(answer.status) and content_type(answer.headers) == EVENTS and not is_packed(answer)
+    return is_success(answer.status) and content_type(answer.headers) == EVENTS and not is_compressed(answer)
 
 
 async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> BegunResponse:
@@ -91,7 +91,7 @@ async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_la
 
 def is_whole(answer: UpstreamReply) -> bool:
     """Whether it is JSON, and none of it has to be unpacked."""
-    return is_success(answer.status) and content_type(answer.headers) == _JSON and not is_packed(answer)
+    return is_success(answer.status) and content_type(answer.headers) == _JSON and not is_compressed(answer)
 
 
 async def looked_at_whole(answer: UpstreamReply, read: Callable[[bytes], ParsedResponse]) -> BegunResponse:
@@ -154,7 +154,7 @@ async def _first(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
         UpstreamFault: the stream ended, or broke off, before there was one.
     """
     clock = asyncio.get_running_loop().time
-    buffer, size, until, is_foreign = EventBuffer(), 0, clock() + _PATIENCE_S, False
+    buffer, size, until, is_foreign = EventBuffer(), 0, clock() + _MAX_WAIT_S, False
     async for piece in pieces:
         first.append(piece)
         size += len(piece)

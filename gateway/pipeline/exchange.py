@@ -60,7 +60,7 @@ from gateway.core.errors import (
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.http.headers import ProviderAddress, check_credential, is_success, secrets_of
-from gateway.core.http.request import WorkObserver, told_nobody
+from gateway.core.http.request import WorkObserver, notify_nobody
 from gateway.core.http.retry_policy import FAILED, KEY_REFUSED
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
 from gateway.core.record import CUTS, CallRecord
@@ -124,7 +124,7 @@ class Gateway:
             providers=providers,
             facts=facts,
             observers=observers,
-            is_away=lambda: settler.is_away,
+            is_unavailable=lambda: settler.is_unavailable,
             clock=clock,
             wall=wall,
         )
@@ -143,7 +143,7 @@ class Gateway:
                 name: one.billed_refusals for name, one in providers.items() if one.billed_refusals is not None
             },
         )
-        summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
+        summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, max_wait_s=summary_s)
         self.background = BackgroundIndex(store, records, routes, wall)
         self.thinking = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
         self.fetched = BackgroundSettlement(settler, self.background, observers)
@@ -175,7 +175,7 @@ class Gateway:
             providers=providers,
             facts=facts,
             most=results.most,
-            is_away=lambda: settler.is_away,
+            is_unavailable=lambda: settler.is_unavailable,
             new_id=new_id,
             clock=clock,
             wall=wall,
@@ -193,7 +193,7 @@ class Gateway:
         comment = totals_comment if policy.stream_totals else None
         self.answers = ResponseRelay(self.accounts, self.fetched, clock, comment, secrets)
 
-    def handle(self, incoming: Incoming, at_work: WorkObserver = told_nobody) -> Exchange:
+    def handle(self, incoming: Incoming, at_work: WorkObserver = notify_nobody) -> Exchange:
         """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
 
         `at_work` is told whether a provider may be at work on it: where none is, nothing is lost by a cancel.
@@ -304,7 +304,7 @@ class Exchange:
             StoreUnavailable: no calls are taken while the store is away, and nobody knows the session of this one.
         """
         progress, settler, before = self._p, self._gateway.settler, None
-        if not settler.is_away:
+        if not settler.is_unavailable:
             try:
                 before = await self._gateway.background.answered(answer_id, progress.incoming.caller.namespace)
             except StoreUnavailable as error:
@@ -320,7 +320,7 @@ class Exchange:
         A client key that is held to some models was allowed the one of its own answer when it asked for that. Gives
         what is to be told in place of "there is no such answer" where nobody can say who has it.
         """
-        if self._gateway.settler.is_away:
+        if self._gateway.settler.is_unavailable:
             return StoreUnavailable(_WHOSE)
         try:
             name, namespace = await self._gateway.background.origin(answer_id, self._p.incoming.caller.namespace)
@@ -425,7 +425,7 @@ class Exchange:
         if gateway.compactions.is_made_here(progress):
             return await gateway.compactions.make(progress, call)
         if gateway.steps.may_restrict(progress):
-            await self._read(partial(gateway.steps.narrow, progress))
+            await self._read(partial(gateway.steps.restrict, progress))
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)

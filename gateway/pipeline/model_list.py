@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from gateway.call.routing import check_model, is_allowed
-from gateway.call.timeout import patience
+from gateway.call.timeout import max_wait
 from gateway.call.types import ClientResponse, Incoming
 from gateway.core.errors import UnknownModel, UpstreamTimeout
 from gateway.core.routing import Routes
@@ -27,7 +27,7 @@ from gateway.upstream.body import chain
 #: a longer list is not read; the longest known, OpenRouter's, has less than one million
 _MOST_BYTES: Final = 4 * 2**20
 #: within which the provider must have sent its list, where there is something to show without it
-_PATIENCE_S: Final = 10.0
+_MAX_WAIT_S: Final = 10.0
 _OK: Final = 200
 #: `groq/llama` in a path, the slash encoded or not
 _PREFIXED: Final = re.compile(r"models/([^/%]+)(?:/|%2f)(.+)", re.IGNORECASE)
@@ -58,11 +58,11 @@ class ModelList:
         self,
         routes: Routes,
         call: Callable[[Incoming], AbstractAsyncContextManager[ClientResponse]],
-        patience_s: float = _PATIENCE_S,
+        max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
         self._routes = routes
         self._call = call
-        self._patience_s = patience_s
+        self._max_wait_s = max_wait_s
 
     def handle(self, incoming: Incoming) -> AbstractAsyncContextManager[ClientResponse]:
         """The answer to one request; a context manager like that of any other call.
@@ -110,7 +110,7 @@ class ModelList:
 
     async def _with_own(self, own: Iterable[str], incoming: Incoming) -> ClientResponse:
         try:
-            async with patience(self._patience_s), self._call(incoming) as reply:
+            async with max_wait(self._max_wait_s), self._call(incoming) as reply:
                 listed = await _read(reply)
         except UpstreamTimeout:
             listed = None

@@ -32,7 +32,7 @@ from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, ParsedResponse, StreamMeter
 from gateway.dialects.partial_body import PartialBody, glimpsed, read_whole
-from gateway.upstream.body import chain, check_packing, check_transfer_coding, is_packed, unpacked
+from gateway.upstream.body import chain, check_packing, check_transfer_coding, decompressed, is_compressed
 
 #: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
 MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
@@ -79,8 +79,8 @@ class ResponseRelay:
         if endpoint.metered and endpoint.format is not None:
             check_packing(answer)
         check_transfer_coding(answer)
-        kind, was_packed = content_type(answer.headers), is_packed(answer)
-        pieces = unpacked(answer) if was_packed else answer.chunks()
+        kind, was_compressed = content_type(answer.headers), is_compressed(answer)
+        pieces = decompressed(answer) if was_compressed else answer.chunks()
         if is_read and kind == EVENTS:
             return await self._event_stream(progress, call, answer, pieces)
         is_json = kind.endswith((b"/json", b"+json")) or not kind
@@ -92,7 +92,7 @@ class ResponseRelay:
         if _EVENTS.match(begun) and endpoint.wire:
             return await self._event_stream(progress, call, answer, chain([begun], pieces))
         if is_json or _JSON.match(begun):
-            return await self._whole(progress, answer, begun, pieces, was_packed=was_packed)
+            return await self._whole(progress, answer, begun, pieces, was_compressed=was_compressed)
         return await self._unread(progress, answer, chain([begun], pieces))
 
     @staticmethod
@@ -115,7 +115,7 @@ class ResponseRelay:
         # It may be the refusal of an earlier provider, so the status of the last one does not hold.
         progress.outcome, progress.status = "provider_error", answer.status
         progress.response_bytes = len(body)
-        headers = self._headers(answer, unpacked=is_packed(answer))
+        headers = self._headers(answer, decompressed=is_compressed(answer))
         reply = self._reply(progress, answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._accounts.settle(progress)
@@ -149,7 +149,7 @@ class ResponseRelay:
         begun: bytes,
         pieces: AsyncIterator[bytes],
         *,
-        was_packed: bool,
+        was_compressed: bool,
     ) -> ClientResponse:
         has_texts = not _is_embeddings(progress)
         read, size = [begun], len(begun)
@@ -162,9 +162,9 @@ class ResponseRelay:
                 read.append(piece)
                 size += len(piece)
                 if size > MAX_WHOLE_ANSWER:
-                    glimpse = PartialBody(progress.dialect, has_texts=has_texts)
-                    progress.reader = glimpse.answer
-                    return await self._as_it_comes(progress, answer, chain(read, pieces), glimpse)
+                    partial = PartialBody(progress.dialect, has_texts=has_texts)
+                    progress.reader = partial.answer
+                    return await self._as_it_comes(progress, answer, chain(read, pieces), partial)
         except GatewayError:
             progress.outcome = "upstream_broken"
             raise
@@ -175,7 +175,7 @@ class ResponseRelay:
         progress.outcome = "ok" if not progress.answer.error else "provider_error"
         progress.response_bytes = len(body)
         totals = await self._accounts.settle(progress)
-        headers = self._headers(answer, unpacked=was_packed)
+        headers = self._headers(answer, decompressed=was_compressed)
         reply = self._reply(progress, answer.status, headers, body)
         record = _settled(progress)
         reply.totals = totals
@@ -271,7 +271,7 @@ class ResponseRelay:
         self, progress: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: ClientResponse
     ) -> AsyncIterator[bytes]:
         """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
-        whole = await self._whole(progress, answer, b"", pieces, was_packed=is_packed(answer))
+        whole = await self._whole(progress, answer, b"", pieces, was_compressed=is_compressed(answer))
         if isinstance(whole.body, bytes):
             yield whole.body
             return
@@ -301,16 +301,16 @@ class ResponseRelay:
 
     async def _unread(self, progress: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> ClientResponse:
         """Files, audio, images; the text of a transcription is weighed on its way."""
-        glimpse, endpoint = None, progress.incoming.endpoint
+        partial, endpoint = None, progress.incoming.endpoint
         # Where a model's answer is due, a text is the page of some proxy on the way: it is not weighed.
         if endpoint.metered and endpoint.wire is None and not _is_embeddings(progress):
             is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
-            glimpse = PartialBody(progress.dialect, has_texts=True) if is_text else None
-            progress.reader = glimpse.answer if glimpse is not None else _not_seen
-        reply = await self._as_it_comes(progress, answer, pieces, glimpse)
+            partial = PartialBody(progress.dialect, has_texts=True) if is_text else None
+            progress.reader = partial.answer if partial is not None else _not_seen
+        reply = await self._as_it_comes(progress, answer, pieces, partial)
         length = header(answer.headers, b"content-length")
         # A 204 announces none (RFC 9110, section 8.6).
-        if length and not is_packed(answer) and answer.status != HTTPStatus.NO_CONTENT:
+        if length and not is_compressed(answer) and answer.status != HTTPStatus.NO_CONTENT:
             reply.headers.append((b"content-length", length))
         return reply
 
@@ -319,20 +319,20 @@ class ResponseRelay:
         progress: CallState,
         answer: UpstreamReply,
         pieces: AsyncIterator[bytes],
-        glimpse: PartialBody | None = None,
+        partial: PartialBody | None = None,
     ) -> ClientResponse:
-        """Pass the body on as it arrives. `glimpse`, where there is one, reads it on its way."""
+        """Pass the body on as it arrives. `partial`, where there is one, reads it on its way."""
         reply = await self._begun(progress, answer)
-        reply.body = self._passed_on(progress, pieces, reply, glimpse)
+        reply.body = self._passed_on(progress, pieces, reply, partial)
         return reply
 
     async def _passed_on(
-        self, progress: CallState, pieces: AsyncIterator[bytes], reply: ClientResponse, glimpse: PartialBody | None
+        self, progress: CallState, pieces: AsyncIterator[bytes], reply: ClientResponse, partial: PartialBody | None
     ) -> AsyncIterator[bytes]:
         try:
             async for piece in pieces:
-                if glimpse is not None:
-                    glimpse.feed(piece)
+                if partial is not None:
+                    partial.feed(piece)
                 progress.response_bytes += len(piece)
                 await self._accounts.deliver(progress)
                 yield piece
@@ -347,14 +347,14 @@ class ResponseRelay:
 
     async def _begun(self, progress: CallState, answer: UpstreamReply) -> ClientResponse:
         """The reply of an answer whose body is still to come."""
-        headers = self._headers(answer, unpacked=is_packed(answer))
+        headers = self._headers(answer, decompressed=is_compressed(answer))
         reply = self._reply(progress, answer.status, headers, b"")
         before = progress.before
         reply.totals = before if before is not None else await self._accounts.totals_now(progress)
         return reply
 
-    def _headers(self, answer: UpstreamReply, *, unpacked: bool) -> Headers:
-        return masked_values(response_headers(answer.headers, unpacked=unpacked), self._secrets)
+    def _headers(self, answer: UpstreamReply, *, decompressed: bool) -> Headers:
+        return masked_values(response_headers(answer.headers, decompressed=decompressed), self._secrets)
 
     def _reply(self, progress: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
         sent_at = progress.sent_at
@@ -407,7 +407,7 @@ async def read_error(answer: UpstreamReply) -> bytes:
         UpstreamProtocolError: it is far longer than a refusal is.
     """
     body = bytearray()
-    async for piece in unpacked(answer) if is_packed(answer) else answer.chunks():
+    async for piece in decompressed(answer) if is_compressed(answer) else answer.chunks():
         body += piece
         if len(body) > _MAX_ERROR_BODY:
             raise UpstreamProtocolError(

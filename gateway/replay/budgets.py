@@ -20,12 +20,12 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Moment,
     Refused,
-    Standing,
+    balance_of,
     reserve,
     settle,
-    standing,
 )
 from gateway.core.ledger.charging import (
     NO_KEY_BUDGET,
@@ -72,7 +72,7 @@ class ReplayOutcome:
 
     Attributes:
         number: of the call in its session, from 1.
-        came: input tokens that it came with; None where nobody knows.
+        original: input tokens that it came with; None where nobody knows.
         budget: input tokens it would have been allowed; None: nothing limits it.
         mode: how its tool results would have been shown.
         spent: what would have been taken from its budgets.
@@ -82,7 +82,7 @@ class ReplayOutcome:
 
     call: ReplayedCall
     number: int
-    came: int | None
+    original: int | None
     budget: int | None
     mode: ResponseMode = "raw"
     spent: Amount = NOTHING
@@ -92,7 +92,7 @@ class ReplayOutcome:
     @property
     def over(self) -> int:
         """Input tokens beyond its budget."""
-        return max(0, self.came - self.budget) if self.came is not None and self.budget is not None else 0
+        return max(0, self.original - self.budget) if self.original is not None and self.budget is not None else 0
 
 
 def outcomes(calls: Iterable[ReplayedCall], rules: ReplayRules) -> Iterator[ReplayOutcome]:
@@ -107,27 +107,27 @@ def outcomes(calls: Iterable[ReplayedCall], rules: ReplayRules) -> Iterator[Repl
 
 def _outcome(call: ReplayedCall, number: int, accounts: dict[AccountKey, Account], rules: ReplayRules) -> ReplayOutcome:
     facts, charge = rules.facts(call), call.charge
-    came = call.came if call.came is not None or charge is None else charge.usage.input_tokens
+    original = call.original if call.original is not None or charge is None else charge.usage.input_tokens
     budget = budget_of(rules.context, facts, ContextOptions(budget=rules.budget))
     if charge is None:
-        return ReplayOutcome(call, number, came, budget)
+        return ReplayOutcome(call, number, original, budget)
     claims, now = claims_of(rules.budgets, _charged(call, rules.keys)), Moment(call.at, call.at)
-    stands = [standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims]
-    mode = _mode(stands, rules.budgets)
+    balance = [balance_of(accounts.get(claim.key, EMPTY), claim, now) for claim in claims]
+    mode = _mode(balance, rules.budgets)
     need = _need(call, facts)
-    hold = hold_for(call.call_id, claims, stands, need, clamp=rules.budgets.clamp)
+    hold = hold_for(call.call_id, claims, balance, need, clamp=rules.budgets.clamp)
     found = reserve(accounts, hold, now)
     if isinstance(found, Refused):
         needed = usd(found.needed) if found.dimension == "nano_usd" else found.needed
-        why = {**dimension_json(found.standing, found.dimension, call.at), "needed": needed}
-        return ReplayOutcome(call, number, came, budget, mode, refused=why)
+        why = {**dimension_json(found.balance_of, found.dimension, call.at), "needed": needed}
+        return ReplayOutcome(call, number, original, budget, mode, refused=why)
     granted, changes = found
     accounts.update(changes)
     limit = limit_to_set(hold, granted, need)
     beyond = max(0, charge.usage.output_tokens - limit) if limit is not None else 0
     spent = spent_by(_priced(charge, facts), rules.budgets.cached_weight).less(NOTHING.plus(hold.unit, beyond))
     accounts.update(settle(accounts, accounts_of(claims), hold.amount(granted.units), spent))
-    return ReplayOutcome(call, number, came, budget, mode, spent, is_shorter=beyond > 0)
+    return ReplayOutcome(call, number, original, budget, mode, spent, is_shorter=beyond > 0)
 
 
 def _charged(call: ReplayedCall, keys: Mapping[str, KeyLimits]) -> ChargedAccounts:
@@ -144,8 +144,8 @@ def _priced(charge: Charge, facts: ModelFacts) -> Charge:
     return replace(charge, cost_usd=standard_cost(charge.usage, facts.price))
 
 
-def _mode(stands: list[Standing], budgets: BudgetPolicy) -> ResponseMode:
-    return mode_for(remaining_fraction(stands)) if budgets.modes else "raw"
+def _mode(balance: list[Balance], budgets: BudgetPolicy) -> ResponseMode:
+    return mode_for(remaining_fraction(balance)) if budgets.modes else "raw"
 
 
 def _need(call: ReplayedCall, facts: ModelFacts) -> CallNeed:
@@ -246,7 +246,7 @@ class BudgetSums:
             "modes": {mode: _place(self.modes[mode]) for mode in MODES if mode in self.modes},
             "first_refused": {**_place(first), **(first.refused or {})} if first is not None else None,
             "calls_over": [
-                {**_place(one), "tokens": one.came, "budget": one.budget, "over": one.over} for one in self.over
+                {**_place(one), "tokens": one.original, "budget": one.budget, "over": one.over} for one in self.over
             ],
         }
 

@@ -36,7 +36,7 @@ class ReplayedCall:
     Attributes:
         at: when it came, seconds since the epoch.
         charge: what was added to its session; None: nothing.
-        came: input tokens of the request as it came; None where it was not weighed.
+        original: input tokens of the request as it came; None where it was not weighed.
         sent: the same of the request as it was sent.
         accounts: all that it was charged to; empty where the record does not say.
         has_details: the record also says what was cached and paid.
@@ -50,7 +50,7 @@ class ReplayedCall:
     model: str
     stream: bool
     charge: Charge | None
-    came: int | None
+    original: int | None
     sent: int | None
     accounts: tuple[AccountKey, ...] = ()
     has_details: bool = True
@@ -68,7 +68,7 @@ def noted(record: CallRecord) -> ReplayedCall:
         model=record.model,
         stream=record.stream,
         charge=record.charge,
-        came=context.original_tokens if context is not None else None,
+        original=context.original_tokens if context is not None else None,
         sent=context.original_tokens - context.saved_tokens if context is not None else None,
         accounts=record.accounts,
     )
@@ -227,7 +227,7 @@ def _shown(value: Any) -> ReplayedCall:
         model=call.model,
         stream=call.stream,
         charge=charge,
-        came=context.original_tokens if context is not None else None,
+        original=context.original_tokens if context is not None else None,
         sent=sent,
     )
 
@@ -246,7 +246,7 @@ def _logged(value: Any) -> ReplayedCall:
         model=call.model,
         stream=call.stream,
         charge=charge,
-        came=call.context_tokens_original,
+        original=call.context_tokens_original,
         sent=call.context_tokens,
         has_details=False,
     )

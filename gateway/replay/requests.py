@@ -64,7 +64,7 @@ class ReplayedTurn:
     """One request and what would have become of it.
 
     Attributes:
-        came: sent as it came.
+        original: sent as it came.
         sent: sent as it was decided; None where it would have been refused.
         budget: input tokens it was allowed; None: nothing limits it.
         trimmed: number of messages by the rule that changed them.
@@ -73,7 +73,7 @@ class ReplayedTurn:
     """
 
     session: str
-    came: SentRequest
+    original: SentRequest
     sent: SentRequest | None
     budget: int | None = None
     trimmed: Mapping[str, int] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class _Session:
     """What is known of a session while it is replayed."""
 
     remembered: Remembered = field(default_factory=Remembered)
-    came: Sequence[bytes] = ()
+    original: Sequence[bytes] = ()
     sent: Sequence[bytes] = ()
 
 
@@ -174,7 +174,7 @@ class Replay:
 
     def __init__(self, inspector: Inspector, *, budget: int | None, model: str | None) -> None:
         self._inspector = inspector
-        self._wishes = ContextOptions(trim="auto", budget=budget)
+        self._options = ContextOptions(trim="auto", budget=budget)
         self._model = model
         self._sessions: dict[str, _Session] = {}
 
@@ -186,29 +186,29 @@ class Replay:
             UnknownModel: nobody serves its model.
         """
         known = self._sessions.setdefault(recorded.session, _Session())
-        call, asked = self._inspector.read(recorded.body, model=self._model, wishes=self._wishes)
-        came, known.came, _ = await self._sent(asked, known.came)
+        call, asked = self._inspector.read(recorded.body, model=self._model, options=self._options)
+        original, known.original, _ = await self._sent(asked, known.original)
         if asked.contents.wire not in VIEWED:
-            return ReplayedTurn(recorded.session, came, came)
+            return ReplayedTurn(recorded.session, original, original)
         try:
             body, plan = await self._inspector.trim(call, asked, known.remembered)
         except (ContextOverflow, BudgetTooSmall) as refusal:
-            return ReplayedTurn(recorded.session, came, None, refusal=refusal.message)
-        if plan.epoch is not None:
-            state = known.remembered.state.with_epoch(plan.epoch, instead_of=plan.resumed)
+            return ReplayedTurn(recorded.session, original, None, refusal=refusal.message)
+        if plan.trim_decision is not None:
+            state = known.remembered.state.with_trim_decision(plan.trim_decision, instead_of=plan.resumed)
             known.remembered = replace(known.remembered, state=state)
         if body is not call.body:
-            _, asked = self._inspector.read(body, model=self._model, wire=asked.contents.wire, wishes=self._wishes)
+            _, asked = self._inspector.read(body, model=self._model, wire=asked.contents.wire, options=self._options)
         sent, known.sent, is_cut = await self._sent(asked, known.sent)
-        return ReplayedTurn(recorded.session, came, sent, plan.context.budget, plan.context.trimmed, is_cut)
+        return ReplayedTurn(recorded.session, original, sent, plan.context.budget, plan.context.trimmed, is_cut)
 
     async def _sent(self, asked: PlanRequest, before: Sequence[bytes]) -> tuple[SentRequest, Sequence[bytes], bool]:
         """A request as it would go out; its messages; whether it no longer begins with those `before` it."""
-        weighed = await self._inspector.count(asked, Remembered(), ["items"])
+        counted = await self._inspector.count(asked, Remembered(), ["items"])
         messages = [plain(raw) for raw in asked.contents.messages or ()]
         same = sum(1 for _ in takewhile(bool, map(eq, messages, before)))
-        tokens, total = [item["tokens"] for item in weighed["items"]], weighed["tokens"]
-        cached = min(total, sum(tokens[:same]) + weighed["definition_tokens"]) if same else 0
+        tokens, total = [item["tokens"] for item in counted["items"]], counted["tokens"]
+        cached = min(total, sum(tokens[:same]) + counted["definition_tokens"]) if same else 0
         cached = cached if cached >= _LEAST_CACHED else 0
         price, usage = asked.facts.price, replace(Usage.of(total, 0), cache_read_tokens=cached)
         paid = standard_cost(usage, price) if price is not None else None
@@ -223,11 +223,11 @@ class RequestSums:
     refused: int = 0
     trimmed: int = 0
     cuts: int = 0
-    came: int = 0
+    original: int = 0
     sent: int = 0
-    came_cached: int = 0
+    original_cached: int = 0
     sent_cached: int = 0
-    came_usd: Decimal | None = Decimal(0)
+    original_usd: Decimal | None = Decimal(0)
     sent_usd: Decimal | None = Decimal(0)
     rules: Counter[str] = field(default_factory=Counter)
 
@@ -239,11 +239,11 @@ class RequestSums:
             return
         self.trimmed += bool(turn.trimmed)
         self.cuts += turn.cut
-        self.came += turn.came.tokens
+        self.original += turn.original.tokens
         self.sent += turn.sent.tokens
-        self.came_cached += turn.came.cached
+        self.original_cached += turn.original.cached
         self.sent_cached += turn.sent.cached
-        self.came_usd = _plus(self.came_usd, turn.came.cost_usd)
+        self.original_usd = _plus(self.original_usd, turn.original.cost_usd)
         self.sent_usd = _plus(self.sent_usd, turn.sent.cost_usd)
         self.rules.update(turn.trimmed)
 
@@ -254,7 +254,11 @@ class RequestSums:
             "refused": self.refused,
             "trimmed": self.trimmed,
             "cuts": self.cuts,
-            "as_it_came": {"tokens": self.came, "cached": self.came_cached, "cost_usd": _usd(self.came_usd)},
+            "as_it_came": {
+                "tokens": self.original,
+                "cached": self.original_cached,
+                "cost_usd": _usd(self.original_usd),
+            },
             "as_sent": {"tokens": self.sent, "cached": self.sent_cached, "cost_usd": _usd(self.sent_usd)},
             "rules": dict(self.rules),
         }

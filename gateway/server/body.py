@@ -106,12 +106,12 @@ async def read_body(
         packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
         if not packing or packing == "identity" or not body:
             return body, False
-        unpacked = await _unpack(body, packing, limit)
-        memory.resize(len(unpacked))
+        decompressed = await _unpack(body, packing, limit)
+        memory.resize(len(decompressed))
     except BaseException:
         memory.release()
         raise
-    return unpacked, True
+    return decompressed, True
 
 
 async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemory, announced: int) -> bytes:

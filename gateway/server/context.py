@@ -21,7 +21,7 @@ from gateway.core import errors
 from gateway.core.context_budget import ContextOptions
 from gateway.core.http.headers import by_name
 from gateway.core.identity import ID_FORM, from_headers
-from gateway.core.ledger.arithmetic import Claim, Standing
+from gateway.core.ledger.arithmetic import Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, KeyLimits, affordable_input, claims_of, rate_of
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
@@ -98,8 +98,8 @@ class ContextApi:
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
         directives = ours.directives(headers)
-        wishes = _lowered(directives.context, _asked_budget(request))
-        call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
+        options = _lowered(directives.context, _asked_budget(request))
+        call, asked = await rules.inspector.read_apart(body, wire=wire, options=options)
         earlier = earlier_answer(call.fields) if asked.contents.wire == "responses" else None
         key = await self._session(request, access, call, earlier)
         charged = ChargedAccounts(access.namespace or "", KeyLimits(access.limits), key, declared=directives.budget)
@@ -108,19 +108,19 @@ class ContextApi:
         named = (SessionKey(key.namespace, directives.parent),) if directives.parent is not None else ()
         claims = claims_of(rules.budget, replace(charged, parents=named))
         opening = await self._store.opening(key, _undeclared(claims), with_totals=False, above=named)
-        state, standings = opening.remembered.state, opening.standings
+        state, balances = opening.remembered.state, opening.balances
         read = dict(zip(named, opening.parents, strict=True))
         above, _ = await sessions_above(self._store, key, state.parent or directives.parent, read)
         if above != named:
-            claims, standings = await self._read_accounts(replace(charged, parents=above))
+            claims, balances = await self._read_accounts(replace(charged, parents=above))
         step = None
         if asked.contents.wire in VIEWED:
             step = step_of(state, rules.agents, asked.route, directives.agent)
-        return call, self._affordable(asked, claims, standings, step), opening.remembered
+        return call, self._affordable(asked, claims, balances, step), opening.remembered
 
-    async def _read_accounts(self, charged: ChargedAccounts) -> tuple[tuple[Claim, ...], tuple[Standing, ...]]:
+    async def _read_accounts(self, charged: ChargedAccounts) -> tuple[tuple[Claim, ...], tuple[Balance, ...]]:
         claims = claims_of(self._rules().budget, charged)
-        return claims, await self._store.standings(_undeclared(claims))
+        return claims, await self._store.balances(_undeclared(claims))
 
     async def _session(self, request: Request, access: Access, call: Call, earlier: str | None) -> SessionKey | None:
         """The session the request is for, so that the answer is what would be sent.
@@ -149,13 +149,13 @@ class ContextApi:
 
     @staticmethod
     def _affordable(
-        asked: PlanRequest, claims: Sequence[Claim], found: Sequence[Standing], step: Step | None
+        asked: PlanRequest, claims: Sequence[Claim], found: Sequence[Balance], step: Step | None
     ) -> PlanRequest:
         """What is asked, within what is left by the budgets of all who would be charged, and by the step's."""
-        standings = [stands.lowered(claim.declared) for stands, claim in zip(found, claims, strict=True)]
-        left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
+        balances = [balance.lowered(claim.declared) for balance, claim in zip(found, claims, strict=True)]
+        left = affordable_input(balances, asked.options.output, rate_of(asked.facts.price, 0, None))
         most = step.context_budget if step is not None else None
-        return replace(asked, wishes=_lowered(asked.wishes, left, most))
+        return replace(asked, options=_lowered(asked.options, left, most))
 
 
 def _undeclared(claims: Sequence[Claim]) -> list[Claim]:
@@ -174,10 +174,10 @@ def _asked_budget(request: Request) -> int | None:
     return ours.context_budget(text.encode(), '"budget"', "budget")
 
 
-def _lowered(wishes: ContextOptions, *budgets: int | None) -> ContextOptions:
+def _lowered(options: ContextOptions, *budgets: int | None) -> ContextOptions:
     """The wishes with the least of these context budgets and their own."""
-    budget = min((one for one in (wishes.budget, *budgets) if one is not None), default=None)
-    return replace(wishes, budget=budget)
+    budget = min((one for one in (options.budget, *budgets) if one is not None), default=None)
+    return replace(options, budget=budget)
 
 
 def _shown(request: Request) -> list[str]:

@@ -181,12 +181,12 @@ class Forwarder:
             self._unrecorded.note(fault, headers, call_id, target.dialect.name, target.operation)
             await send_fault(send, target, fault, request_id)
             return None
-        body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
+        body, decompressed, refused, directives = b"", False, None, NO_DIRECTIVES
         memory = BodyMemory(self._pool)
         try:
             await self._admit(receive, headers)
             bounds = self._bounds
-            body, unpacked = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
+            body, decompressed = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
             read = partial(_named, asked, method, body, anthropic=anthropic)
             body, found = await self._gateway.planner.read(len(body), read)
             directives, target = ours.directives(headers), found
@@ -201,7 +201,7 @@ class Forwarder:
             raise
         incoming = Incoming(
             call_id, request_id, method, path, asked.query(scope["query_string"]), headers, body,
-            unpacked, target, caller, session, self._gateway.clock(), refused, directives,
+            decompressed, target, caller, session, self._gateway.clock(), refused, directives,
         )  # fmt: skip
         return incoming, memory
 

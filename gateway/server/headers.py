@@ -134,7 +134,7 @@ def directives(headers: Headers) -> Directives:
     if _HEEDED.isdisjoint(dict(headers)):
         return NO_DIRECTIVES
     return Directives(
-        _wishes(headers),
+        _options(headers),
         _declared(headers),
         _response_mode(headers),
         _name(headers, PARENT, "a session id"),
@@ -142,7 +142,7 @@ def directives(headers: Headers) -> Directives:
     )
 
 
-def _wishes(headers: Headers) -> ContextOptions:
+def _options(headers: Headers) -> ContextOptions:
     """What a request's headers ask of its context.
 
     Raises:

@@ -52,7 +52,7 @@ class WorkerHealth:
         calls: number of calls under way.
         holds: number of holds that it keeps alive.
         store: its kind and place, without a password.
-        is_away: the store could not be used when it was used last.
+        is_unavailable: the store could not be used when it was used last.
         waiting: number of settled calls that wait for the store.
         on_failure: what becomes of new calls while the store is away.
         unrecorded_refusals: those without a record in the store, the newest first.
@@ -65,7 +65,7 @@ class WorkerHealth:
     calls: int
     holds: int
     store: str
-    is_away: bool
+    is_unavailable: bool
     waiting: int
     on_failure: str
     default_provider: str | None
@@ -95,7 +95,7 @@ class HealthApi:
     async def unready(self) -> str | None:
         """Why calls that come now find the store away; None: they do not."""
         problem, worker = await self._problem(), self._look()
-        if problem is None and worker.is_away:
+        if problem is None and worker.is_unavailable:
             return f"The store was away. Settled calls that wait for it: {worker.waiting}. Try again shortly."
         return problem
 
@@ -109,7 +109,7 @@ class HealthApi:
 
 def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
     """A worker's state as /api shows it. `problem`: why its store cannot be used, where it cannot."""
-    is_ready = problem is None and not worker.is_away
+    is_ready = problem is None and not worker.is_unavailable
     return {
         "status": "ready" if is_ready else "not ready",
         "version": worker.version,
@@ -124,7 +124,7 @@ def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
             "url": worker.store,
             "reachable": problem is None,
             "problem": problem,
-            "away": worker.is_away,
+            "away": worker.is_unavailable,
             "waiting": worker.waiting,
             "on_failure": worker.on_failure,
         },

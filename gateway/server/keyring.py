@@ -20,7 +20,7 @@ _FRESH_S: Final = 2.0
 #: seconds between two looks that no call waits for
 _LOOK_S: Final = 1.0
 #: seconds for which a store that could not be read is not asked again
-_AWAY_S: Final = 0.5
+_UNAVAILABLE_S: Final = 0.5
 
 
 class KeyRing:
@@ -28,8 +28,8 @@ class KeyRing:
 
     Args:
         store: where they are.
-        is_away: whether the store is known to be away. Then nobody waits for it: no key can be revoked there either.
-        away: called with the error when the store is found to be away.
+        is_unavailable: whether the store is known to be unavailable. No call waits for it then.
+        away: called with the error when the store turns out to be unavailable.
         look_s: see `keep_fresh`.
     """
 
@@ -38,13 +38,13 @@ class KeyRing:
         store: Store,
         clock: Callable[[], float] = time.monotonic,
         *,
-        is_away: Callable[[], bool] = lambda: False,
+        is_unavailable: Callable[[], bool] = lambda: False,
         away: Callable[[StoreUnavailable], None] = lambda _: None,
         look_s: float = _LOOK_S,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._is_away = is_away
+        self._is_unavailable = is_unavailable
         self._away = away
         self._look_s = look_s
         self._keys: Mapping[bytes, StoredKey] = {}
@@ -73,7 +73,7 @@ class KeyRing:
         """Read the keys every `look_s` seconds, for ever, so that no call has to wait for that."""
         while True:
             await asyncio.sleep(self._look_s)
-            if self._is_away():
+            if self._is_unavailable():
                 continue
             try:
                 await self._read()
@@ -97,10 +97,10 @@ class KeyRing:
         """
         if self._is_fresh():
             return
-        came = self._clock()
+        asked_at = self._clock()
         async with self._lock:
             # However long it took: what was asked for after a call came is fresh enough for that call.
-            if self._as_of >= came or self._is_fresh():
+            if self._as_of >= asked_at or self._is_fresh():
                 return
             try:
                 await self._read()
@@ -114,7 +114,7 @@ class KeyRing:
                 self._read_at = self._clock()
 
     def _is_fresh(self) -> bool:
-        if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _AWAY_S:
+        if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _UNAVAILABLE_S:
             # Else each call that waits for the lock would wait for the store as long once more.
             raise StoreUnavailable(self._failure)
-        return self._read_at is not None and (self._clock() - self._read_at < _FRESH_S or self._is_away())
+        return self._read_at is not None and (self._clock() - self._read_at < _FRESH_S or self._is_unavailable())

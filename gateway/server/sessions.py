@@ -26,9 +26,9 @@ from gateway.core.ledger.arithmetic import (
     MOST_USD,
     NO_LIMITS,
     NOTHING,
+    Balance,
     Claim,
     Dimension,
-    Standing,
     nano,
 )
 from gateway.core.ledger.charging import BudgetPolicy
@@ -244,11 +244,11 @@ async def details_json(
     records = await store.calls(key, LAST_CALLS)
     state = (await store.remembered(key)).state
     parents, _ = await sessions_above(store, key, state.parent)
-    stands, *above = await standings_of(store, [key, *parents], policy)
+    balance, *above = await balances_of(store, [key, *parents], policy)
     declared = records[0].declared if records else None
-    stands = stands.lowered(declared or NO_LIMITS)
+    balance = balance.lowered(declared or NO_LIMITS)
     shown_view = view or SessionView(key, 0, 0, Totals())
-    shown = session_json(shown_view, access, stands, has_modes=policy.modes)
+    shown = session_json(shown_view, access, balance, has_modes=policy.modes)
     if view is None:
         shown["created_at"] = None
         shown["last_call_at"] = time_text(records[0].started_at) if records else None
@@ -266,11 +266,11 @@ async def changed_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any]:
     """A session after a change; of one without calls only its id, budget and steps."""
-    (stands,) = await standings_of(store, [key], policy)
+    (balance,) = await balances_of(store, [key], policy)
     view, placed = await store.session(key), await placed_json(store, key, agents)
     if view is not None:
-        return {**session_json(view, access, stands, has_modes=policy.modes), **placed}
-    return {"id": key.shown(access.namespace), **session_budget_json(stands, has_modes=policy.modes), **placed}
+        return {**session_json(view, access, balance, has_modes=policy.modes), **placed}
+    return {"id": key.shown(access.namespace), **session_budget_json(balance, has_modes=policy.modes), **placed}
 
 
 async def reset_session(store: Store, key: SessionKey) -> bool:
@@ -295,11 +295,11 @@ async def _is_kept(store: Store, key: SessionKey) -> bool:
     That is a budget, what was spent of it, as by sessions below this one, or records of calls that failed.
     """
     try:
-        (stands,) = await store.standings([Claim(key.account)])
+        (balance,) = await store.balances([Claim(key.account)])
     except errors.StoreDamaged:
         # There is something, and to delete it is how it is mended.
         return True
-    return stands.used != NOTHING or not stands.limits.is_none or bool(await store.calls(key, 1))
+    return balance.used != NOTHING or not balance.limits.is_none or bool(await store.calls(key, 1))
 
 
 def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
@@ -318,20 +318,20 @@ async def rows_of(
 ) -> list[dict[str, Any]]:
     """Sessions as lists show them, without those whose accounts cannot be read."""
     try:
-        stands = await standings_of(store, [view.key for view in views], policy)
+        balance = await balances_of(store, [view.key for view in views], policy)
     except errors.StoreDamaged:
         found = []
         for view in views:
             with unread.passed_over(f"{view.key.namespace}/{view.key.id}"):
-                (one,) = await standings_of(store, [view.key], policy)
+                (one,) = await balances_of(store, [view.key], policy)
                 found.append(session_json(view, access, one, has_modes=policy.modes))
         return found
-    return [session_json(view, access, one, has_modes=policy.modes) for view, one in zip(views, stands, strict=True)]
+    return [session_json(view, access, one, has_modes=policy.modes) for view, one in zip(views, balance, strict=True)]
 
 
-async def standings_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Standing, ...]:
+async def balances_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Balance, ...]:
     """How the budgets of sessions stand, as far as they are configured or were set for them."""
-    return await store.standings([Claim(key.account, policy.session) for key in sessions])
+    return await store.balances([Claim(key.account, policy.session) for key in sessions])
 
 
 def decided_limits(asked: Any) -> Mapping[Dimension, int | None] | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.config.model_catalog import Catalog, is_wanted
 from gateway.context.inspector import context_json
 from gateway.core.counting.context import NO_WEIGHT
-from gateway.core.ledger.arithmetic import Limits, Standing
+from gateway.core.ledger.arithmetic import Balance, Limits
 from gateway.core.ledger.charging import remaining_fraction
 from gateway.core.ledger.refusals import usd
 from gateway.core.ledger.session_key import SessionKey
@@ -27,7 +27,7 @@ from gateway.server.auth import Access
 _RECENT_TOOLS: Final = 20
 
 
-def session_json(view: SessionView, access: Access, stands: Standing, *, has_modes: bool) -> dict[str, Any]:
+def session_json(view: SessionView, access: Access, balance: Balance, *, has_modes: bool) -> dict[str, Any]:
     """A session as /api and the command line show it. `has_modes`: as for `session_budget_json`."""
     totals = view.totals
     return {
@@ -35,21 +35,21 @@ def session_json(view: SessionView, access: Access, stands: Standing, *, has_mod
         "created_at": time_text(view.created_at),
         "last_call_at": time_text(view.last_call_at),
         "calls": totals.calls,
-        "calls_under_way": stands.held.calls,
+        "calls_under_way": balance.held.calls,
         "cumulative_token_usage": totals_json(totals),
         "usage_source": totals.source,
         "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
         "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
-        "used_with_children": {"tokens": stands.used.tokens, "calls": stands.used.calls},
-        **session_budget_json(stands, has_modes=has_modes),
+        "used_with_children": {"tokens": balance.used.tokens, "calls": balance.used.calls},
+        **session_budget_json(balance, has_modes=has_modes),
         "derived_id": view.derived,
     }
 
 
 def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict[str, Any]:
     """The tools that a session called, and what is in its context of their results. `records`: of its last calls."""
-    calls, weighed = view.tools.calls, next((one.context for one in records if one.context is not None), None)
-    weights = weighed.tool_weights if weighed is not None else {}
+    calls, counted = view.tools.calls, next((one.context for one in records if one.context is not None), None)
+    weights = counted.tool_weights if counted is not None else {}
     names = sorted({*calls, *weights}, key=lambda name: (-calls.get(name, 0), name))
     found = {}
     for name in names:
@@ -58,30 +58,30 @@ def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict
     return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": found}
 
 
-def session_budget_json(stands: Standing, *, has_modes: bool) -> dict[str, Any]:
+def session_budget_json(balance: Balance, *, has_modes: bool) -> dict[str, Any]:
     """What a session may spend, and the mode its tool results are in for that; null where nothing is limited.
 
     `has_modes`: whether tool results shrink as the budget does (`budget.modes`).
     """
-    if stands.limits.is_none:
+    if balance.limits.is_none:
         return {"budget": None, "response_mode": "raw"}
-    used = stands.used
+    used = balance.used
     return {
         "budget": {
-            **limits_json(stands.limits),
+            **limits_json(balance.limits),
             "used": {"tokens": used.tokens, "usd": usd(used.nano_usd), "calls": used.calls},
-            "held": stands.held.tokens,
-            "remaining": stands.left("tokens"),
-            "used_fraction": round(stands.used_fraction or 0.0, 4),
-            "resets_in_s": round(stands.resets_s) if stands.resets_s is not None else None,
+            "held": balance.held.tokens,
+            "remaining": balance.left("tokens"),
+            "used_fraction": round(balance.used_fraction or 0.0, 4),
+            "resets_in_s": round(balance.resets_s) if balance.resets_s is not None else None,
         },
-        "response_mode": mode_for(remaining_fraction([stands])) if has_modes else "raw",
+        "response_mode": mode_for(remaining_fraction([balance])) if has_modes else "raw",
     }
 
 
-def parent_json(key: SessionKey, access: Access, stands: Standing) -> dict[str, Any]:
+def parent_json(key: SessionKey, access: Access, balance: Balance) -> dict[str, Any]:
     """Return a session above another one, with its budget, which calls of the other one use too."""
-    return {"id": key.shown(access.namespace), "budget": session_budget_json(stands, has_modes=False)["budget"]}
+    return {"id": key.shown(access.namespace), "budget": session_budget_json(balance, has_modes=False)["budget"]}
 
 
 def totals_json(totals: Totals) -> dict[str, int]:

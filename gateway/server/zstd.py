@@ -25,7 +25,7 @@ def unpack_zstd(body: bytes, limit: int) -> bytes:
         Corrupt: the bytes cannot be unpacked.
     """
     pieces, left = [], limit
-    for piece in _unpacked(body):
+    for piece in _decompressed(body):
         left -= len(piece)
         if left < 0:
             raise TooLarge
@@ -33,7 +33,7 @@ def unpack_zstd(body: bytes, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _unpacked(body: bytes) -> Iterator[bytes]:
+def _decompressed(body: bytes) -> Iterator[bytes]:
     # Most gateways never see such a body.
     import zstandard  # noqa: PLC0415
 

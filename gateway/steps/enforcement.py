@@ -39,11 +39,11 @@ from gateway.dialects.reasoning import has_thinking, referenced_tools
 from gateway.dialects.texts import as_name
 from gateway.dialects.tool_changes import changes_tools, refuses_changes
 from gateway.dialects.tool_restriction import (
-    NOT_NARROWED,
+    UNRESTRICTED,
     RestrictionSupport,
     ToolRestriction,
-    narrowed,
     offering_all,
+    restricted,
     takes_forced,
 )
 from gateway.dialects.tools import ToolOffer, offer_of
@@ -51,7 +51,7 @@ from gateway.steps.last_user_message import NewestMessages
 
 _AT_START: Final = StepState()
 _NO_FACTS: Final = ConditionFacts()
-_AWAY: Final = "not kept: the store is away"
+_UNAVAILABLE: Final = "not kept: the store is away"
 _CHANGED: Final = "not kept: others changed the session each time"
 _REFUSED: Final = "not kept: the store cannot take the call's record"
 _UNHEARD: Final = "not kept: its client had left before it ended"
@@ -95,12 +95,12 @@ class Steps:
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         observers: Sequence[Observer],
-        is_away: Callable[[], bool],
+        is_unavailable: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self._agents = agents
-        self._is_away = is_away
+        self._is_unavailable = is_unavailable
         self._store = store
         self._planner = planner
         self._newest = NewestMessages()
@@ -130,7 +130,7 @@ class Steps:
         agent, session, incoming = self._agent(progress), progress.session, progress.incoming
         if agent is None or session is None or incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return
-        if self._is_away():
+        if self._is_unavailable():
             # Nobody knows where the session is: to begin anew would refuse it what it may do.
             progress.notes["step"] = "none: the store is away"
             return
@@ -157,8 +157,8 @@ class Steps:
     ) -> StepState:
         """Enter the step that follows from the state in the store now, and keep that; `expected` where that fails."""
         at = after = _AT_START
-        if self._is_away():
-            progress.notes["step"] = _AWAY
+        if self._is_unavailable():
+            progress.notes["step"] = _UNAVAILABLE
             return expected
 
         def change(state: SessionState) -> SessionState:
@@ -199,32 +199,32 @@ class Steps:
             return ConditionFacts(left=left)
         tokens = None
         if agent.reads_tokens:
-            wishes = progress.incoming.directives.context
-            asked = PlanRequest(contents, progress.route, self._facts(progress.route), wishes, len(call.body))
-            progress.weighing = await self._planner.weigh(asked, progress.remembered)
-            tokens = progress.weighing.came.tokens
+            options = progress.incoming.directives.context
+            asked = PlanRequest(contents, progress.route, self._facts(progress.route), options, len(call.body))
+            progress.counts = await self._planner.count_tokens(asked, progress.remembered)
+            tokens = progress.counts.original.tokens
         return ConditionFacts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     @staticmethod
     def may_restrict(progress: CallState) -> bool:
-        """Return whether `narrow` may change something: a step restricts the tools, or an earlier one withdrew some."""
+        """Return whether `restrict` may change something: a step restricts tools, or an earlier step withdrew some."""
         stepped = progress.stepped
         return (stepped is not None and stepped.offer is not None) or bool(progress.remembered.state.tool_changes)
 
-    def narrow(self, progress: CallState) -> None:
+    def restrict(self, progress: CallState) -> None:
         """Decide how the current provider is told which tools may be called."""
         stepped, call = progress.stepped, progress.call
         if call is None:
             return
         if stepped is None or stepped.offer is None:
-            progress.narrowed = self._offering_all(progress, call)
+            progress.restricted = self._offering_all(progress, call)
             return
         offer = stepped.offer
         takes = self._takes(progress, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
-        narrowing = narrowed(offer, stepped.keep, must=stepped.must, takes=takes)
-        if stepped.is_free and narrowing.withdrawal is not None:
-            narrowing = replace(narrowing, withdrawal=replace(narrowing.withdrawal, withdrawn=None))
-        progress.narrowed = narrowing
+        restriction = restricted(offer, stepped.keep, must=stepped.must, takes=takes)
+        if stepped.is_free and restriction.withdrawal is not None:
+            restriction = replace(restriction, withdrawal=replace(restriction.withdrawal, withdrawn=None))
+        progress.restricted = restriction
         _note_limits(progress, stepped, takes)
 
     def _takes(
@@ -276,19 +276,19 @@ class Steps:
                 is_bound = _is_bound(family, offer, messages)
                 if is_bound and self._may_withdraw(progress, family, offer, messages):
                     return offering_all(offer, is_free=asks_for_compaction(call.fields, wire))
-        return NOT_NARROWED
+        return UNRESTRICTED
 
-    def narrow_again(self, progress: CallState, refusal: bytes) -> bool:
+    def restrict_again(self, progress: CallState, refusal: bytes) -> bool:
         """Whether a provider's refusal is about what it was told of its tools, so that it is told in another way.
 
         First it is told without a choice among some tools, then without a forced call; the other way round where the
         refusal says that the model thinks, since that is a reason to refuse a forced call only.
         """
-        stepped, sent, route = progress.stepped, progress.narrowed, progress.route
+        stepped, sent, route = progress.stepped, progress.restricted, progress.route
         text = refusal.lower()
         if progress.adds_tool_changes and refuses_changes(refusal, progress.sent_messages):
             progress.refused_changes = route
-            self.narrow(progress)
+            self.restrict(progress)
             return True
         if stepped is None or not any(word in text for word in _ABOUT_CHOICE):
             return False
@@ -300,7 +300,7 @@ class Steps:
             stepped.refused = route
         else:
             return False
-        self.narrow(progress)
+        self.restrict(progress)
         return True
 
     def taken(self, progress: CallState) -> None:
@@ -333,7 +333,7 @@ class Steps:
             progress.notes["step"] = _UNHEARD
             return None
         going = Going(stepped, _known_as(progress, stepped, record.tools), record)
-        if self._is_away():
+        if self._is_unavailable():
             self.unkept(progress, going)
             return None
         return going
@@ -402,7 +402,7 @@ def _ever_callable(agent: Agent, offer: ToolOffer) -> frozenset[str]:
 
 def _note_limits(progress: CallState, stepped: ActiveStep, takes: RestrictionSupport) -> None:
     """Note for the call's record what of the step its provider could not be told, and why."""
-    beyond, is_forced = progress.narrowed.beyond, stepped.offer is not None and stepped.offer.mode == "required"
+    beyond, is_forced = progress.restricted.beyond, stepped.offer is not None and stepped.offer.mode == "required"
     reason = _BOUND if takes.listed is not None else _REFERRED
     for name, note in (
         ("step_tools", f"offered though not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
@@ -414,7 +414,7 @@ def _note_limits(progress: CallState, stepped: ActiveStep, takes: RestrictionSup
 
 
 def _why(error: StoreUnavailable | None) -> str:
-    return next((why for kind, why in _REASONS if isinstance(error, kind)), _AWAY)
+    return next((why for kind, why in _REASONS if isinstance(error, kind)), _UNAVAILABLE)
 
 
 def _stray_note(stray: Sequence[str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ class Journal:
         if not _OF_A_STORE.fullmatch(self._folder.name):
             return None
         folders = {path.parent for path in self._folder.parent.glob(f"*/*{_SUFFIX}")} - {self._folder}
-        others = [one for one in sorted(folders) if _OF_A_STORE.fullmatch(one.name) and [*Journal(one).left_behind()]]
+        others = [one for one in sorted(folders) if _OF_A_STORE.fullmatch(one.name) and [*Journal(one).left_over()]]
         if not others:
             return None
         return (
@@ -132,7 +132,7 @@ class Journal:
             _add(file, line)
         return path
 
-    def _saved(self, lost: int, suffix: str) -> tuple[int, Path]:
+    def _saved(self, orphaned: int, suffix: str) -> tuple[int, Path]:
         """A new file with what is in one of ours that somebody has deleted, maybe with its folder.
 
         Raises:
@@ -140,14 +140,14 @@ class Journal:
         """
         made = self._made(suffix)
         try:
-            os.lseek(lost, 0, os.SEEK_SET)
-            while piece := os.read(lost, _PIECE):
+            os.lseek(orphaned, 0, os.SEEK_SET)
+            while piece := os.read(orphaned, _PIECE):
                 _write(made[0], piece)
             os.fsync(made[0])
         except OSError:
             _drop(*made)
             raise
-        os.close(lost)
+        os.close(orphaned)
         return made
 
     def _made(self, suffix: str) -> tuple[int, Path]:
@@ -195,7 +195,7 @@ class Journal:
                     os.close(made[0])
             self._aside = self._notes = None
 
-    def left_behind(self) -> Iterator[Left]:
+    def left_over(self) -> Iterator[Left]:
         """Files of workers that are gone, each locked for as long as it is looked at."""
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             if path == self._path or (self._notes is not None and path == self._notes[1]):

@@ -41,7 +41,7 @@ _LIMIT_S: Final = 3600.0
 #: need no such question: each write brings back those of all workers.
 _LIMIT_FRESH_S: Final = 30.0
 #: seconds for which a store that was away is not asked again for the same key
-_AWAY_S: Final = 5.0
+_UNAVAILABLE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Learner(Observer):
         try:
             return self._keep(key, _known_from(await self._store.learned(key)), fresh_s)
         except StoreUnavailable:
-            return self._keep(key, kept.known if kept is not None else None, _AWAY_S)
+            return self._keep(key, kept.known if kept is not None else None, _UNAVAILABLE_S)
 
     def _keep(self, key: str, known: Known, fresh_s: float) -> Known:
         if len(self._kept) >= _MOST_KEYS and key not in self._kept:

@@ -125,7 +125,7 @@ class Leases:
         store: where they are.
         settle: takes the records of calls whose worker is gone.
         lease_s: of holds that are taken from now on, see `Lease`.
-        is_away: whether the store is known to be away.
+        is_unavailable: whether the store is known to be away.
         away: called with the error when the store is found to be away.
         note: writes down what is to be settled should this worker die, in the place of what it wrote last.
         tick_s: seconds between two notes of how far streams are.
@@ -138,7 +138,7 @@ class Leases:
         settle: Callable[[CallRecord], Awaitable[object]],
         *,
         lease_s: float,
-        is_away: Callable[[], bool] = lambda: False,
+        is_unavailable: Callable[[], bool] = lambda: False,
         away: Callable[[StoreUnavailable], None] = lambda _: None,
         note: Callable[[Sequence[CallRecord]], Awaitable[None]] | None = None,
         tick_s: float = TICK_S,
@@ -146,7 +146,7 @@ class Leases:
     ) -> None:
         self._store = store
         self._settle = settle
-        self._is_away = is_away
+        self._is_unavailable = is_unavailable
         self._away = away
         self._note = note
         #: notes are written one after the other, and each holds all that had come when it was begun
@@ -195,7 +195,7 @@ class Leases:
         Raises:
             StoreUnavailable: the store is away; answers whose hold is used up were ended.
         """
-        if self._is_away():
+        if self._is_unavailable():
             await self._without_store()
             return
         try:
@@ -230,7 +230,7 @@ class Leases:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
             # Calls that are taken while the store is away have to wait for it.
-            if lease.id in self._open and not self._is_away():
+            if lease.id in self._open and not self._is_unavailable():
                 with contextlib.suppress(StoreDamaged):
                     await self.take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
@@ -257,7 +257,7 @@ class Leases:
 
     async def _settled(self, lease: Lease, delivered: int) -> bool:
         """Settle a call that goes on, for what has come of it; whether the store can take that."""
-        record = _lost(lease, delivered)
+        record = _orphaned(lease, delivered)
         try:
             if record is not None:
                 await self._store.settle(record)
@@ -276,7 +276,7 @@ class Leases:
         if lease.most is not None:
             lease.is_over = delivered > lease.most
             return
-        if not self._is_away():
+        if not self._is_unavailable():
             try:
                 await self._keep_up(lease, delivered)
             except StoreUnavailable as error:
@@ -311,12 +311,12 @@ class Leases:
         delivered = lease.delivered()
         if lease.is_known and delivered - max(lease.noted, lease.journalled or 0) < NOTE_TOKENS:
             return
-        if lease.pending is None and not self._is_away():
+        if lease.pending is None and not self._is_unavailable():
             try:
                 await self._tell({lease.id: delivered})
             except StoreUnavailable as error:
                 self._away(error)
-        if self._is_away():
+        if self._is_unavailable():
             await self._journal()
 
     async def _journal(self) -> None:
@@ -330,7 +330,7 @@ class Leases:
                 return
             upto, now = self._notes_asked, time.monotonic()
             come = {lease: lease.delivered() for lease in self._open.values() if self._is_news(lease, now)}
-            await self._note([record for lease in come if (record := _lost(lease, come[lease])) is not None])
+            await self._note([record for lease in come if (record := _orphaned(lease, come[lease])) is not None])
             for lease in self._open.values():
                 lease.journalled = come.get(lease)
             self._notes_written, self._has_notes = upto, bool(come)
@@ -366,8 +366,8 @@ class Leases:
 
     async def _room(self, hold: Hold, units: int) -> int:
         """How many of these units its accounts have left beside what they were charged for."""
-        for stands in await self._store.standings(hold.claims):
-            units = units_left(stands, NOTHING, hold.unit, units)
+        for balance in await self._store.balances(hold.claims):
+            units = units_left(balance, NOTHING, hold.unit, units)
         return units
 
     async def _sweep(self) -> None:
@@ -395,7 +395,7 @@ class Leases:
             if hold_id in self._open or hold_id in self._handed_on:
                 continue  # ours, which could not be renewed while the store was away; or handed on already
             logger.warning("call %s was left by its worker: charged for what is known of it", hold_id)
-            await self._settle(opened.as_lost())
+            await self._settle(opened.as_orphaned())
             self._handed_on.add(hold_id)
 
     async def aclose(self) -> None:
@@ -407,11 +407,11 @@ class Leases:
             await self._journal()
 
 
-def _lost(lease: Lease, delivered: int) -> CallRecord | None:
+def _orphaned(lease: Lease, delivered: int) -> CallRecord | None:
     """What is to be settled should this worker die when so much has been delivered."""
     if lease.opened is None and lease.pending is not None:
         lease.opened = lease.pending()
-    return replace(lease.opened, noted=delivered).as_lost() if lease.opened is not None else None
+    return replace(lease.opened, noted=delivered).as_orphaned() if lease.opened is not None else None
 
 
 async def _survived(work: Callable[[], Awaitable[None]]) -> None:

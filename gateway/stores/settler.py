@@ -66,7 +66,7 @@ class Settler:
         self._waiting: deque[CallRecord] = deque()
         #: ids of those among them that are not in the journal
         self._unwritten: set[str] = set()
-        self._is_away = False
+        self._is_unavailable = False
         #: how often the store could not be used
         self.failures = 0
         #: The store is away, and has taken some of what waits. What is settled from now on goes straight to it: there
@@ -98,9 +98,9 @@ class Settler:
             self._looking = asyncio.create_task(self._look())
 
     @property
-    def is_away(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether the store cannot be used."""
-        return self._is_away
+        return self._is_unavailable
 
     @property
     def waiting(self) -> int:
@@ -113,7 +113,7 @@ class Settler:
         Raises:
             StoreUnavailable: the store is away.
         """
-        if self._is_away and not self.is_open:
+        if self._is_unavailable and not self.is_open:
             raise StoreUnavailable(
                 f"The store is away. Settled calls that wait for it: {len(self._waiting)}. Try again shortly."
             )
@@ -127,9 +127,9 @@ class Settler:
         if isinstance(error, StoreDamaged):
             self._name_damage(error)
             return
-        if not self._is_away:
+        if not self._is_unavailable:
             logger.error("store away, %s: %s", self._consequence, error.message)
-            self._is_away = True
+            self._is_unavailable = True
         self._is_returning = False
         self._begin_offering()
 
@@ -155,7 +155,7 @@ class Settler:
 
     async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing | None:
         """The same, and how these accounts stand after it."""
-        if self._is_away and not self._is_returning:
+        if self._is_unavailable and not self._is_returning:
             await self._keep(record)
             return None
         try:
@@ -289,7 +289,7 @@ class Settler:
         return True
 
     async def _offer_again(self) -> None:
-        while self._waiting or self._is_away or self._writing:
+        while self._waiting or self._is_unavailable or self._writing:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._drain()
@@ -300,7 +300,7 @@ class Settler:
 
     async def _drain(self) -> None:
         with contextlib.suppress(StoreUnavailable):
-            if self._is_away:
+            if self._is_unavailable:
                 await self._store.ping()
             while self._waiting:
                 await self._offer_some()
@@ -331,8 +331,8 @@ class Settler:
         self._unwritten.clear()
         if self._journal is not None:
             self._let_go(self._journal)
-        if self._is_away:
-            self._is_away = False
+        if self._is_unavailable:
+            self._is_unavailable = False
             logger.warning("store back, all settlements written")
             self.on_return()
 
@@ -349,7 +349,7 @@ class Settler:
 
     async def _look(self) -> None:
         while True:
-            if not self._is_away:
+            if not self._is_unavailable:
                 try:
                     await self.recover()
                 except StoreUnavailable:
@@ -369,7 +369,7 @@ class Settler:
         if self._journal is None:
             return 0
         found = 0
-        for left in self._journal.left_behind():
+        for left in self._journal.left_over():
             try:
                 found += await self._recovered(left)
             except OSError as error:

@@ -20,13 +20,13 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Granted,
     Hold,
     Limits,
     Moment,
     Refused,
-    Standing,
 )
 from gateway.stores import clock
 
@@ -47,7 +47,7 @@ class Blind:
 
     def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
         self._moment = moment
-        self._seen: OrderedDict[AccountKey, Standing] = OrderedDict()
+        self._seen: OrderedDict[AccountKey, Balance] = OrderedDict()
         #: when sessions were seen last that had used something
         self._spent_at: dict[AccountKey, Moment] = {}
         self._accounts: dict[AccountKey, Account] = {}
@@ -61,33 +61,33 @@ class Blind:
         #: accounts that have none and on which nothing is held: the first ones were used longest ago, and go first
         self._idle: OrderedDict[AccountKey, None] = OrderedDict()
 
-    def saw(self, standings: Iterable[Standing]) -> None:
+    def saw(self, balances: Iterable[Balance]) -> None:
         """Remember how accounts stand, as the store said: with their own limits, not with what one call declared."""
-        for stands in standings:
-            if stands.key.kind == "key":
-                self._name_loss(stands)
-            elif stands.key.kind == "session":
-                self._name_lost_session(stands)
-            self._seen[stands.key] = stands
-            self._seen.move_to_end(stands.key)
+        for balance in balances:
+            if balance.key.kind == "key":
+                self._name_loss(balance)
+            elif balance.key.kind == "session":
+                self._name_lost_session(balance)
+            self._seen[balance.key] = balance
+            self._seen.move_to_end(balance.key)
         while len(self._seen) > _REMEMBERED:
             key, _ = self._seen.popitem(last=False)
             self._spent_at.pop(key, None)
 
-    def _name_lost_session(self, stands: Standing) -> None:
+    def _name_lost_session(self, balance: Balance) -> None:
         """Log that a session's account and totals are gone, once. A session that was idle for long has expired.
 
         A deleted or reset session keeps its account, with nothing used.
         """
-        key, now = stands.key, self._moment()
+        key, now = balance.key, self._moment()
         spent_at = self._spent_at.pop(key, None)
-        if stands.used.calls:
+        if balance.used.calls:
             self._spent_at[key] = now
-        if not stands.is_absent:
+        if not balance.is_absent:
             return
         seen = self._seen.get(key)
-        is_news = seen is None or not seen.is_lost
-        if (stands.is_lost and is_news) or (spent_at is not None and now.since(spent_at) < _EXPIRES_S):
+        is_news = seen is None or not seen.is_orphaned
+        if (balance.is_orphaned and is_news) or (spent_at is not None and now.since(spent_at) < _EXPIRES_S):
             logger.error(
                 'the store has lost what session "%s" of "%s" had used%s, so that its budget has room again; the '
                 "budget of its client key still holds. Find out who deletes keys (a Redis needs maxmemory-policy "
@@ -97,27 +97,27 @@ class Blind:
                 f": {seen.used.tokens} tokens in {seen.used.calls} calls when this worker looked last" if seen else "",
             )
 
-    def _name_loss(self, stands: Standing) -> None:
+    def _name_loss(self, balance: Balance) -> None:
         """Say so where an account of a client key has begun anew: only its window ends, nothing else lets it do so."""
-        seen = self._seen.get(stands.key)
-        if seen is None or seen.limits.window_s is not None or stands.limits.window_s is not None:
+        seen = self._seen.get(balance.key)
+        if seen is None or seen.limits.window_s is not None or balance.limits.window_s is not None:
             return
-        if seen.used.calls and (stands.used, stands.held) == (NOTHING, NOTHING):
+        if seen.used.calls and (balance.used, balance.held) == (NOTHING, NOTHING):
             logger.error(
                 'the store has lost what client key "%s" had used: %d tokens in %d calls when this worker looked last, '
                 "and nothing now, so that its budget has room again. Find out who deletes keys (a Redis needs "
                 "maxmemory-policy noeviction), and lower its budget by that until it is mended",
-                stands.key.namespace,
+                balance.key.namespace,
                 seen.used.tokens,
                 seen.used.calls,
             )
 
-    def saw_used(self, standings: Iterable[Standing]) -> None:
+    def saw_used(self, balances: Iterable[Balance]) -> None:
         """Remember what is used and held of accounts that were seen before, not the limits: those are of one call."""
-        for stands in standings:
-            seen = self._seen.get(stands.key)
+        for balance in balances:
+            seen = self._seen.get(balance.key)
             if seen is not None:
-                self._seen[stands.key] = replace(stands, limits=seen.limits)
+                self._seen[balance.key] = replace(balance, limits=seen.limits)
 
     def claims(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """The claims, with the limits that were last in force: an operator may have set some for one session alone."""
@@ -131,17 +131,17 @@ class Blind:
         known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window_s)
         return Claim(claim.key, known, claim.declared)
 
-    def standings(self, claims: Iterable[Claim]) -> tuple[Standing, ...]:
+    def balances(self, claims: Iterable[Claim]) -> tuple[Balance, ...]:
         """How the accounts stand as far as this worker knows."""
         now = self._moment()
-        return tuple(ledger.standing(self._account(claim.key), claim, now) for claim in claims)
+        return tuple(ledger.balance_of(self._account(claim.key), claim, now) for claim in claims)
 
     def reserve(self, hold: Hold) -> Granted | Refused:
         """Take a hold; it lasts until it is settled."""
         now = self._moment()
         for claim in hold.claims:
             if claim.key not in self._seen:
-                self.saw([ledger.standing(ledger.EMPTY, Claim(claim.key, claim.configured), now)])
+                self.saw([ledger.balance_of(ledger.EMPTY, Claim(claim.key, claim.configured), now)])
         accounts = {claim.key: self._account(claim.key) for claim in hold.claims}
         outcome = ledger.reserve(accounts, hold, now)
         if isinstance(outcome, Refused):
@@ -152,7 +152,7 @@ class Blind:
         self._holds[hold.id] = keys, held
         for key in keys:
             self._held[key] = self._held.get(key, NOTHING).plus(held)
-        self._limited |= {stands.key for stands in granted.standings if not stands.limits.is_none}
+        self._limited |= {balance.key for balance in granted.balances if not balance.limits.is_none}
         for key in changes:
             self._idle.pop(key, None)
         return granted
@@ -183,10 +183,10 @@ class Blind:
         self._accounts |= changes
         return changes
 
-    def handed_over(self, hold_id: str, standings: Iterable[Standing]) -> None:
+    def handed_over(self, hold_id: str, balances: Iterable[Balance]) -> None:
         """The store has taken a hold of ours, and says how the accounts stand with it."""
         self._give_back(hold_id, None)
-        self.saw_used(standings)
+        self.saw_used(balances)
 
     def forget(self) -> None:
         """The store is back: drop what was spent.
@@ -214,7 +214,7 @@ class Blind:
         # What was held then may have been spent by now: who held it is not known.
         return Account(used=seen.used.plus(seen.held), held=self._held.get(key, NOTHING))
 
-    def _rate(self, key: AccountKey, seen: Standing) -> Account | None:
+    def _rate(self, key: AccountKey, seen: Balance) -> Account | None:
         """The count of requests while the store was away, if it still runs and is more than what the store said."""
         rated, window_s = self._rates.get(key), seen.limits.window_s
         if rated is None or rated.opened is None or window_s is None:

@@ -45,7 +45,7 @@ class _Body:
     def text(self) -> str:
         """What may be shown of it."""
         try:
-            plain = self._unpacked() if self._encoding else bytes(self._kept)
+            plain = self._decompressed() if self._encoding else bytes(self._kept)
         except (Corrupt, TooLarge):
             return f"({self.size} bytes, packed: {self._encoding})"
         is_cut = self.size > len(self._kept) or len(plain) == MOST
@@ -56,7 +56,7 @@ class _Body:
             return f"({self.size} bytes that are no text)"
         return _SECRET.sub(r"\1***\2", text) + ("…" if is_cut else "")
 
-    def _unpacked(self) -> bytes:
+    def _decompressed(self) -> bytes:
         if self._encoding not in SUPPORTED:
             raise Corrupt
         plain = bytearray()
@@ -75,21 +75,22 @@ class _Exchange:
         self._request = request
         self._began = time.time()
         self._status: int | None = None
-        self._sent, self._came = _Body(), _Body()
+        self._sent, self._received = _Body(), _Body()
         self._sent.add(request.body)
 
     def heard(self, reply: UpstreamReply) -> UpstreamReply:
         self._status = reply.status
-        self._came = _Body(header(reply.headers, b"content-encoding").strip().lower().decode("latin-1"))
-        return _Heard(reply, self._came.add)
+        self._received = _Body(header(reply.headers, b"content-encoding").strip().lower().decode("latin-1"))
+        return _Heard(reply, self._received.add)
 
     def line(self, *, as_json: bool) -> str:
-        path, sent, came = urlsplit(self._request.url).path, self._sent, self._came
+        path, sent, received = urlsplit(self._request.url).path, self._sent, self._received
         if not as_json:
-            quoted = [msgspec.json.encode(body.text).decode() for body in (sent, came)]
+            quoted = [msgspec.json.encode(body.text).decode() for body in (sent, received)]
             return (
                 f"bodies {self._request.call_id} · {self._provider} {self._request.method} {path} · "
-                f"sent {sent.size:,} bytes {quoted[0]} · {self._status or 'no answer'} {came.size:,} bytes {quoted[1]}"
+                f"sent {sent.size:,} bytes {quoted[0]} · "
+                f"{self._status or 'no answer'} {received.size:,} bytes {quoted[1]}"
             )
         fields = {
             "event": "bodies",
@@ -101,8 +102,8 @@ class _Exchange:
             "status": self._status,
             "request_bytes": sent.size,
             "request": sent.text,
-            "response_bytes": came.size,
-            "response": came.text,
+            "response_bytes": received.size,
+            "response": received.text,
         }
         return msgspec.json.encode(fields).decode()
 

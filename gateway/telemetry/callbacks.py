@@ -34,7 +34,7 @@ _FAULTS: Final = (Exception, SystemExit)
 
 EVENTS: Final = ("on_usage", "on_finish", "on_step")
 #: seconds that receivers have when the gateway stops
-_PATIENCE_S: Final = 3.0
+_MAX_WAIT_S: Final = 3.0
 #: fields of a call that its usage event repeats
 _CHARGED: Final = ("call_id", "request_id", "session", "provider", "model", "usage", "usage_source", "cost_usd")
 
@@ -118,7 +118,7 @@ class CallbackObserver(Observer):
 
     async def aclose(self) -> None:
         """Send what waits, for a few seconds."""
-        await asyncio.gather(*(webhook.aclose(_PATIENCE_S) for webhook in self._webhooks))
+        await asyncio.gather(*(webhook.aclose(_MAX_WAIT_S) for webhook in self._webhooks))
 
 
 def _left_json(left: Allowance) -> Event:

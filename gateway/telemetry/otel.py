@@ -42,7 +42,7 @@ _NEEDED: Final = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 )
 #: seconds that a collector has when the gateway stops
-_PATIENCE_S: Final = 3.0
+_MAX_WAIT_S: Final = 3.0
 #: the conventions' own words for providers, where ours differ
 _PROVIDERS: Final[Mapping[str, str]] = {
     "azure": "azure.ai.openai",
@@ -155,7 +155,7 @@ class Otel(Observer):
         ending = [Thread(target=one.shutdown, daemon=True) for one in (self._tracers, self._meters)]
         for thread in ending:
             thread.start()
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _MAX_WAIT_S
         for thread in ending:
             thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -180,10 +180,10 @@ class WebhookSender:
             headers.append((b"webhook-signature", signed.encode()))
         return headers
 
-    async def aclose(self, patience_s: float) -> None:
+    async def aclose(self, max_wait_s: float) -> None:
         """Send what waits, for at most so long."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(max_wait_s):
                 await self._queue.join()
         left = self._queue.qsize() + self._under_way
         for sender in self._senders:

@@ -44,8 +44,8 @@ def _codings(answer: UpstreamReply) -> list[str]:
     said = dict(answer.headers)
     if _ENCODING not in said and _TRANSFER not in said:
         return []
-    packed = header(answer.headers, _ENCODING).decode("latin-1").strip().lower()
-    return [one for one in (packed, *_transfer_codings(answer)) if one]
+    compressed = header(answer.headers, _ENCODING).decode("latin-1").strip().lower()
+    return [one for one in (compressed, *_transfer_codings(answer)) if one]
 
 
 def _transfer_codings(answer: UpstreamReply) -> list[str]:
@@ -55,7 +55,7 @@ def _transfer_codings(answer: UpstreamReply) -> list[str]:
     return [one for one in codings if one and one not in _FRAMING]
 
 
-def is_packed(answer: UpstreamReply) -> bool:
+def is_compressed(answer: UpstreamReply) -> bool:
     """Whether it came packed, although it was asked for plain."""
     codings = _codings(answer)
     return len(codings) == 1 and codings[0] in SUPPORTED
@@ -68,7 +68,7 @@ def check_packing(answer: UpstreamReply) -> None:
         UpstreamUnreadable: it is packed in another way than those that are unpacked here.
     """
     said = ", ".join(_codings(answer))
-    if said and not is_packed(answer) and _PACKINGS.search(said.encode()):
+    if said and not is_compressed(answer) and _PACKINGS.search(said.encode()):
         raise UpstreamUnreadable(
             f"The provider's response is compressed ({said[:40]}) although it was asked for uncompressed, and cannot "
             "be metered. Turn compression off at the provider, or have it use gzip or deflate."
@@ -81,7 +81,7 @@ def check_transfer_coding(answer: UpstreamReply) -> None:
     Raises:
         UpstreamUnreadable: it has such a coding.
     """
-    if _TRANSFER not in dict(answer.headers) or is_packed(answer):
+    if _TRANSFER not in dict(answer.headers) or is_compressed(answer):
         return
     if codings := _transfer_codings(answer):
         raise UpstreamUnreadable(
@@ -90,7 +90,7 @@ def check_transfer_coding(answer: UpstreamReply) -> None:
         )
 
 
-async def unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
+async def decompressed(answer: UpstreamReply) -> AsyncIterator[bytes]:
     """The body, unpacked as it comes.
 
     Raises:

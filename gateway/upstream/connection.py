@@ -137,7 +137,7 @@ class HttpResponse:
         self.is_tainted = True
         self.fail(BrokenOff() if self.has_begun else NotHttp())
 
-    def lost(self, error: Exception | None) -> None:
+    def orphaned(self, error: Exception | None) -> None:
         """The connection has ended."""
         if self.has_begun and error is self._error is None and self._is_open_ended:
             self.is_complete = self.is_tainted = True
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
     """A connection over which one request at a time is sent. `on_lost` is told once it has ended."""
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
-        self.is_lost = False
+        self.is_orphaned = False
         #: loop time until which it may be used again; 0: it has not been used yet
         self.until = 0.0
         self._on_lost = on_lost
@@ -385,7 +385,7 @@ class Connection(asyncio.Protocol):
         """End it now; what was not sent yet is not sent any more. `error`: why, where it is not our own wish."""
         if self._answer is not None:
             # Otherwise an answer that ends with its connection would be taken for a whole one.
-            self._answer.lost(error or ConnectionAbortedError())
+            self._answer.orphaned(error or ConnectionAbortedError())
         if self._transport is not None:
             if self._is_unanswered and self.is_open:
                 self._take_back(self._transport)
@@ -429,12 +429,12 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         transport, self._transport = self._transport, None
-        self.is_lost = True
+        self.is_orphaned = True
         if self._answer is not None:
             if transport is not None:
                 for data in _left_in_tls(transport):
                     self._answer.feed(data)
-            self._answer.lost(exc)
+            self._answer.orphaned(exc)
         self._on_lost(self)
 
     def pause_writing(self) -> None:

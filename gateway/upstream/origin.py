@@ -40,7 +40,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 #: seconds that connections have to end when all are closed
 _ENDS_WITHIN_S: Final = 1.0
 #: seconds that a call waits for the addresses of a name where some are known from before
-_PATIENCE_S: Final = 1.0
+_MAX_WAIT_S: Final = 1.0
 
 
 class NoneFree(Exception):
@@ -237,7 +237,7 @@ class Origin:
             raise NotConnected from error
         # Not before: one that is left in the middle of a handshake behind a proxy may never be told of its end, and
         # `aclose` would wait for it.
-        if not connection.is_lost:
+        if not connection.is_orphaned:
             self._all.add(connection)
             self._look_again()
         return connection
@@ -268,7 +268,7 @@ class Origin:
             self._looking_up = self._loop.create_task(self._look_up(place))
             # Where some are known, nobody asks why it failed: taken here, or asyncio would log it.
             self._looking_up.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.wait({self._looking_up}, timeout=_PATIENCE_S if self._addresses else None)
+        await asyncio.wait({self._looking_up}, timeout=_MAX_WAIT_S if self._addresses else None)
         if self._looking_up.done() and not self._addresses:
             self._looking_up.result()
         return self._addresses

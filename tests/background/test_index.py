@@ -13,7 +13,7 @@ from gateway.call.types import Caller, ClientResponse, SessionPolicy
 from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
 from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, CallRecord, answer_name
+from gateway.core.record import ORPHANED, CallRecord, answer_name
 from gateway.core.usage import Charge, Totals
 from gateway.dialects import endpoint
 from tests.support.fakes import KEY, AwayStore, FakeReply, World
@@ -61,7 +61,7 @@ async def test_the_answer_to_a_call_whose_worker_was_gone_is_gone_on_from_once_i
     begun = await asked(before, background=True, status="queued", usage=None)
     noted = await before.store.learned(f"pending\n{name}") or b""
     await world.store.learn({f"pending\n{name}": lambda _: noted})
-    await world.store.settle(replace(begun, outcome=LOST, notes={}, answer=None))
+    await world.store.settle(replace(begun, outcome=ORPHANED, notes={}, answer=None))
     assert await world.store.answered("alice", name) is None
     await fetched(world, usage=USAGE)
     found = await world.store.answered("alice", name)

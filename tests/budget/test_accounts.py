@@ -13,7 +13,7 @@ from gateway.core.errors import StoreDamaged
 from gateway.core.ledger.arithmetic import Claim, Granted, Limits, Refused
 from gateway.core.ledger.charging import DEFAULT_OUTPUT, STREAM_STEP, BudgetPolicy
 from gateway.core.pricing import price_from_table
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import kept_as
 from gateway.core.stored import OpenHold
@@ -79,8 +79,8 @@ async def failed(world: World, dialect: OpenAIChat) -> Mapping[str, Sequence[obj
     incoming = world.incoming(STREAM)
     with pytest.raises(ZeroDivisionError):
         await world.call(replace(incoming, endpoint=replace(incoming.endpoint, dialect=dialect)))
-    (stands,) = await world.store.standings([Claim(KEY.account)])
-    return {"used": stands.used, "held": stands.held}
+    (balance,) = await world.store.balances([Claim(KEY.account)])
+    return {"used": balance.used, "held": balance.held}
 
 
 async def test_a_call_of_which_nobody_can_tell_what_it_used_is_charged_for_its_input_and_holds_nothing() -> None:
@@ -114,11 +114,11 @@ async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_worke
     assert world.recorder.records == []
     assert found["held"] != (0, 0, 0)
     [hold] = opened
-    lost: CallRecord = hold.as_lost()
-    await world.settler.settle(lost)
-    (stands,) = await world.store.standings([Claim(KEY.account)])
-    assert stands.held == (0, 0, 0)
-    assert stands.used.calls == 1
+    orphaned: CallRecord = hold.as_orphaned()
+    await world.settler.settle(orphaned)
+    (balance,) = await world.store.balances([Claim(KEY.account)])
+    assert balance.held == (0, 0, 0)
+    assert balance.used.calls == 1
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ async def test_an_orphaned_call_is_charged_the_expected_input_and_not_the_margin
     opened = watched(world)
     await world.call(world.incoming(body, path))
     [held] = opened
-    lost, context = held.as_lost(), world.record.context
-    assert lost.charge is not None
-    expected = lost.charge.usage.input_tokens
+    orphaned, context = held.as_orphaned(), world.record.context
+    assert orphaned.charge is not None
+    expected = orphaned.charge.usage.input_tokens
     assert 0 < expected < held.hold.fixed.tokens, "the hold has a margin"
     assert context is None or expected == context.tokens
-    assert lost.spent.tokens == expected
+    assert orphaned.spent.tokens == expected
 
 
 @pytest.mark.parametrize(("limits", "is_all"), [(Limits(tokens=1_000_000), True), (Limits(calls=9), False)])
@@ -153,12 +153,12 @@ async def test_all_that_was_held_for_an_answer_in_the_background_is_spent_where_
     asked = b'{"model":"m","input":"hi","background":true,"max_output_tokens":5000}'
     await world.call(world.incoming(asked, "responses"))
     [kept] = opened
-    lost = replace(kept, units=kept.hold.most).as_lost()
-    assert (lost.spent == kept.hold.amount(5_000)) is is_all
-    assert (lost.spent.tokens > 5_000) is is_all
-    assert lost.outcome == LOST
-    assert lost.charge is not None
-    assert lost.charge.usage.output_tokens == 0, "of what its session is charged for no answer is known"
+    orphaned = replace(kept, units=kept.hold.most).as_orphaned()
+    assert (orphaned.spent == kept.hold.amount(5_000)) is is_all
+    assert (orphaned.spent.tokens > 5_000) is is_all
+    assert orphaned.outcome == ORPHANED
+    assert orphaned.charge is not None
+    assert orphaned.charge.usage.output_tokens == 0, "of what its session is charged for no answer is known"
 
 
 async def test_the_request_that_fetches_an_answer_is_told_without_the_totals_of_the_call_that_asked_for_it() -> None:
@@ -282,7 +282,7 @@ async def test_what_had_come_of_a_call_that_was_lost_costs_what_its_model_takes(
     world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)))
     opened = watched(world)
     await world.call(world.incoming(STREAM.replace(b'"m"', b'"q-m"')))
-    before, after = (replace(opened[0], noted=tokens).as_lost().spent for tokens in (0, 100))
+    before, after = (replace(opened[0], noted=tokens).as_orphaned().spent for tokens in (0, 100))
     assert after.nano_usd - before.nano_usd == 100 * 10_000
 
 
@@ -305,12 +305,12 @@ async def test_a_call_that_can_be_held_no_more_is_charged_before_a_part_of_its_a
         assert not isinstance(reply.body, bytes)
         await anext(reply.body)
         [charged] = await world.store.calls(KEY, 9)
-        assert charged.outcome == LOST
+        assert charged.outcome == ORPHANED
         assert charged.spent.tokens > 0
         await whole(reply)
     assert await world.store.calls(KEY, 9) == [world.record]
-    (stands,) = await world.store.standings([Claim(KEY.account)])
-    assert stands.used == world.record.spent
+    (balance,) = await world.store.balances([Claim(KEY.account)])
+    assert balance.used == world.record.spent
 
 
 async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded() -> None:

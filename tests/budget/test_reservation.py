@@ -64,7 +64,7 @@ async def above(asked: Budgets, session: SessionKey, named: str | None = None) -
     """The sessions that a call is charged to, as it begins."""
     _, charged, book = await asked.opening(session, ChargedAccounts("alice", session=session), named, with_totals=False)
     assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
-    assert [stands.key for stands in book.standings] == [claim.key for claim in book.claims]
+    assert [balance.key for balance in book.balances] == [claim.key for claim in book.claims]
     return [key.id for key in charged.parents]
 
 
@@ -168,10 +168,10 @@ async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> N
 
     held = await taken(await found.book(charged), "1")
     await taken(found.blind_book(charged), "2")
-    assert [stands.held.tokens for stands in await store.standings([Claim(A.account)])] == [150]
-    (before,) = found.blind_book(charged).standings
+    assert [balance.held.tokens for balance in await store.balances([Claim(A.account)])] == [150]
+    (before,) = found.blind_book(charged).balances
     found.close(held, Amount(150, 0, 1))
-    assert found.blind_book(charged).standings == (before,)
+    assert found.blind_book(charged).balances == (before,)
     assert before.used.tokens + before.held.tokens == 300
 
 
@@ -186,14 +186,14 @@ async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_bac
     blind.forget()
     if is_told_in_time:
         await leases.tick()
-    (stands,) = (await found.book(charged)).standings
-    assert stands.left("tokens") == (200 if is_told_in_time else 1_000)
-    (stands,) = found.blind_book(charged).standings
-    assert stands.left("tokens") == 200, "it goes away again"
+    (balance,) = (await found.book(charged)).balances
+    assert balance.left("tokens") == (200 if is_told_in_time else 1_000)
+    (balance,) = found.blind_book(charged).balances
+    assert balance.left("tokens") == 200, "it goes away again"
     await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))
     found.close(taken, Amount(10))
     await leases.tick()
-    (stands,) = (await found.book(charged)).standings
-    assert (stands.used.tokens, stands.held.tokens) == (10, 0)
-    (stands,) = found.blind_book(charged).standings
-    assert stands.left("tokens") == 990
+    (balance,) = (await found.book(charged)).balances
+    assert (balance.used.tokens, balance.held.tokens) == (10, 0)
+    (balance,) = found.blind_book(charged).balances
+    assert balance.left("tokens") == 990

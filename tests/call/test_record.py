@@ -16,7 +16,7 @@ from gateway.core.ledger.arithmetic import NOTHING, Amount, Hold
 from gateway.core.ledger.charging import CallNeed, TokenRate
 from gateway.core.plan import Plan
 from gateway.core.pricing import Price, Rates, price_per_million
-from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord, Outcome
+from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.steps import Step
 from gateway.core.usage import Charge, Usage
@@ -181,8 +181,8 @@ def test_what_is_not_metered_is_charged_nothing_even_if_it_is_left(world: World)
 
 def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) -> None:
     need = CallNeed(40, rate=TokenRate(Decimal(2), Decimal(3)))
-    record = records().lost(answered(world, ParsedResponse()), need)
-    assert record.outcome == LOST
+    record = records().orphaned(answered(world, ParsedResponse()), need)
+    assert record.outcome == ORPHANED
     assert record.charge is not None
     assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
     assert record.spent.tokens == 40
@@ -193,8 +193,8 @@ def test_the_record_for_a_worker_that_is_gone_tells_the_fate_of_no_message(world
     context = ContextRecord(30, 70, "exact", None, 30, 0, "key", 30, trimmed={"drop": 1}, message_fates=fates)
     progress = answered(world, ParsedResponse())
     progress.plan = Plan(context, 30)
-    lost = records().lost(progress, CallNeed(30)).context
-    assert lost == replace(context, message_fates=Fates())
+    orphaned = records().orphaned(progress, CallNeed(30)).context
+    assert orphaned == replace(context, message_fates=Fates())
     assert records().of(progress).context == context
 
 
@@ -202,7 +202,7 @@ def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_ca
     progress = answered(world, ParsedResponse(), "audio/transcriptions")
     progress.call = Call("transcription", None, False, b"a form", {})
     progress.response_bytes, progress.answer = 9, None
-    assert records().lost(progress, CallNeed(40)).charge is not None
+    assert records().orphaned(progress, CallNeed(40)).charge is not None
     progress.answer = ParsedResponse(ReportedUsage(10, 5, 15))
     record = records().of(progress)
     assert record.charge is not None
@@ -472,8 +472,8 @@ def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: Wo
         assert (record.response_model, record.tools) == ("new", ("look",))
         assert record.notes == {"answer": "resp_1", "x": "y"}
     assert records().fetched(begun, replace(made, model=None), Route("q", "q-real"), None, 0.0).response_model == "old"
-    lost = replace(begun, outcome=LOST, notes={})
-    assert records().fetched(lost, replace(made, id="resp_1"), Route("q", "q-real"), None, 0.0).was_fetched
+    orphaned = replace(begun, outcome=ORPHANED, notes={})
+    assert records().fetched(orphaned, replace(made, id="resp_1"), Route("q", "q-real"), None, 0.0).was_fetched
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.call.timeout import patience
+from gateway.call.timeout import max_wait
 from gateway.core.errors import UpstreamTimeout
 from gateway.core.record import TOO_SLOW
 from tests.support.timing import LIMIT_S
@@ -24,7 +24,7 @@ async def test_what_takes_too_long_is_cancelled_with_the_reason_and_told_as_a_ti
 
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(UpstreamTimeout):
-            async with patience(0.01):
+            async with max_wait(0.01):
                 await waits()
         await asyncio.sleep(0)
     assert reasons == [(TOO_SLOW,)]
@@ -32,7 +32,7 @@ async def test_what_takes_too_long_is_cancelled_with_the_reason_and_told_as_a_ti
 
 async def test_what_is_done_in_time_is_left_alone_afterwards() -> None:
     async with asyncio.timeout(LIMIT_S):
-        async with patience(0.01):
+        async with max_wait(0.01):
             pass
         await asyncio.sleep(0.03)
 
@@ -42,7 +42,7 @@ async def test_a_cancel_from_outside_goes_on_as_it_came(message: str | None) -> 
     began = asyncio.Event()
 
     async def waits() -> None:
-        async with patience(LIMIT_S):
+        async with max_wait(LIMIT_S):
             began.set()
             await asyncio.Event().wait()
 

@@ -85,10 +85,10 @@ def test_a_body_is_read_from_stdin(gateway_command: Commands, body: Path) -> Non
 
 def test_trim_prints_the_body_as_it_would_be_forwarded(gateway_command: Commands, body: Path) -> None:
     done = gateway_command("trim", body, "--budget", "2500")
-    came, sent = json.loads(body.read_text()), json.loads(done.out)
-    assert sent["tools"] == came["tools"]
-    assert sent["messages"][-1] == came["messages"][-1]
-    assert len(json.dumps(sent)) < len(json.dumps(came)) / 2
+    original, sent = json.loads(body.read_text()), json.loads(done.out)
+    assert sent["tools"] == original["tools"]
+    assert sent["messages"][-1] == original["messages"][-1]
+    assert len(json.dumps(sent)) < len(json.dumps(original)) / 2
     assert "of 2,500" in done.err
 
 

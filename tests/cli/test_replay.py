@@ -57,10 +57,10 @@ def test_json_has_the_sums_of_all_and_of_each_session(recording: Path, gateway_c
 
 
 def test_a_packed_file_and_stdin_are_read(recording: Path, gateway_command: Commands) -> None:
-    packed = recording.with_name("requests.jsonl.gz")
-    packed.write_bytes(gzip.compress(recording.read_bytes()))
+    compressed = recording.with_name("requests.jsonl.gz")
+    compressed.write_bytes(gzip.compress(recording.read_bytes()))
     plain = gateway_command("replay", recording, "--json").out
-    assert gateway_command("replay", packed, "--json").out == plain
+    assert gateway_command("replay", compressed, "--json").out == plain
     assert gateway_command.process("replay", "-", "--json", stdin=recording.read_text()).out == plain
 
 
@@ -141,10 +141,10 @@ def test_a_plot_that_cannot_be_written_fails(recording: Path, gateway_command: C
 
 
 def test_a_packed_file_that_is_damaged_fails(recording: Path, gateway_command: Commands) -> None:
-    packed = bytearray(gzip.compress(recording.read_bytes()))
-    packed[30:60] = b"\xff" * 30
+    compressed = bytearray(gzip.compress(recording.read_bytes()))
+    compressed[30:60] = b"\xff" * 30
     damaged = recording.with_name("damaged.jsonl.gz")
-    damaged.write_bytes(packed)
+    damaged.write_bytes(compressed)
     done = gateway_command("replay", damaged)
     assert done.code == 1
     assert "damaged.jsonl.gz cannot be read" in done.err

@@ -101,15 +101,23 @@ class Side:
         call = Call("chat", "m", stream=False, body=asks.body, fields=read_fields(asks.body))
         contents = contents_of(call, asks.wire, planner.known)
         assert contents is not None
-        facts, wishes = ModelFacts(tokenizer=asks.tokenizer), ContextOptions(budget=asks.budget)
-        asked = PlanRequest(contents, Route("p", asks.model), facts, wishes, len(asks.body))
+        facts, options = ModelFacts(tokenizer=asks.tokenizer), ContextOptions(budget=asks.budget)
+        asked = PlanRequest(contents, Route("p", asks.model), facts, options, len(asks.body))
         plan = await planner.plan(asked, Remembered(asks.state))
         return plan, (contents.messages, contents.pinned, contents.priorities, self._newest.of(contents))
 
 
 def told(plan: Plan) -> object:
     """All of it, with what is no value as a text."""
-    return plan.messages, plan.epoch, plan.resumed, plan.context, plan.safe_tokens, plan.beside, str(plan.overflow)
+    return (
+        plan.messages,
+        plan.trim_decision,
+        plan.resumed,
+        plan.context,
+        plan.safe_tokens,
+        plan.overhead,
+        str(plan.overflow),
+    )
 
 
 class Session:
@@ -252,7 +260,7 @@ async def test_a_planner_that_has_seen_anything_plans_as_one_that_has_seen_nothi
             assert told(found) == told(plan)
             assert known_too == known
         cuts += plan.messages is not None
-        if plan.epoch is not None:
-            session.state = session.state.with_epoch(plan.epoch, instead_of=plan.resumed)
+        if plan.trim_decision is not None:
+            session.state = session.state.with_trim_decision(plan.trim_decision, instead_of=plan.resumed)
     threads.close()
     assert cuts > 5

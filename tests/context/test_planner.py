@@ -72,9 +72,9 @@ class World:
         self.tokenizer = ""
         self.memory = memory or ContextCaches()
         self.counters: dict[str, Letters] = {}
-        self.weighing = CountedThreads(2)
+        self.token_counts = CountedThreads(2)
         threads = threads or PlannerThreads()
-        threads.weighing = self.weighing
+        threads.counts = self.token_counts
         self.planner = Planner(
             Estimator(FAMILIES, self.counter, self.memory.counts),
             lambda _: True,
@@ -106,8 +106,8 @@ class World:
         asked = PlanRequest(
             contents, Route("p", model), ModelFacts(tokenizer=tokenizer or None), ContextOptions(), len(body)
         )
-        weighed, *_ = await self.planner.weigh(asked, Remembered())
-        return weighed.estimate
+        counted_tokens, *_ = await self.planner.count_tokens(asked, Remembered())
+        return counted_tokens.estimate
 
 
 def cold(body: bytes, wire: Wire, model: str, tokenizer: str) -> Estimate:
@@ -315,7 +315,7 @@ async def test_a_long_conversation_with_bound_thinking_is_read_beside_the_loop(
     contents = world.contents(json.dumps({"model": "m", "messages": messages}).encode(), "messages")
     conversation = await world.planner.bound(contents)
     assert conversation is not None
-    assert (conversation.thinking, world.weighing.handed) == ({1: 1}, handed)
+    assert (conversation.thinking, world.token_counts.handed) == ({1: 1}, handed)
 
 
 async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world: World) -> None:
@@ -333,18 +333,18 @@ async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world:
 async def test_what_stands_beside_the_messages_is_kept_once_for_all_turns(world: World) -> None:
     more: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
     first = await world.estimate(body_of([LONG], **more, metadata={"turn": 1}, prompt_cache_key="a"))
-    taken = world.memory.beside.size_bytes
+    taken = world.memory.overhead.size_bytes
     again = await world.estimate(body_of([LONG], **more, metadata={"turn": 2}, prompt_cache_key="b"))
-    assert (again, world.memory.beside.size_bytes) == (first, taken)
+    assert (again, world.memory.overhead.size_bytes) == (first, taken)
     await world.estimate(body_of([LONG], **{**more, "tools": TOOLS * 2}))
-    assert world.memory.beside.size_bytes > taken > 0
+    assert world.memory.overhead.size_bytes > taken > 0
 
 
 async def test_tools_that_are_known_are_no_reason_to_weigh_a_request_beside_the_loop(world: World) -> None:
     tools = TOOLS * 1_000
     for more, handed in ((tools, 1), (tools, 1), ([*tools, *TOOLS], 2)):
         await world.estimate(body_of([LONG], tools=more))
-        assert world.weighing.handed == handed
+        assert world.token_counts.handed == handed
 
 
 async def test_what_stands_beside_the_messages_is_counted_anew_by_another_tokenizer() -> None:
@@ -363,7 +363,7 @@ async def test_a_large_body_is_taken_apart_beside_the_loop(world: World) -> None
         body = body_of([{"role": "user", "content": "word " * words}])
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
         assert await world.planner.contents(call, "chat") == world.contents(body)
-        assert world.weighing.handed == handed
+        assert world.token_counts.handed == handed
 
 
 # --- nor does what is sent --------------------------------------------------------------------------------------------
@@ -401,10 +401,10 @@ async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(r
         first, second = await planned(warm, body, state), await planned(cold, body, state)
         cold.planner.close()
         assert first == second
-        cuts, resumed = cuts + (first.epoch is not None), resumed + (first.messages is not None)
+        cuts, resumed = cuts + (first.trim_decision is not None), resumed + (first.messages is not None)
         recalled += first.context.trimmed.get("recall", 0)
-        if first.epoch is not None:
-            state = state.with_epoch(first.epoch, instead_of=first.resumed)
+        if first.trim_decision is not None:
+            state = state.with_trim_decision(first.trim_decision, instead_of=first.resumed)
     warm.planner.close()
     assert cuts
     assert resumed > cuts // 2
@@ -506,7 +506,7 @@ async def test_of_a_result_stays_what_the_tools_ask_for(
 
 @pytest.mark.parametrize(("wire", "field"), [("responses", "input"), ("completions", "prompt")])
 @pytest.mark.parametrize(
-    ("policy", "wishes", "is_refused"),
+    ("policy", "options", "is_refused"),
     [
         (ContextPolicy(), ContextOptions(budget=400), True),
         (ContextPolicy(), ContextOptions(budget=40_000), False),
@@ -517,12 +517,12 @@ async def test_of_a_result_stays_what_the_tools_ask_for(
     ],
 )
 async def test_one_text_is_sent_as_it_came_or_refused(
-    wire: Wire, field: str, policy: ContextPolicy, wishes: ContextOptions, *, is_refused: bool
+    wire: Wire, field: str, policy: ContextPolicy, options: ContextOptions, *, is_refused: bool
 ) -> None:
     world = World(policy)
     contents = world.contents(json.dumps({"model": "m", field: "a sea of words " * 500}).encode(), wire)
-    plan = await world.planner.plan(PlanRequest(contents, Route("p", "m"), ModelFacts(), wishes, 7_500), Remembered())
-    assert (plan.messages, plan.epoch) == (None, None)
+    plan = await world.planner.plan(PlanRequest(contents, Route("p", "m"), ModelFacts(), options, 7_500), Remembered())
+    assert (plan.messages, plan.trim_decision) == (None, None)
     assert isinstance(plan.overflow, TextTooLong) is is_refused
     assert plan.overflow is None or plan.overflow.param == field
     world.planner.close()
@@ -542,15 +542,17 @@ class Billed(World):
     async def turn(self, messages: list[Any], budget: int) -> tuple[ContextRecord, int]:
         """What was expected of what was sent, and what was billed."""
         body = body_of(messages, tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
-        wishes = ContextOptions(budget=budget)
-        asked = PlanRequest(self.contents(body), Route("p", "gpt-4o"), ModelFacts(), wishes, len(body))
+        options = ContextOptions(budget=budget)
+        asked = PlanRequest(self.contents(body), Route("p", "gpt-4o"), ModelFacts(), options, len(body))
         plan = await self.planner.plan(asked, self.remembered)
         sent = [json.loads(raw) for raw in plan.messages] if plan.messages is not None else messages
         calls = sum(len(message.get("tool_calls", ())) for message in sent)
         billed = plan.context.estimate + self.always + self.each * calls
         state = self.remembered.state
         self.remembered = Remembered(
-            state.with_epoch(plan.epoch, instead_of=plan.resumed) if plan.epoch is not None else state,
+            state.with_trim_decision(plan.trim_decision, instead_of=plan.resumed)
+            if plan.trim_decision is not None
+            else state,
             plan.context.reported(billed),
         )
         return plan.context, billed

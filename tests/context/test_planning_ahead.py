@@ -35,11 +35,11 @@ def planner_of(kind: type[P], counter: TokenCounter | None = None) -> P:
     return kind(estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
 
 
-def asked(planner: Planner, **wishes: Any) -> PlanRequest:
+def asked(planner: Planner, **options: Any) -> PlanRequest:
     body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
     contents = contents_of(Call("chat", "m", stream=False, body=body, fields=read_fields(body)), "chat", planner.known)
     assert contents is not None
-    return PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(**wishes), len(body))
+    return PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(**options), len(body))
 
 
 def fitting_threads() -> set[threading.Thread]:
@@ -53,9 +53,9 @@ async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
     share: float, trim: Any, *, reads: bool
 ) -> None:
     planner = planner_of(Planner)
-    weighed, *_ = await planner.weigh(asked(planner), Remembered())
+    counted, *_ = await planner.count_tokens(asked(planner), Remembered())
     before = fitting_threads()
-    plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * share), trim=trim), Remembered())
+    plan = await planner.plan(asked(planner, budget=int(counted.expected.tokens * share), trim=trim), Remembered())
     assert plan.messages is None
     assert bool(fitting_threads() - before) is reads
     planner.close()
@@ -66,22 +66,22 @@ class Blind(Planner):
 
     looked = 0
 
-    def _reader(self, came: Any) -> Any:
-        reader = super()._reader(came)
+    def _reader(self, original: Any) -> Any:
+        reader = super()._reader(original)
 
-        def sketches(keys: Any, messages: Any) -> Any:
+        def outlines(keys: Any, messages: Any) -> Any:
             self.looked += 1
             raise RecursionError(f"{len(messages)} of {len(MESSAGES)} messages")
 
-        reader.sketches = sketches  # type: ignore[method-assign]
+        reader.outlines = outlines  # type: ignore[method-assign]
         return reader
 
 
 async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     planner = planner_of(Blind)
-    weighed, *_ = await planner.weigh(asked(planner), Remembered())
+    counted, *_ = await planner.count_tokens(asked(planner), Remembered())
     for turn in (1, 2):
-        await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
+        await planner.plan(asked(planner, budget=int(counted.expected.tokens * 1.2)), Remembered())
         await eventually(lambda turn=turn: caplog.text.count("RecursionError: 16 of 40 messages") == turn)  # type: ignore[misc]
     assert planner.looked == 2
     planner.close()
@@ -89,9 +89,9 @@ async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog:
 
 async def test_a_call_that_is_planned_while_the_worker_stops_is_planned() -> None:
     planner = planner_of(Planner)
-    weighed, *_ = await planner.weigh(asked(planner), Remembered())
+    counted, *_ = await planner.count_tokens(asked(planner), Remembered())
     planner.close()
-    plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
+    plan = await planner.plan(asked(planner, budget=int(counted.expected.tokens * 1.2)), Remembered())
     assert plan.overflow is None
 
 
@@ -160,8 +160,8 @@ async def test_by_the_time_of_a_cut_all_messages_were_read_and_the_cut_is_the_sa
 
     for number in range(40):
         elements += turn_of(wire, number)
-        weighed, *_ = await other.weigh(now(other, None), Remembered())
-        sizes.append(weighed.expected.tokens)
+        counted, *_ = await other.count_tokens(now(other, None), Remembered())
+        sizes.append(counted.expected.tokens)
     budget, elements[1:] = sizes[-1] - 1, []
     for number in range(39):
         elements += turn_of(wire, number)
@@ -170,7 +170,7 @@ async def test_by_the_time_of_a_cut_all_messages_were_read_and_the_cut_is_the_sa
         await eventually(lambda: not planner._reading_ahead.locked())
     elements += turn_of(wire, 39)
     asked = now(planner, budget)
-    await planner.weigh(asked, Remembered())
+    await planner.count_tokens(asked, Remembered())
     before, cold_before = warm.asked, cold.asked
     plan, same = await planner.plan(asked, Remembered()), await other.plan(now(other, budget), Remembered())
     assert plan.messages is not None

@@ -222,8 +222,8 @@ async def test_what_is_held_for_a_call_covers_it_with_its_summaries_be_they_as_l
 
     class Looking(FakeReply):
         async def chunks(self) -> AsyncIterator[bytes]:
-            [stands] = await summing.store.standings([Claim(KEY.account, limits)])
-            held.append(stands.held[0])
+            [balance] = await summing.store.balances([Claim(KEY.account, limits)])
+            held.append(balance.held[0])
             yield completion()
 
     summing.main = Looking

@@ -9,7 +9,7 @@ from gateway.core.routing import ModelFacts, Route
 
 
 @pytest.mark.parametrize(
-    ("policy", "facts", "wishes", "learned", "budget"),
+    ("policy", "facts", "options", "learned", "budget"),
     [
         ({}, {}, {}, None, None),
         ({}, {"window": 128_000}, {}, None, 128_000 - 4096),
@@ -41,11 +41,11 @@ from gateway.core.routing import ModelFacts, Route
 def test_the_budget_is_the_smallest_of_what_limits_a_call(
     policy: dict[str, Any],
     facts: dict[str, Any],
-    wishes: dict[str, Any],
+    options: dict[str, Any],
     learned: LengthLimit | None,
     budget: int | None,
 ) -> None:
-    asked = ContextOptions(**wishes)
+    asked = ContextOptions(**options)
     assert budget_of(ContextPolicy(**policy), within(ModelFacts(**facts), asked, learned), asked) == budget
 
 
@@ -61,10 +61,10 @@ def test_the_budget_is_the_smallest_of_what_limits_a_call(
 )
 def test_a_window_is_as_large_as_a_call_asks_for_and_the_model_has_one(betas: tuple[str, ...], window: int) -> None:
     facts = ModelFacts(window=200_000, betas={"wide-1": 1_000_000, "wider-1": 2_000_000, "small-1": 100_000})
-    wishes = ContextOptions(betas=frozenset(betas))
-    assert within(facts, wishes, None).window == window
-    assert within(facts, wishes, LengthLimit(150_000)).window == 150_000
-    assert within(ModelFacts(window=5), wishes, None).window == 5
+    options = ContextOptions(betas=frozenset(betas))
+    assert within(facts, options, None).window == window
+    assert within(facts, options, LengthLimit(150_000)).window == 150_000
+    assert within(ModelFacts(window=5), options, None).window == 5
 
 
 def test_a_summary_is_asked_for_with_what_its_answer_leaves_of_the_window() -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import RequestParts
-from gateway.core.counting.weighed import CountedRequest, Learned, weigh
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Framing, Reader
@@ -52,9 +52,9 @@ def messages(turns: int) -> list[bytes]:
     return [json.dumps(message).encode() for message in found]
 
 
-def weighed(raws: Sequence[bytes], learned: Learned | None = None) -> CountedRequest:
+def counted(raws: Sequence[bytes], learned: Learned | None = None) -> CountedRequest:
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws)
-    return weigh(request, ESTIMATOR.estimate(request), learned or Learned())
+    return count_tokens(request, ESTIMATOR.estimate(request), learned or Learned())
 
 
 def room(budget: int, **changes: Any) -> Room:
@@ -63,33 +63,33 @@ def room(budget: int, **changes: Any) -> Room:
 
 
 def planned(raws: Sequence[bytes], place: Room) -> Plan:
-    return make_room(weighed(raws, place.learned), view_of("chat", raws), Conversation.of(raws, READER), place, SCALES)
+    return make_room(counted(raws, place.learned), view_of("chat", raws), Conversation.of(raws, READER), place, SCALES)
 
 
 def test_what_fits_goes_as_it_came() -> None:
-    came = weighed(messages(3))
-    plan = as_it_came(came, 9_999)
-    assert (plan.messages, plan.epoch, plan.context.budget) == (None, None, 9_999)
-    assert plan.context.tokens == plan.context.original_tokens == came.expected.tokens
+    original = counted(messages(3))
+    plan = as_it_came(original, 9_999)
+    assert (plan.messages, plan.trim_decision, plan.context.budget) == (None, None, 9_999)
+    assert plan.context.tokens == plan.context.original_tokens == original.expected.tokens
     assert plan.context.saved_tokens == 0
 
 
 @pytest.mark.parametrize("safety", [None, 1.0, 1.25, 3.0])
 def test_what_remains_is_what_could_be_sent_besides(safety: float | None) -> None:
-    came = weighed(messages(3))
-    context = as_it_came(came, 9_999, safety).context
+    original = counted(messages(3))
+    context = as_it_came(original, 9_999, safety).context
     assert context.remaining is not None
     assert context.remaining == 9_999 - context.tokens - context.margin
-    assert came.fits(9_999 - context.remaining, safety)
-    assert not came.fits(9_999 - context.remaining - 1, safety)
-    assert as_it_came(came, came.expected.tokens - 1, safety).context.remaining == 0
-    assert as_it_came(came, None, safety).context.remaining is None
+    assert original.fits(9_999 - context.remaining, safety)
+    assert not original.fits(9_999 - context.remaining - 1, safety)
+    assert as_it_came(original, original.expected.tokens - 1, safety).context.remaining == 0
+    assert as_it_came(original, None, safety).context.remaining is None
 
 
 def test_what_remains_after_a_cut_is_left_beside_what_was_sent() -> None:
     plan = planned(messages(12), room(2_000))
     assert plan.messages is not None
-    sent = weighed(plan.messages).expected
+    sent = counted(plan.messages).expected
     assert plan.context.remaining == 2_000 - sent.tokens - sent.margin > 100
     shadow = planned(messages(12), room(2_000, shadow=True))
     assert shadow.context.remaining == 0
@@ -99,11 +99,11 @@ def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> N
     raws = messages(12)
     plan = planned(raws, room(2_000))
     assert plan.messages is not None
-    sent = weighed(plan.messages)
+    sent = counted(plan.messages)
     assert sent.expected.safe_tokens <= 2_000
     context = plan.context
     assert context.tokens == sent.expected.tokens
-    assert context.original_tokens == weighed(raws).expected.tokens
+    assert context.original_tokens == counted(raws).expected.tokens
     assert context.saved_tokens == context.original_tokens - context.tokens > 0
     assert len(context.message_fates) == len(raws)
     changed = [fate for fate in context.message_fates if fate[3] not in ("kept", "pinned")]
@@ -117,11 +117,11 @@ def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> N
 def test_a_factor_is_kept_free() -> None:
     plan = planned(messages(12), room(2_000, policy=ContextPolicy(safety=1.5)))
     assert plan.messages is not None
-    assert weighed(plan.messages).expected.tokens * 1.5 <= 2_000
+    assert counted(plan.messages).expected.tokens * 1.5 <= 2_000
 
 
 def test_what_a_session_taught_is_left_room_for() -> None:
-    key = weighed(messages(1)).key
+    key = counted(messages(1)).key
     plain = planned(messages(12), room(2_000))
     taught = planned(messages(12), room(2_000, learned=Learned(last_turn=LastTurn(key, 600))))
     assert plain.messages is not None
@@ -136,7 +136,7 @@ def test_what_the_provider_keeps_is_expected_and_neither_cuts_anything_nor_is_le
     plain, kept = planned(raws, room(2_000)), planned(raws, room(2_000, learned=Learned(kept=50_000)))
     assert kept.messages == plain.messages
     assert kept.safe_tokens == plain.safe_tokens
-    assert kept.beside == plain.beside > 0
+    assert kept.overhead == plain.overhead > 0
     assert kept.context.tokens == plain.context.tokens + 50_000
     assert kept.context.saved_tokens == plain.context.saved_tokens > 0
     assert kept.context.remaining == 0
@@ -154,16 +154,16 @@ def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> Non
     known = Estimator(dear, lambda _: CharacterCounter(), CountCache())
     reader = Reader(lambda some: known.message_tokens(RequestParts(wire="chat", model="gpt-4o", messages=some)))
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
-    key = weigh(request, ESTIMATOR.estimate(request), Learned()).key
+    key = count_tokens(request, ESTIMATOR.estimate(request), Learned()).key
     by_family = make_room(
-        weigh(request, known.estimate(request), Learned((), (), (), LastTurn(key, 0, 30))),
+        count_tokens(request, known.estimate(request), Learned((), (), (), LastTurn(key, 0, 30))),
         view_of("chat", raws), Conversation.of(raws, reader), room(2_000), Scales(known, reader),
     )  # fmt: skip
     learned = Learned((), (), (Residual(each * 33, 32),), LastTurn(key, each * 30, 30, each * 32, 32))
-    came = weigh(request, ESTIMATOR.estimate(request), learned)
-    framed = READER.weighing(READER._weigh, "", Framing(call=round(came.expected.frame)))
+    original = count_tokens(request, ESTIMATOR.estimate(request), learned)
+    framed = READER.counts(READER._count_tokens, "", Framing(call=round(original.expected.frame)))
     by_learning = make_room(
-        came, view_of("chat", raws), Conversation.of(raws, framed),
+        original, view_of("chat", raws), Conversation.of(raws, framed),
         room(2_000, learned=learned), Scales(ESTIMATOR, framed),
     )  # fmt: skip
     assert by_learning.messages == by_family.messages is not None
@@ -180,17 +180,17 @@ def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(
         b'{"role": "assistant", "content": "A parcel."}',
         b'{"role": "user", "content": "Where are all of them?"}',
     ]
-    learned = Learned(last_turn=LastTurn(weighed(messages(1)).key, added, 4))
-    came = weighed(raws, learned)
-    assert came.expected.last is None
+    learned = Learned(last_turn=LastTurn(counted(messages(1)).key, added, 4))
+    original = counted(raws, learned)
+    assert original.expected.last is None
     plan = planned(raws, room(3_000, learned=learned))
-    assert plan.context.key == weighed(messages(1)).key
+    assert plan.context.key == counted(messages(1)).key
     assert plan.context.tokens == plan.context.estimate + added
     assert 1_000 < plan.context.tokens <= 3_000 - plan.context.margin
     # An image that must stay is weighed as one.
     newest = [*raws, json.dumps({"role": "user", "content": [url]}).encode()]
     seen = planned(newest, room(3_000, learned=replace(learned, offsets=(Residual(1_600, 1_000),))))
-    assert seen.context.key == came.key
+    assert seen.context.key == original.key
     assert seen.context.tokens == seen.context.estimate + 1_600 <= 3_000
 
 
@@ -198,11 +198,11 @@ def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(
 def test_calls_that_are_left_out_take_no_room_however_many_there_were(each: int) -> None:
     raws = messages(400)
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
-    key = weigh(request, ESTIMATOR.estimate(request), Learned()).key
+    key = count_tokens(request, ESTIMATOR.estimate(request), Learned()).key
     learned = Learned(last_turn=LastTurn(key, each * 10, 10, each * 32, 32))
-    came = weigh(request, ESTIMATOR.estimate(request), learned)
+    original = count_tokens(request, ESTIMATOR.estimate(request), learned)
     plan = make_room(
-        came, view_of("chat", raws), Conversation.of(raws, READER),
+        original, view_of("chat", raws), Conversation.of(raws, READER),
         room(6_000, learned=learned), SCALES,
     )  # fmt: skip
     assert 2_500 < plan.context.tokens <= 6_000 - plan.context.margin
@@ -211,14 +211,14 @@ def test_calls_that_are_left_out_take_no_room_however_many_there_were(each: int)
 def test_the_next_turn_goes_on_from_what_was_decided() -> None:
     raws = messages(12)
     first = planned(raws, room(2_000))
-    assert first.epoch is not None
-    state = SessionState().with_epoch(first.epoch)
+    assert first.trim_decision is not None
+    state = SessionState().with_trim_decision(first.trim_decision)
     later = [*raws, json.dumps({"role": "assistant", "content": "It is at depot 7."}).encode(), messages(0)[1]]
     second = planned(later, room(2_000, state=state))
     assert first.messages is not None
     assert second.messages is not None
     assert second.messages[: len(first.messages)] == first.messages
-    assert second.epoch is None
+    assert second.trim_decision is None
     assert second.context.trimmed == first.context.trimmed
 
 
@@ -230,18 +230,18 @@ def test_a_shadow_plan_sends_what_came_and_says_what_it_would_have_done() -> Non
     assert plan.context.tokens == plan.context.original_tokens
     assert plan.context.saved_tokens == 0
     assert plan.context.trimmed == planned(raws, room(2_000)).context.trimmed
-    assert plan.epoch is not None
+    assert plan.trim_decision is not None
 
 
 def test_decisions_of_a_shadow_are_not_taken_for_what_was_sent() -> None:
     raws = messages(12)
     shadow = planned(raws, room(2_000, shadow=True))
-    assert shadow.epoch is not None
-    state = SessionState().with_epoch(shadow.epoch)
+    assert shadow.trim_decision is not None
+    state = SessionState().with_trim_decision(shadow.trim_decision)
     real = planned(raws, room(2_000, state=state))
-    assert real.epoch is not None
+    assert real.trim_decision is not None
     assert real.resumed is None
-    assert planned(raws, room(2_000, shadow=True, state=state)).epoch is None
+    assert planned(raws, room(2_000, shadow=True, state=state)).trim_decision is None
 
 
 def test_what_cannot_be_fitted_is_refused_by_the_name_of_its_largest_message() -> None:
@@ -254,33 +254,33 @@ def test_what_cannot_be_fitted_is_refused_by_the_name_of_its_largest_message() -
 def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "word " * 500}}
     request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
-    came = weigh(request, ESTIMATOR.estimate(request), Learned())
+    original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
     with pytest.raises(BudgetTooSmall, match=r"Offer fewer tools") as refused:
-        make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
+        make_room(original, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
 
 
 def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -> None:
     request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), others=("word " * 500,))
-    came = weigh(request, ESTIMATOR.estimate(request), Learned())
+    original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
     with pytest.raises(BudgetTooSmall, match=r"long fields"):
-        make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
+        make_room(original, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
 def test_a_request_without_messages_is_refused_or_goes_as_it_came(wire: Wire) -> None:
     request = RequestParts(wire=wire, model="gpt-4o", provider="openai", messages=[])
-    came = weigh(request, ESTIMATOR.estimate(request), Learned())
-    parts = came, view_of(wire, []), Conversation.of([], READER)
+    original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
+    parts = original, view_of(wire, []), Conversation.of([], READER)
     with pytest.raises(BudgetTooSmall):
         make_room(*parts, room(1), SCALES)
-    for place in (room(came.estimate.beside + 1), room(1, policy=LEAST)):
+    for place in (room(original.estimate.overhead + 1), room(1, policy=LEAST)):
         assert make_room(*parts, place, SCALES).messages is None
 
 
 def test_a_margin_alone_refuses_nothing() -> None:
     raws = messages(2)
-    least = weighed([raws[0], raws[1], *raws[-2:]]).estimate.tokens
+    least = counted([raws[0], raws[1], *raws[-2:]]).estimate.tokens
     plan = planned(raws, room(least + 5))
     assert plan.messages is not None
     assert plan.context.estimate <= least + 5
@@ -290,7 +290,7 @@ def test_a_margin_alone_refuses_nothing() -> None:
 @pytest.mark.parametrize("margin", [3, 600])
 def test_what_a_session_is_billed_beyond_its_estimate_has_room(safety: float | None, margin: int) -> None:
     raws = messages(12)
-    least = weighed([raws[0], raws[1], *raws[-2:]])
+    least = counted([raws[0], raws[1], *raws[-2:]])
     learned = Learned(last_turn=LastTurn(least.key, 400))
     budget = least.estimate.tokens + 400 + margin
     context = planned(raws, room(budget, policy=ContextPolicy(safety=safety), learned=learned)).context
@@ -300,17 +300,17 @@ def test_what_a_session_is_billed_beyond_its_estimate_has_room(safety: float | N
 @pytest.mark.parametrize("of_this_session", [True, False])
 def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
     raws = messages(4)
-    came = weighed([raws[0], raws[1], *raws[-2:]])
-    last = LastTurn(came.key, 5_000) if of_this_session else None
+    original = counted([raws[0], raws[1], *raws[-2:]])
+    last = LastTurn(original.key, 5_000) if of_this_session else None
     learned = Learned(offsets=(Residual(5_000, 1_000),) * 3, last_turn=last)
-    assert planned(raws, room(came.estimate.tokens + 5, learned=learned)).messages is not None
+    assert planned(raws, room(original.estimate.tokens + 5, learned=learned)).messages is not None
     with pytest.raises(ContextOverflow):
-        planned(raws, room(came.estimate.tokens - 5, learned=learned))
+        planned(raws, room(original.estimate.tokens - 5, learned=learned))
 
 
 def test_a_damaged_decision_is_made_anew() -> None:
     state = SessionState({"x": {"v": 99}, "y": {"prefix": 3}})
-    assert planned(messages(12), room(2_000, state=state)).epoch is not None
+    assert planned(messages(12), room(2_000, state=state)).trim_decision is not None
 
 
 def test_every_action_has_a_name_when_time_is_over() -> None:
@@ -356,7 +356,7 @@ def elements(wire: Wire, turns: int) -> list[bytes]:
 def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[Any] = ()) -> Plan:
     model = "gpt-4o" if wire == "responses" else "claude-sonnet-4-5"
     request = RequestParts(wire=wire, model=model, provider="p", messages=raws, tools=tuple(tools), system=SYSTEM)
-    came = weigh(request, ESTIMATOR.estimate(request), place.learned)
+    original = count_tokens(request, ESTIMATOR.estimate(request), place.learned)
     view = view_of(wire, raws)
     # weighed as chat messages by the model's own numbers, as the planner does
     bare = replace(request, messages=(), tools=(), system=None)
@@ -365,7 +365,7 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[A
         view.messages, reader,
         pinned=view.held, following=view.following, keep_last_turns=place.policy.keep_last_turns,
     )  # fmt: skip
-    return make_room(came, view, conversation, place, Scales(ESTIMATOR, reader))
+    return make_room(original, view, conversation, place, Scales(ESTIMATOR, reader))
 
 
 ODD = [
@@ -389,13 +389,13 @@ def test_odd_elements_anywhere_leave_a_request_that_can_be_sent(
     raws = messages(5) if wire == "chat" else elements(wire, 5)
     for place, raw in odd:
         raws.insert(min(place, len(raws)), raw)
-    came = planned_as(wire, raws, room(10**9)).context.estimate
+    original = planned_as(wire, raws, room(10**9)).context.estimate
     try:
-        plan = planned_as(wire, raws, room(int(came * share)))
+        plan = planned_as(wire, raws, room(int(original * share)))
     except ContextOverflow:
         return
     assert plan.messages is not None
-    assert plan.context.estimate <= came * share
+    assert plan.context.estimate <= original * share
 
 
 def asked_twice(wire: Wire, number: int) -> list[bytes]:
@@ -433,15 +433,15 @@ def test_the_least_of_any_format_is_sent_over_its_budget(wire: Wire, keep_last_t
 def test_a_turn_that_is_too_long_leaves_the_next_what_there_was() -> None:
     raws = messages(12)
     first = planned(raws, room(2_000, policy=LEAST))
-    assert first.epoch is not None
+    assert first.trim_decision is not None
     assert first.messages is not None
-    state = SessionState().with_epoch(first.epoch)
+    state = SessionState().with_trim_decision(first.trim_decision)
     answer = json.dumps({"role": "assistant", "content": "It is at depot 7."}).encode()
     long = [*raws, answer, json.dumps({"role": "user", "content": "Parcel, parcel. " * 700}).encode()]
     least = planned(long, room(2_000, policy=LEAST, state=state))
     assert least.messages is not None
     assert len(least.messages) < len(first.messages)
-    state = state.with_epoch(least.epoch, instead_of=least.resumed) if least.epoch else state
+    state = state.with_trim_decision(least.trim_decision, instead_of=least.resumed) if least.trim_decision else state
     later = planned([*long, answer, raws[1]], room(2_000, policy=LEAST, state=state))
     assert later.messages is not None
     assert len({*first.messages} & {*later.messages}) > len(first.messages) // 2
@@ -478,7 +478,7 @@ def test_the_same_request_is_sent_as_the_same_bytes_again(wire: Wire, recall: Re
         state, raws = SessionState(), elements(wire, 10)
         for size in range(len(elements(wire, 5)), len(raws) + 1, 2):
             first = planned_as(wire, raws[:size], room(budget, policy=policy, state=state))
-            state = state.with_epoch(first.epoch) if first.epoch is not None else state
+            state = state.with_trim_decision(first.trim_decision) if first.trim_decision is not None else state
             again = planned_as(wire, raws[:size], room(budget, policy=policy, state=state))
             assert again.messages == first.messages
             assert (again.context.tokens, again.context.trimmed) == (first.context.tokens, first.context.trimmed)
@@ -520,11 +520,11 @@ def test_what_an_assistant_writes_is_cut_and_goes_on_from_turn_to_turn(wire: Wir
         told, called = set(re.findall(rb"I write part (\d+)", sent)), set(re.findall(rb'"c(\d+)"', sent))
         assert told <= called, "no words without what they announce"
         assert len(called) > 3, "there is room for more than what must stay"
-        if plan.epoch is None:
+        if plan.trim_decision is None:
             resumed += 1
             assert plan.messages[: len(before)] == before
         else:
-            state = state.with_epoch(plan.epoch)
+            state = state.with_trim_decision(plan.trim_decision)
         before = plan.messages
     assert resumed > 10
 
@@ -543,7 +543,7 @@ def run_of_one_reasoning(steps: int) -> list[bytes]:
 
 def test_old_results_of_a_run_that_is_not_over_are_cut_and_its_calls_stay_with_their_reasoning() -> None:
     raws = run_of_one_reasoning(24)
-    came, whole = [json.loads(raw) for raw in raws], planned_as("responses", raws, room(10**9)).context.estimate
+    original, whole = [json.loads(raw) for raw in raws], planned_as("responses", raws, room(10**9)).context.estimate
     with pytest.raises(ContextOverflow):
         planned_as("responses", raws, room(600))
     for budget in (whole - 100, whole // 2, whole // 3):
@@ -552,8 +552,8 @@ def test_old_results_of_a_run_that_is_not_over_are_cut_and_its_calls_stay_with_t
             assert plan.messages is not None
             assert plan.safe_tokens <= budget
             sent = [json.loads(raw) for raw in plan.messages]
-            assert [one for one in sent if "output" not in one] == [one for one in came if "output" not in one]
-            assert sent[-1] == came[-1], "the result that was not answered yet"
+            assert [one for one in sent if "output" not in one] == [one for one in original if "output" not in one]
+            assert sent[-1] == original[-1], "the result that was not answered yet"
             assert sum("Parcel" in one.get("output", "") for one in sent) > 1
 
 
@@ -563,11 +563,11 @@ def test_a_run_that_goes_on_is_only_added_to_until_the_next_cut() -> None:
         plan = planned_as("responses", raws[:size], room(4_000, state=state))
         if plan.messages is None:
             continue
-        if plan.epoch is None:
+        if plan.trim_decision is None:
             resumed += 1
             assert plan.messages[: len(before)] == before
         else:
-            state = state.with_epoch(plan.epoch)
+            state = state.with_trim_decision(plan.trim_decision)
         before = plan.messages
     assert resumed > 20
 
@@ -597,7 +597,7 @@ def test_a_plan_may_need_a_summary_first_and_is_made_with_it() -> None:
     raws = messages(12)
     asked = planned(raws, summing())
     assert asked.needs is not None
-    assert (asked.messages, asked.epoch) == (None, None)
+    assert (asked.messages, asked.trim_decision) == (None, None)
     assert (asked.needs.model, asked.needs.max_tokens) == ("short", 150)
     assert [message["role"] for message in asked.needs.messages] == ["system", "user"]
     state = SessionState().with_summary(asked.needs.id, "Nothing was found.")
@@ -606,10 +606,10 @@ def test_a_plan_may_need_a_summary_first_and_is_made_with_it() -> None:
     assert plan.context.trimmed == {"summarize": asked.needs.count}
     assert plan.messages is not None
     assert json.loads(plan.messages[2])["content"].endswith("Nothing was found.")
-    assert plan.epoch is not None
-    kept = state.with_epoch(plan.epoch)
+    assert plan.trim_decision is not None
+    kept = state.with_trim_decision(plan.trim_decision)
     again = planned(raws, replace(summing(state=kept), use="off"))
-    assert (again.messages, again.epoch) == (plan.messages, None)
+    assert (again.messages, again.trim_decision) == (plan.messages, None)
 
 
 def test_an_epoch_whose_summary_is_gone_is_not_used() -> None:
@@ -618,8 +618,8 @@ def test_an_epoch_whose_summary_is_gone_is_not_used() -> None:
     assert asked.needs is not None
     state = SessionState().with_summary(asked.needs.id, "Nothing was found.")
     plan = planned(raws, replace(summing(state=state), use="known"))
-    assert plan.epoch is not None
-    forgotten = SessionState({plan.epoch["prefix"]: plan.epoch})
+    assert plan.trim_decision is not None
+    forgotten = SessionState({plan.trim_decision["prefix"]: plan.trim_decision})
     assert planned(raws, summing(state=forgotten)).needs == asked.needs
     anew = planned(raws, replace(summing(state=forgotten), use="off"))
     assert anew.resumed is None
@@ -645,8 +645,8 @@ def test_without_its_summaries_a_conversation_is_cut_as_rarely_as_by_leaving_out
         state, found = SessionState(), 0
         for turns in range(12, 24):
             plan = planned(messages(turns), replace(place, state=state))
-            if plan.epoch is not None:
-                state, found = state.with_epoch(plan.epoch), found + 1
+            if plan.trim_decision is not None:
+                state, found = state.with_trim_decision(plan.trim_decision), found + 1
         return found
 
     assert cuts(Summarize(200)) == cuts(Drop()) < 6
@@ -684,19 +684,19 @@ def test_a_model_that_wants_roles_by_turns_does_not_go_on_from_a_cut_for_one_tha
     def turn(raws: list[bytes], state: SessionState, *, takes_turns: bool) -> tuple[list[str], Plan]:
         conversation = Conversation.of(raws, READER, takes_turns=takes_turns)
         place = room(1_500, state=state, policy=ContextPolicy(fit=TrimPolicy(recall="off")))
-        plan = make_room(weighed(raws), view_of("chat", raws), conversation, place, SCALES)
+        plan = make_room(counted(raws), view_of("chat", raws), conversation, place, SCALES)
         assert plan.messages is not None
         return [json.loads(raw)["role"] for raw in plan.messages], plan
 
     roles, first = turn(talk(20), SessionState(), takes_turns=False)
-    assert first.epoch is not None
+    assert first.trim_decision is not None
     assert any(one == other for one, other in pairwise(roles)), "what stood between them was left out"
-    state = SessionState().with_epoch(first.epoch)
+    state = SessionState().with_trim_decision(first.trim_decision)
     strict, second = turn(talk(21), state, takes_turns=True)
     assert second.resumed is None
     assert strict == ["user", "assistant"] * (len(strict) // 2) + ["user"]
     again, third = turn(talk(21), state, takes_turns=False)
-    assert third.resumed == first.epoch["prefix"]
+    assert third.resumed == first.trim_decision["prefix"]
     assert again[: len(roles)] == roles
 
 

@@ -365,10 +365,10 @@ def test_a_packed_body_cut_anywhere_gives_its_bytes(
 @law
 def test_bytes_that_are_not_packed_end_in_a_named_refusal(body: bytes, limit: int) -> None:
     try:
-        unpacked = unpack(body, limit)
+        decompressed = unpack(body, limit)
     except (Corrupt, TooLarge):
         return
-    assert len(unpacked) <= limit
+    assert len(decompressed) <= limit
 
 
 # --- bodies -------------------------------------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def test_fields_nobody_knows_survive_a_change_and_a_call_without_one_keeps_its_b
     body.pop("stream_options", None)
     raw = json.dumps(body).encode()
     call = CHAT.read(raw)
-    sent = call.written(model, CHAT.usage_wish(call) if ask else {})
+    sent = call.written(model, CHAT.usage_option(call) if ask else {})
     if model == "alias" and not (ask and stream):
         assert sent is raw
         return

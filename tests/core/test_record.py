@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.record import LOST, CallRecord, ContextRecord
+from gateway.core.record import ORPHANED, CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage, UsageSource
 
 CONTEXT = ContextRecord(100, 300, "calibrated", 150, 100, 0, "k", 90)
@@ -64,4 +64,4 @@ def test_passes_beyond_the_first_are_no_part_of_what_the_request_weighed() -> No
 
 def test_the_tools_of_a_call_count_unless_its_own_record_may_yet_come() -> None:
     assert RECORD.counted_tools == ("find",)
-    assert replace(RECORD, outcome=LOST).counted_tools == replace(RECORD, charge=None).counted_tools == ()
+    assert replace(RECORD, outcome=ORPHANED).counted_tools == replace(RECORD, charge=None).counted_tools == ()

@@ -189,8 +189,8 @@ def test_results_after_the_last_reply_were_not_read_yet() -> None:
 def test_the_open_turn_begins_after_the_users_last_words() -> None:
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]}
     assert bound([*FOUR, thought(4), result, thought(5), result]).open_turn == 7
-    beside = {"role": "user", "content": [*result["content"], {"type": "text", "text": "Be careful."}]}
-    assert bound([*FOUR, thought(4), beside]).open_turn == 7
+    overhead = {"role": "user", "content": [*result["content"], {"type": "text", "text": "Be careful."}]}
+    assert bound([*FOUR, thought(4), overhead]).open_turn == 7
     assert bound(FOUR).open_turn == 7
 
 

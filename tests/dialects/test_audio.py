@@ -19,11 +19,11 @@ PCM = base64.b64encode(b"\x01\x00" * 24_000).decode()
 PACKED = 2_000
 
 
-def packed(head: bytes) -> str:
+def compressed(head: bytes) -> str:
     return base64.b64encode(head + bytes(PACKED - len(head))).decode()
 
 
-def weighed(*pieces: str) -> float:
+def counted(*pieces: str) -> float:
     sound = AudioCounter()
     return sum(map(sound.tokens, pieces))
 
@@ -34,21 +34,21 @@ def weighed(*pieces: str) -> float:
         PCM,
         base64.b64encode(b"RIFF" + b"\x00" * 47_996).decode(),
         base64.b64encode(b"\xff\xff" * 24_000).decode(),
-        *map(packed, (b"ID3", b"OggS", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf1", b"\xff\xf9")),
-        *map(packed, (b"\x00\x00\x00\x1cftyp", b"\x1aE\xdf\xa3")),
+        *map(compressed, (b"ID3", b"OggS", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf1", b"\xff\xf9")),
+        *map(compressed, (b"\x00\x00\x00\x1cftyp", b"\x1aE\xdf\xa3")),
     ],
     ids=lambda text: text[:8],
 )
 def test_a_second_of_sound_is_twenty_tokens(second: str) -> None:
-    assert weighed(second) == pytest.approx(20, rel=0.01)
+    assert counted(second) == pytest.approx(20, rel=0.01)
     size = len(second) // 7
-    assert weighed(*(second[start : start + size] for start in range(0, len(second), size))) == pytest.approx(
+    assert counted(*(second[start : start + size] for start in range(0, len(second), size))) == pytest.approx(
         20, rel=0.01
     )
 
 
 def test_what_is_empty_says_nothing_of_how_sound_is_written() -> None:
-    assert weighed("", packed(b"OggS")) == pytest.approx(20, rel=0.01)
+    assert counted("", compressed(b"OggS")) == pytest.approx(20, rel=0.01)
 
 
 def chat(*parts: dict[str, Any]) -> int:

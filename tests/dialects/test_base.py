@@ -545,15 +545,15 @@ COMMENTED = [
 ]
 
 
-@pytest.mark.parametrize(("came", "kept"), COMMENTED)
+@pytest.mark.parametrize(("original", "kept"), COMMENTED)
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("plain", [None, 1])
 def test_comments_of_a_gateway_behind_this_one_are_dropped_wherever_the_stream_is_cut(
-    came: bytes, kept: bytes, line_end: bytes, plain: int | None
+    original: bytes, kept: bytes, line_end: bytes, plain: int | None
 ) -> None:
-    came, kept = came.replace(b"\n", line_end), kept.replace(b"\n", line_end)
-    cuts = [[came[:cut], came[cut:]] for cut in range(len(came))]
-    for pieces in [*cuts, [came[at : at + 1] for at in range(len(came))]]:
+    original, kept = original.replace(b"\n", line_end), kept.replace(b"\n", line_end)
+    cuts = [[original[:cut], original[cut:]] for cut in range(len(original))]
+    for pieces in [*cuts, [original[at : at + 1] for at in range(len(original))]]:
         passed, tail, _ = meter_all(pieces, plain)
         # Of a comment that ends within a CR LF the LF is left, which reads as nothing.
         assert (b"".join(passed) + tail).lstrip(b"\n").replace(b"\r\n\n", b"\r\n") == kept
@@ -647,9 +647,9 @@ def test_events_do_not_wait_to_be_read_without_bound() -> None:
 def test_an_event_without_end_comes_out_as_it_arrives() -> None:
     meter = StreamMeter(Reader())
     piece = b"data: " + b"x" * 1_000_000
-    came = went = 0
+    original = went = 0
     for _ in range(8):
-        came += len(piece)
+        original += len(piece)
         went += len(meter.feed(piece))
-        assert came - went <= MAX_EVENT_BYTES
-    assert went + len(meter.close()) == came
+        assert original - went <= MAX_EVENT_BYTES
+    assert went + len(meter.close()) == original

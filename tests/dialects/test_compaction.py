@@ -87,8 +87,8 @@ def test_too_many_items_to_be_read_are_not_compacted() -> None:
 
 
 def test_what_is_compacted_are_all_items_but_the_trigger() -> None:
-    came = [user("hi"), FOREIGN, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
-    assert [json.loads(one) for one in items_to_compact(call([*came, TRIGGER]))] == came
+    original = [user("hi"), FOREIGN, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
+    assert [json.loads(one) for one in items_to_compact(call([*original, TRIGGER]))] == original
 
 
 def test_a_text_is_compacted_as_a_message_of_the_user() -> None:

@@ -78,12 +78,12 @@ def test_a_body_that_is_no_completions_call_is_refused_and_the_field_named(body:
 )
 def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
     found = call(**fields)
-    assert found.written("m", DIALECT.usage_wish(found) if ask else {}) is found.body
+    assert found.written("m", DIALECT.usage_option(found) if ask else {}) is found.body
 
 
 def test_a_stream_is_made_to_report_its_usage_and_every_other_byte_kept() -> None:
     found = DIALECT.read(b'{ "x" : 1e2,"model":"alias","prompt":[ 1,2 ],"stream":true}')
-    sent = found.written("real", {"max_tokens": 5, **DIALECT.usage_wish(found)})
+    sent = found.written("real", {"max_tokens": 5, **DIALECT.usage_option(found)})
     assert sent == (
         b'{"x":1e2,"model":"real","prompt":[ 1,2 ],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}'
     )

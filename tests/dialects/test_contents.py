@@ -17,7 +17,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
 from gateway.dialects.fields import read_fields
-from gateway.dialects.server_state import kept_elsewhere
+from gateway.dialects.server_state import kept_by_provider
 
 MARKED = b'{"role": "user", "cache_control": {"type": "ephemeral"}}'
 
@@ -88,7 +88,7 @@ def test_what_is_far_too_much_takes_no_more_memory_than_its_bytes(array: bytes) 
     assert contents_of(many, "chat") is None
     assert contents_of(call(b'{"prompt":' + array + b"}"), "completions") is None
     assert peak_of(lambda: contents_of(many, "chat")) < len(array) + 2**20
-    assert peak_of(lambda: kept_elsewhere(many.fields, "messages")) < len(array) + 2**20
+    assert peak_of(lambda: kept_by_provider(many.fields, "messages")) < len(array) + 2**20
 
 
 @pytest.mark.parametrize("field", ["tools", "functions"])
@@ -152,8 +152,8 @@ def test_a_message_is_kept_for_the_highest_that_it_or_a_part_of_it_says(
         return fields if priority is None else {**fields, "x_gateway": {"priority": priority}}
 
     results = [{"type": "tool_result", "tool_use_id": f"t{at}", "content": "R"} for at in range(len(parts))]
-    came = [marked(result, priority) for result, priority in zip(results, parts, strict=True)]
-    found = contents({"messages": [marked({"role": "user", "content": came}, own)]}, "messages")
+    original = [marked(result, priority) for result, priority in zip(results, parts, strict=True)]
+    found = contents({"messages": [marked({"role": "user", "content": original}, own)]}, "messages")
     assert [json.loads(raw) for raw in found.messages or ()] == [{"role": "user", "content": results}]
     assert found.pinned == ({0} if kept == "pinned" else frozenset())
     assert found.priorities == ({} if kept == "pinned" else {0: kept})

@@ -57,10 +57,10 @@ def spoken(text: str, **more: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("last", [{"finish_reason": "stop"}, {}])
-@pytest.mark.parametrize("beside", [[], [{"id": "c", "model": "m", "choices": [], "usage": usage(50, 9)}]])
-def test_usage_of_a_choice_is_read_once_and_passes(last: dict[str, str], beside: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("overhead", [[], [{"id": "c", "model": "m", "choices": [], "usage": usage(50, 9)}]])
+def test_usage_of_a_choice_is_read_once_and_passes(last: dict[str, str], overhead: list[dict[str, Any]]) -> None:
     said = [spoken("a"), spoken("b"), spoken("c", usage=usage(50, 8)), spoken("d", usage=usage(50, 9), **last)]
-    passed, answer = stream(*said, *beside)
+    passed, answer = stream(*said, *overhead)
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (50, 9, 59)
     assert passed.count(b'"usage"') == 2, "nobody but the provider says it there"
@@ -143,7 +143,7 @@ def test_usage_is_asked_for_only_by_a_plain_true(options: object, asked: bool) -
 )
 def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
     found = call(**fields)
-    assert found.written("m", CHAT.usage_wish(found) if ask else {}) is found.body
+    assert found.written("m", CHAT.usage_option(found) if ask else {}) is found.body
 
 
 def test_an_alias_is_replaced_and_every_other_byte_kept() -> None:
@@ -168,7 +168,7 @@ def test_messages_that_are_fitted_stand_in_the_place_of_the_calls_own() -> None:
 def test_a_stream_is_made_to_report_its_usage(options: object, written: dict[str, Any]) -> None:
     fields = {} if options is ... else {"stream_options": options}
     found = call(stream=True, **fields)
-    sent = json.loads(found.written("m", CHAT.usage_wish(found)))
+    sent = json.loads(found.written("m", CHAT.usage_option(found)))
     assert sent["stream_options"] == written
 
 
@@ -703,7 +703,7 @@ def test_chunks_that_are_alike_but_for_their_text_and_padding_are_not_parsed_eac
     chunks = [around.replace("PADDING", "x" * number).encode() for number in range(20)]
     reader = ChoicesReader(CHAT_FORM, drop_usage=True)
     reader.read_all(chunks[:8])
-    assert reader._weigh_alike(chunks) == len(chunks)
+    assert reader._count_alike(chunks) == len(chunks)
 
 
 @given(st.lists(ALIKE, max_size=5))

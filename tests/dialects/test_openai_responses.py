@@ -96,9 +96,9 @@ def test_a_body_that_is_no_responses_call_is_refused_and_the_field_named(body: b
 
 def test_a_call_that_needs_no_change_keeps_its_bytes() -> None:
     found = call(stream=True)
-    assert found.written("asked", DIALECT.usage_wish(found)) is found.body
+    assert found.written("asked", DIALECT.usage_option(found)) is found.body
     found = DIALECT.read(b'{"prompt":{"id":"pmpt_1"}}')
-    assert found.written("", DIALECT.usage_wish(found)) is found.body
+    assert found.written("", DIALECT.usage_option(found)) is found.body
 
 
 def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:

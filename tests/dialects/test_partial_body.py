@@ -80,10 +80,10 @@ def test_numbers_and_pictures_are_no_tokens(cut: int) -> None:
 
 def test_of_a_long_one_the_beginning_and_the_end_are_enough() -> None:
     body = json.dumps({"data": [{"embedding": [0.5] * 1_000_000}], "usage": {"prompt_tokens": 9, "total_tokens": 9}})
-    glimpse = PartialBody(EMBEDDINGS, has_texts=False)
+    partial = PartialBody(EMBEDDINGS, has_texts=False)
     for start in range(0, len(body), 10_000):
-        glimpse.feed(body[start : start + 10_000].encode())
-    answer = glimpse.answer()
+        partial.feed(body[start : start + 10_000].encode())
+    answer = partial.answer()
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.output_estimate) == (9, 0)
 

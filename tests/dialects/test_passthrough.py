@@ -55,13 +55,13 @@ def test_a_json_body_is_read_for_its_model_and_stream() -> None:
 def test_a_body_that_cannot_be_read_is_forwarded_as_it_came(body: bytes) -> None:
     call = DIALECT.read(body)
     assert (call.model, call.stream, dict(call.fields)) == (None, False, {})
-    assert call.written("other", DIALECT.usage_wish(call)) is body
+    assert call.written("other", DIALECT.usage_option(call)) is body
 
 
 def test_a_call_keeps_its_bytes_unless_a_route_renames_the_model() -> None:
     call = DIALECT.read(b'{"input": [ 1 ],"model":"alias"}')
-    assert call.written("alias", DIALECT.usage_wish(call)) is call.body
-    assert call.written("real", DIALECT.usage_wish(call)) == b'{"input":[ 1 ],"model":"real"}'
+    assert call.written("alias", DIALECT.usage_option(call)) is call.body
+    assert call.written("real", DIALECT.usage_option(call)) == b'{"input":[ 1 ],"model":"real"}'
 
 
 def test_a_body_that_is_to_be_read_is_refused_where_it_cannot_be() -> None:

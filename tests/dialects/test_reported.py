@@ -176,26 +176,26 @@ def test_reasoning_that_only_the_total_has_is_output(total: int | None, output: 
 
 
 @pytest.mark.parametrize(
-    ("output", "reasoning", "beside"),
+    ("output", "reasoning", "overhead"),
     # Gemini behind Vercel, which bills both; the next ones count reasoning again with another tokenizer.
     [(9, 84, 84), (10, 11, 0), (10, 20, 0), (2298, 2948, 0), (0, 5, 5)],
 )
-def test_reasoning_far_above_the_output_stands_beside_it(output: int, reasoning: int, beside: int) -> None:
+def test_reasoning_far_above_the_output_stands_beside_it(output: int, reasoning: int, overhead: int) -> None:
     said = {"prompt_tokens": 28, "completion_tokens": output, "total_tokens": 28 + output}
     found = usage({**said, "completion_tokens_details": {"reasoning_tokens": reasoning}})
-    assert found == Usage(28, output + beside, 28 + output + beside, reasoning_tokens=reasoning)
+    assert found == Usage(28, output + overhead, 28 + output + overhead, reasoning_tokens=reasoning)
 
 
 @pytest.mark.parametrize(
-    ("output", "reasoning", "beside"), [(1_015, 1_935, 1_935), (2298, 2948, 0), (10, 15, 0), (10, 16, 16)]
+    ("output", "reasoning", "overhead"), [(1_015, 1_935, 1_935), (2298, 2948, 0), (10, 15, 0), (10, 16, 16)]
 )
 @pytest.mark.parametrize("total", [None, 0])
 def test_without_a_total_reasoning_that_cannot_be_a_part_of_the_output_stands_beside_it(
-    output: int, reasoning: int, beside: int, total: int | None
+    output: int, reasoning: int, overhead: int, total: int | None
 ) -> None:
     said = {"prompt_tokens": 100, "completion_tokens": output, "total_tokens": total}
     found = usage({**said, "completion_tokens_details": {"reasoning_tokens": reasoning}})
-    assert (found.output_tokens, found.total_tokens) == (output + beside, 100 + output + beside)
+    assert (found.output_tokens, found.total_tokens) == (output + overhead, 100 + output + overhead)
 
 
 def test_the_sound_of_a_transcription_is_told_apart() -> None:

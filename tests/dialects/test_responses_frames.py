@@ -180,11 +180,11 @@ def test_items_are_gathered_where_the_last_event_leaves_them_out() -> None:
 
 def test_reasoning_goes_back_only_with_what_the_provider_takes_it_by() -> None:
     sealed = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "abc"}
-    lost = {"type": "reasoning", "id": "rs_2", "summary": []}
+    orphaned = {"type": "reasoning", "id": "rs_2", "summary": []}
     told = told_by(create(store=False, input="Hello"), ended(output=[sealed, CALL]))
     assert told is not None
     assert items(told) == [ASKED, sealed, CALL]
-    told = told_by(create(store=False, input="Hello"), ended(output=[lost, CALL]))
+    told = told_by(create(store=False, input="Hello"), ended(output=[orphaned, CALL]))
     assert told is not None
     assert items(told) == [ASKED, {name: value for name, value in CALL.items() if name != "id"}]
 

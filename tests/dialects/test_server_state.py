@@ -16,7 +16,7 @@ from gateway.core.counting.sums import MessageSums
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import read_fields
-from gateway.dialects.server_state import gone_on_from, is_in_background, kept_elsewhere, left_behind, named_in
+from gateway.dialects.server_state import continued_from, is_in_background, kept_by_provider, left_over, named_in
 
 
 def fields(**body: Any) -> Any:
@@ -36,7 +36,7 @@ def fields(**body: Any) -> Any:
     ],
 )
 def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, Any], kept: tuple[str, ...]) -> None:
-    assert kept_elsewhere(fields(**body), "responses") == kept
+    assert kept_by_provider(fields(**body), "responses") == kept
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, 
     ],
 )
 def test_a_thread_that_is_continued_is_named(thread: object, kept: tuple[str, ...]) -> None:
-    assert kept_elsewhere(fields(messages=[], thread=thread), "messages") == kept
-    assert kept_elsewhere(fields(messages=[], thread=thread), "chat") == ()
+    assert kept_by_provider(fields(messages=[], thread=thread), "messages") == kept
+    assert kept_by_provider(fields(messages=[], thread=thread), "chat") == ()
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
 def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
     body = fields(prompt="a prompt", conversation="c", previous_response_id="r")
-    assert kept_elsewhere(body, wire) == gone_on_from(body, wire) == left_behind(body, wire, "r") == ()
+    assert kept_by_provider(body, wire) == continued_from(body, wire) == left_over(body, wire, "r") == ()
     assert not is_in_background(body, wire)
 
 
@@ -78,10 +78,10 @@ def test_what_a_request_goes_on_from_and_what_may_go_on_from_its_answer(
     body: dict[str, Any], before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
     read = fields(input="hi", **body)
-    assert gone_on_from(read, "responses") == before
-    assert left_behind(read, "responses", "new") == after
+    assert continued_from(read, "responses") == before
+    assert left_over(read, "responses", "new") == after
     own = after[1:] if after[:1] == ("new",) else after
-    assert left_behind(read, "responses", None) == left_behind(read, "responses", "n" * 2_000) == own
+    assert left_over(read, "responses", None) == left_over(read, "responses", "n" * 2_000) == own
 
 
 def said(*parts: object, role: str = "user") -> list[object]:
@@ -125,7 +125,7 @@ FILES: list[tuple[Wire, list[object], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("wire", "items", "kept"), FILES)
 def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
-    assert kept_elsewhere(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
+    assert kept_by_provider(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_known_of_the_beginning_is_not_looked_for_again(
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body), usage_asked=False)
         contents = contents_of(call, wire, known)
         assert contents is not None
-        assert kept_elsewhere(call.fields, wire, contents) == kept
+        assert kept_by_provider(call.fields, wire, contents) == kept
         elsewhere = named_in(wire, contents.rest, contents.fresh[:-1])
         assert tuple(sorted(elsewhere)) == (() if contents.start is not None else tuple(sorted(kept)))
         keys = keys_of(contents.messages or ())[:-1]
@@ -166,23 +166,23 @@ def test_what_is_known_of_the_beginning_is_not_looked_for_again(
     ],
 )  # fmt: skip
 def test_what_only_speaks_of_a_file_is_none(wire: Wire, body: dict[str, Any]) -> None:
-    assert kept_elsewhere(fields(**body), wire) == ()
+    assert kept_by_provider(fields(**body), wire) == ()
 
 
 def test_of_more_than_is_worth_building_a_name_is_believed() -> None:
     text = {"type": "text", "text": "x" * 2**20}
     for part, name in (({"file_id": "f"}, "file_id"), ({"file": {"file_data": URL}}, "file_url")):
-        assert kept_elsewhere(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
+        assert kept_by_provider(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
     many = said({"type": "text", "text": "hi"}) * 20_000
-    assert kept_elsewhere(fields(messages=many + said({"type": "file", "file_id": "f"})), "chat") == ()
+    assert kept_by_provider(fields(messages=many + said({"type": "file", "file_id": "f"})), "chat") == ()
 
 
 @pytest.mark.parametrize("deep", [5_000, 400])
 def test_what_cannot_be_looked_into_names_nothing(deep: int) -> None:
     part = b'{"type":"file","file_id":"f","content":' * deep + b"0" + b"}" * deep
     array = b'[{"role":"user","content":[%b]}]' % part
-    assert kept_elsewhere({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
-    assert kept_elsewhere({"messages": msgspec.Raw(b'["file"')}, "chat") == ()
+    assert kept_by_provider({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
+    assert kept_by_provider({"messages": msgspec.Raw(b'["file"')}, "chat") == ()
 
 
 @pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])

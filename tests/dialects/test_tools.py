@@ -12,7 +12,7 @@ from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.fields import read_fields, write_fields
-from gateway.dialects.tool_restriction import RestrictionSupport, narrowed, takes_forced
+from gateway.dialects.tool_restriction import RestrictionSupport, restricted, takes_forced
 from gateway.dialects.tools import ToolOffer, offer_of
 
 Json = dict[str, Any]
@@ -52,15 +52,15 @@ def sent(
     offer = offer_of(fields, wire)
     assert offer is not None
     takes = takes or RestrictionSupport(has_choice, takes_forced(TokenizerFamily(name="any"), offer))
-    narrowing = narrowed(offer, tuple(keep), must=must, takes=takes)
-    weighed = dict(narrowing.weighed)
-    if narrowing.is_choice_among and not weighed:
+    restriction = restricted(offer, tuple(keep), must=must, takes=takes)
+    counted = dict(restriction.counted)
+    if restriction.is_choice_among and not counted:
         # As much as a request that leaves the choice to the model, which this one does by saying nothing.
         assert request.get("tool_choice") is None
-        assert b'"required"' not in bytes(narrowing.fields["tool_choice"])
-        weighed = {"tool_choice": b'"auto"'}
-    assert weighed.keys() == narrowing.fields.keys()
-    result: Json = json.loads(write_fields(fields, narrowing.fields))
+        assert b'"required"' not in bytes(restriction.fields["tool_choice"])
+        counted = {"tool_choice": b'"auto"'}
+    assert counted.keys() == restriction.fields.keys()
+    result: Json = json.loads(write_fields(fields, restriction.fields))
     return result
 
 
@@ -239,8 +239,8 @@ def test_the_servers_of_a_request_are_tools_of_it() -> None:
     toolsets = [{"type": "mcp_toolset", "mcp_server_name": name} for name in ("a", "b")]
     listed = {"tools": [*toolsets, tool("messages", "c")], "mcp_servers": servers}
     assert offered("messages", listed).names == ("a", "b", "c")
-    narrow = sent("messages", listed, ["b"])
-    assert (narrow["tools"], narrow["mcp_servers"]) == ([toolsets[1]], [servers[1]])
+    restrict = sent("messages", listed, ["b"])
+    assert (restrict["tools"], restrict["mcp_servers"]) == ([toolsets[1]], [servers[1]])
     alone = sent("messages", {"mcp_servers": servers}, ["a"])
     assert alone == {"mcp_servers": [servers[0]]}
 
@@ -256,20 +256,20 @@ def test_a_request_that_offers_nothing_else_is_not_changed(wire: Wire, has_choic
 
 
 def test_a_choice_among_some_leaves_the_list_as_it_is() -> None:
-    narrow = sent("chat", body("chat", ["a", "b", "c"]), ["a", "c"], has_choice=True)
-    assert [one["function"]["name"] for one in narrow["tools"]] == ["a", "b", "c"]
+    restrict = sent("chat", body("chat", ["a", "b", "c"]), ["a", "c"], has_choice=True)
+    assert [one["function"]["name"] for one in restrict["tools"]] == ["a", "b", "c"]
     entries = [{"type": "function", "function": {"name": name}} for name in ("a", "c")]
-    assert narrow["tool_choice"] == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": entries}}
-    narrow = sent("responses", body("responses", ["a", "b"]), ["b"], has_choice=True)
-    assert narrow["tool_choice"] == {
+    assert restrict["tool_choice"] == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": entries}}
+    restrict = sent("responses", body("responses", ["a", "b"]), ["b"], has_choice=True)
+    assert restrict["tool_choice"] == {
         "type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]
     }  # fmt: skip
 
 
 def test_hosted_tools_and_servers_are_named_in_a_choice_as_the_api_has_it() -> None:
     tools = [{"type": "mcp", "server_label": "github"}, {"type": "web_search_preview"}, tool("responses", "a")]
-    narrow = sent("responses", {"tools": tools}, ["github", "web_search"], must=True, has_choice=True)
-    assert narrow["tool_choice"] == {
+    restrict = sent("responses", {"tools": tools}, ["github", "web_search"], must=True, has_choice=True)
+    assert restrict["tool_choice"] == {
         "type": "allowed_tools",
         "mode": "required",
         "tools": [{"type": "mcp", "server_label": "github"}, {"type": "web_search_preview"}],
@@ -286,14 +286,14 @@ def test_hosted_tools_and_servers_are_named_in_a_choice_as_the_api_has_it() -> N
 )
 @pytest.mark.parametrize("has_choice", [True, False])
 def test_what_must_be_the_one_is_named_and_the_list_stays(wire: Wire, choice: Json, has_choice: bool) -> None:
-    narrow = sent(wire, body(wire, ["a", "b"]), ["b"], must=True, has_choice=has_choice)
-    assert narrow == {**body(wire, ["a", "b"]), "tool_choice": choice}
+    restrict = sent(wire, body(wire, ["a", "b"]), ["b"], must=True, has_choice=has_choice)
+    assert restrict == {**body(wire, ["a", "b"]), "tool_choice": choice}
 
 
 def test_a_set_of_tools_cannot_be_named_and_is_the_only_thing_offered_instead() -> None:
     servers = [{"type": "url", "name": "srv", "url": "https://x"}]
-    narrow = sent("messages", {"tools": [tool("messages", "a")], "mcp_servers": servers}, ["srv"], must=True)
-    assert narrow == {"tools": [], "mcp_servers": servers, "tool_choice": {"type": "any"}}
+    restrict = sent("messages", {"tools": [tool("messages", "a")], "mcp_servers": servers}, ["srv"], must=True)
+    assert restrict == {"tools": [], "mcp_servers": servers, "tool_choice": {"type": "any"}}
 
 
 def test_what_a_client_says_beside_its_choice_stays() -> None:
@@ -308,9 +308,9 @@ def test_what_a_client_says_beside_its_choice_stays() -> None:
 
 @pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 2000}, {"type": "adaptive"}])
 def test_no_tool_is_forced_while_anthropic_thinks(thinking: Json) -> None:
-    narrow = sent("messages", body("messages", ["a", "b"], thinking=thinking), ["a"], must=True)
-    assert "tool_choice" not in narrow
-    assert [one["name"] for one in narrow["tools"]] == ["a"]
+    restrict = sent("messages", body("messages", ["a", "b"], thinking=thinking), ["a"], must=True)
+    assert "tool_choice" not in restrict
+    assert [one["name"] for one in restrict["tools"]] == ["a"]
     off = body("messages", ["a", "b"], thinking={"type": "disabled"})
     assert sent("messages", off, ["a"], must=True)["tool_choice"]["type"] == "tool"
 
@@ -349,8 +349,8 @@ def test_a_family_says_when_a_tool_may_be_forced(
 @pytest.mark.parametrize("has_choice", [True, False])
 def test_a_model_that_refuses_force_is_restricted_without_it(wire: Wire, has_choice: bool) -> None:
     takes = RestrictionSupport(has_choice, forced=False)
-    narrow = sent(wire, body(wire, ["a", "b", "c"]), ["a", "b"], must=True, takes=takes)
-    assert may_call(wire, narrow) == ({"a", "b"}, False)
+    restrict = sent(wire, body(wire, ["a", "b", "c"]), ["a", "b"], must=True, takes=takes)
+    assert may_call(wire, restrict) == ({"a", "b"}, False)
     assert may_call(wire, sent(wire, body(wire, ["a", "b"]), ["a"], must=True, takes=takes)) == ({"a"}, False)
 
 
@@ -367,9 +367,9 @@ def test_a_list_that_thinking_is_bound_to_is_the_same_whatever_may_be_called(
     wire: Wire, keep: list[str], must: bool, forced: bool
 ) -> None:
     takes = RestrictionSupport(forced=forced, listed=frozenset("abc"))
-    narrow = sent(wire, body(wire, ["a", "x", "b", "c"]), keep, must=must, takes=takes)
-    assert [(one.get("function") or one)["name"] for one in narrow["tools"]] == ["a", "b", "c"]
-    names, is_forced = may_call(wire, narrow)
+    restrict = sent(wire, body(wire, ["a", "x", "b", "c"]), keep, must=must, takes=takes)
+    assert [(one.get("function") or one)["name"] for one in restrict["tools"]] == ["a", "b", "c"]
+    names, is_forced = may_call(wire, restrict)
     if not keep:
         assert names == set()
     elif must and forced:
@@ -393,30 +393,30 @@ def test_what_stays_offered_beyond_the_step_is_named(
     keep: tuple[str, ...], must: bool, choice: bool, beyond: tuple[str, ...]
 ) -> None:
     offer = offered("chat", body("chat", ["a", "b"]))
-    assert narrowed(offer, keep, must=must, takes=RestrictionSupport(choice, listed=frozenset("ab"))).beyond == beyond
+    assert restricted(offer, keep, must=must, takes=RestrictionSupport(choice, listed=frozenset("ab"))).beyond == beyond
 
 
 def test_a_bound_list_is_the_same_where_the_client_itself_rules_tools_out() -> None:
     request = body("messages", ["a", "b"], tool_choice={"type": "none"})
-    narrow = sent("messages", request, [], takes=RestrictionSupport(listed=frozenset("a")))
-    assert (narrow["tools"], narrow["tool_choice"]) == ([tool("messages", "a")], {"type": "none"})
+    restrict = sent("messages", request, [], takes=RestrictionSupport(listed=frozenset("a")))
+    assert (restrict["tools"], restrict["tool_choice"]) == ([tool("messages", "a")], {"type": "none"})
 
 
 def test_a_bound_list_of_nothing_is_left_as_it_is() -> None:
-    narrow = sent("messages", body("messages", ["a"]), [], takes=RestrictionSupport(listed=frozenset()))
-    assert narrow == {**body("messages", ["a"]), "tool_choice": {"type": "none"}}
+    restrict = sent("messages", body("messages", ["a"]), [], takes=RestrictionSupport(listed=frozenset()))
+    assert restrict == {**body("messages", ["a"]), "tool_choice": {"type": "none"}}
 
 
 def test_a_shorter_list_keeps_the_tools_that_messages_refer_to() -> None:
     request = body("messages", ["a", "b", "c"])
     takes = RestrictionSupport(referenced=frozenset(["c", "gone"]))
     assert [one["name"] for one in sent("messages", request, ["a"], takes=takes)["tools"]] == ["a", "c"]
-    assert narrowed(offered("messages", request), ("a",), must=False, takes=takes).beyond == ("c",)
+    assert restricted(offered("messages", request), ("a",), must=False, takes=takes).beyond == ("c",)
 
 
 def test_only_a_force_that_the_client_did_not_ask_for_is_ours() -> None:
     def is_forced(**fields: Any) -> bool:
-        return narrowed(
+        return restricted(
             offered("chat", body("chat", ["a", "b"], **fields)), ("a",), must=True, takes=RestrictionSupport()
         ).is_forced
 
@@ -427,8 +427,8 @@ def test_only_a_force_that_the_client_did_not_ask_for_is_ours() -> None:
 @pytest.mark.parametrize(("wire", "none"), [("chat", "none"), ("responses", "none"), ("messages", {"type": "none"})])
 def test_where_nothing_may_be_called_the_list_stays_and_the_choice_is_none(wire: Wire, none: Any) -> None:
     for has_choice in (True, False):
-        narrow = sent(wire, body(wire, ["a"]), [], has_choice=has_choice)
-        assert narrow == {**body(wire, ["a"]), "tool_choice": none}
+        restrict = sent(wire, body(wire, ["a"]), [], has_choice=has_choice)
+        assert restrict == {**body(wire, ["a"]), "tool_choice": none}
     request = body(wire, ["a"], tool_choice=none)
     assert sent(wire, request, []) == request
 
@@ -501,7 +501,7 @@ def test_what_is_kept_of_a_list_keeps_its_bytes() -> None:
     raw = b'{"tools": [ {"name" : "a", "n": 1e999} ,{"name":"b","x":1.0e0} ]}'
     offer = offer_of(read_fields(raw), "messages")
     assert offer is not None
-    kept = bytes(narrowed(offer, ("a",), must=False, takes=RestrictionSupport()).fields["tools"])
+    kept = bytes(restricted(offer, ("a",), must=False, takes=RestrictionSupport()).fields["tools"])
     assert kept == b'[{"name" : "a", "n": 1e999}]'
 
 
@@ -510,8 +510,8 @@ def test_more_than_can_stay_read_is_read_all_the_same_and_not_kept(wire: Wire) -
     request = body(wire, [f"tool_{number}" for number in range(2000)])
     offer, again = offered(wire, request), offered(wire, request)
     assert (len(offer.names), offer.is_known, offer is again) == (2000, False, False)
-    narrow = sent(wire, request, ["tool_7", "tool_1999"])
-    assert narrow["tools"] == [request["tools"][7], request["tools"][1999]]
+    restrict = sent(wire, request, ["tool_7", "tool_1999"])
+    assert restrict["tools"] == [request["tools"][7], request["tools"][1999]]
     small = body(wire, ["a"])
     assert offered(wire, small) is offered(wire, small)
 
@@ -541,7 +541,7 @@ def test_each_of_many_tools_is_looked_up_and_not_searched_for() -> None:
     names = [f"tool_{number}" * 10 for number in range(1_000)]
     offer = offered("chat", body("chat", names))
     assert not offer.is_known
-    found = narrowed(offer, Names(names[:2]), must=False, takes=RestrictionSupport(choice=True))
+    found = restricted(offer, Names(names[:2]), must=False, takes=RestrictionSupport(choice=True))
     assert found.is_choice_among
 
 
@@ -588,15 +588,15 @@ def test_exactly_what_is_kept_may_be_called_and_unknown_fields_survive(wire: Wir
     keep = data.draw(st.lists(st.sampled_from(sorted(before)), unique=True)) if before else []
     assume(offer.named is None or set(keep) == before)  # else the call is refused
     must, has_choice = data.draw(st.booleans()), data.draw(st.booleans())
-    narrow = sent(wire, request, keep, must=must, has_choice=has_choice)
-    after, is_forced = may_call(wire, narrow)
+    restrict = sent(wire, request, keep, must=must, has_choice=has_choice)
+    after, is_forced = may_call(wire, restrict)
     assert after == set(keep)
     if keep:
         assert is_forced == (forced or must)
     if has_choice and wire != "messages":
-        assert narrow["tools"] == request["tools"], "the list stays, and with it the provider's cache"
-    assert all(one in request["tools"] for one in narrow["tools"])
-    assert {name: value for name, value in narrow.items() if name not in ("tools", "tool_choice")} == {
+        assert restrict["tools"] == request["tools"], "the list stays, and with it the provider's cache"
+    assert all(one in request["tools"] for one in restrict["tools"])
+    assert {name: value for name, value in restrict.items() if name not in ("tools", "tool_choice")} == {
         name: value for name, value in request.items() if name not in ("tools", "tool_choice")
     }
 
@@ -634,7 +634,7 @@ def test_no_odd_json_breaks_it(wire: Wire, fields: Mapping[str, Any], must: bool
     if offer is None:
         return
     for keep in (offer.names, offer.names[:1], ()):
-        changes = narrowed(offer, keep, must=must, takes=RestrictionSupport(has_choice, forced=True))
+        changes = restricted(offer, keep, must=must, takes=RestrictionSupport(has_choice, forced=True))
         again = offer_of(read_fields(write_fields(raw, changes.fields)), wire)
         assert again is None or set(again.names) <= set(keep)
         offer.known_as("web_search_call")

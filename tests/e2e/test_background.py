@@ -607,15 +607,15 @@ def test_a_call_that_ends_while_the_store_is_away_is_found_by_its_answer_when_th
     gateway_server: StartGateway, byte_server: StartUpstream, tmp_path: Path, on_failure: str, *, stream: bool
 ) -> None:
     usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
-    server, is_away = RedisServer(tmp_path), threading.Event()
+    server, is_unavailable = RedisServer(tmp_path), threading.Event()
 
     def script(connection: Connection) -> None:
         if connection.request.head.startswith(b"GET"):
             connection.whole(response("completed", usage=usage))
             return
-        if not is_away.is_set():
+        if not is_unavailable.is_set():
             server.send_signal(signal.SIGSTOP)
-            is_away.set()
+            is_unavailable.set()
         if stream:
             connection.send(events(CREATED))
             connection.sock.close()
@@ -661,8 +661,8 @@ def test_nobody_is_told_while_the_store_is_away_that_an_answer_does_not_exist(
     begun = web.post("/v1/responses", ASKED, {**ann, "x-session-id": "s"}).json["id"]
     server.kill()
     for who in (ann, bob, ann):
-        lost = fetch(web, begun, **who)
-        assert (lost.status, lost.error["code"]) == (503, "store_unavailable")
+        orphaned = fetch(web, begun, **who)
+        assert (orphaned.status, orphaned.error["code"]) == (503, "store_unavailable")
 
 
 def events(*said: tuple[str, dict[str, Any]]) -> bytes:

@@ -121,8 +121,8 @@ def test_what_the_store_does_not_take_waits_in_the_journal_that_is_named(
         db.execute("BEGIN EXCLUSIVE")
         assert call(gateway.web).status == 200
         found = {file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*.journal")}
-        beside = gateway.folder.relative_to(tmp_path).parts[0]
-        assert found == {"auto": {beside}, "elsewhere": {"elsewhere"}, "off": set()}[journal]
+        overhead = gateway.folder.relative_to(tmp_path).parts[0]
+        assert found == {"auto": {overhead}, "elsewhere": {"elsewhere"}, "off": set()}[journal]
         db.execute("ROLLBACK")
     until(lambda: view(gateway)["calls"] == 2)
     assert list(tmp_path.rglob("*.journal")) == []

@@ -495,9 +495,9 @@ def test_of_a_fast_stream_no_more_than_256_tokens_are_not_charged_where_its_work
     until(lambda: reading.tokens > 1_000)
     gateway.signal(signal.SIGKILL)
     gateway.wait()
-    came = reading.all()
+    original = reading.all()
     again = partial(gateway_process, mock_server.url, folder=gateway.folder, **flags)
-    assert came - 256 <= charged_after_a_kill(gateway, again) <= came + 256
+    assert original - 256 <= charged_after_a_kill(gateway, again) <= original + 256
 
 
 def charged_so_far(gateway: GatewayProcess) -> int:
@@ -521,8 +521,8 @@ def test_a_stream_that_others_took_for_lost_while_its_worker_stood_still_is_char
     until(lambda: charged_so_far(other) > assumed + 1_000, what="it is charged while it goes on")
     gateway.signal(signal.SIGKILL)
     gateway.wait()
-    came = reading.all()
-    assert came - 256 <= charged_after_a_kill(gateway, lambda: other) <= came + 256
+    original = reading.all()
+    assert original - 256 <= charged_after_a_kill(gateway, lambda: other) <= original + 256
 
 
 @pytest.mark.parametrize(("on_failure", "begun"), [("closed", "before"), ("open", "before"), ("open", "meanwhile")])
@@ -543,10 +543,10 @@ def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker
         until(lambda: reading.tokens > 700)
         gateway.signal(signal.SIGKILL)
         gateway.wait()
-        came = reading.all()
+        original = reading.all()
         db.execute("ROLLBACK")
     again = partial(gateway_process, mock_server.url, folder=gateway.folder, **flags)
-    assert came - 256 <= charged_after_a_kill(gateway, again) <= came + 256
+    assert original - 256 <= charged_after_a_kill(gateway, again) <= original + 256
 
 
 # --- changing a budget ----------------------------------------------------------------------------------------------------

@@ -77,15 +77,15 @@ def test_only_what_was_sent_to_be_metered_says_that_it_was_not_fitted(web: Web, 
 def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
     web: Web, mock: MockProvider, session: str
 ) -> None:
-    came = agent(12)
-    reply = ask(web, session, came, BUDGET)
+    received = agent(12)
+    reply = ask(web, session, received, BUDGET)
     assert reply.status == 200
     tokens, original = numbers(reply)
     assert tokens <= 2500 < original
     messages = sent(mock)
-    assert messages[0] == came[0]
+    assert messages[0] == received[0]
     assert messages[1]["content"].startswith(TASK["content"])
-    assert messages[-1] == came[-1]
+    assert messages[-1] == received[-1]
     calls = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
     assert calls == [message["tool_call_id"] for message in messages if message["role"] == "tool"]
     assert reply.header("x-context-trimmed") != "none"
@@ -131,11 +131,11 @@ def test_another_gateway_on_the_same_store_sends_the_same(
 
 
 def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: str) -> None:
-    came = agent(12)
-    reply = ask(web, session, came, BUDGET)
+    received = agent(12)
+    reply = ask(web, session, received, BUDGET)
     record = web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json
     items = record["context"]["items"]
-    assert [item["role"] for item in items] == [message["role"] for message in came]
+    assert [item["role"] for item in items] == [message["role"] for message in received]
     counted: dict[str, int] = {}
     for item in items:
         counted[item["rule"]] = counted.get(item["rule"], 0) + 1
@@ -152,9 +152,9 @@ def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: st
 
 
 def test_shadow_decides_and_sends_what_came(web: Web, mock: MockProvider, session: str) -> None:
-    came = agent(12)
-    reply = ask(web, session, came, {**BUDGET, "x-context-trim": "shadow"})
-    assert sent(mock) == came
+    received = agent(12)
+    reply = ask(web, session, received, {**BUDGET, "x-context-trim": "shadow"})
+    assert sent(mock) == received
     assert reply.header("x-context-trimmed") == "none"
     assert reply.header("x-context-shadow") not in (None, "none")
     tokens, original = numbers(reply)
@@ -163,9 +163,9 @@ def test_shadow_decides_and_sends_what_came(web: Web, mock: MockProvider, sessio
 
 
 def test_off_sends_what_came(web: Web, mock: MockProvider, session: str) -> None:
-    came = agent(12)
-    reply = ask(web, session, came, {**BUDGET, "x-context-trim": "off"})
-    assert sent(mock) == came
+    received = agent(12)
+    reply = ask(web, session, received, {**BUDGET, "x-context-trim": "off"})
+    assert sent(mock) == received
     assert (reply.header("x-context-trimmed"), reply.header("x-context-shadow")) == ("none", None)
 
 
@@ -384,10 +384,10 @@ def test_a_refusal_that_only_says_too_long_has_the_request_fitted_into_less_and_
     for session in ("s", "t"):
         reply = ask(gateway.web, session, agent(30))
         assert reply.status == 200
-        came, budget, tokens = (
+        received, budget, tokens = (
             int(reply.header(f"x-context-{name}") or 0) for name in ("tokens-original", "budget-tokens", "tokens")
         )
-        assert 0 < tokens <= budget <= 0.8 * came
+        assert 0 < tokens <= budget <= 0.8 * received
     assert len(sizes) == 4
     assert sizes[0] == sizes[2], "the second session is sent whole, as nothing was learned of a limit"
 
@@ -402,12 +402,12 @@ def test_estimates_are_learned_from_what_the_provider_reports(web: Web, mock: Mo
 def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(
     web: Web, mock: MockProvider, session: str
 ) -> None:
-    came = agent(12)
-    marked = [dict(message) for message in came]
+    received = agent(12)
+    marked = [dict(message) for message in received]
     marked[2]["x_gateway"] = {"priority": "pinned"}
     reply = ask(web, session, marked, BUDGET)
     assert reply.status == 200
-    assert sent(mock)[2:4] == came[2:4]
+    assert sent(mock)[2:4] == received[2:4]
     assert b"x_gateway" not in mock.calls[-1].body
     small = [{"role": "user", "content": "hi", "x_gateway": {"priority": 3}}]
     ask(web, f"{session}-small", small)

@@ -63,6 +63,6 @@ def test_what_the_provider_clears_is_no_saving_of_the_gateway_and_teaches_it_not
     tokens = [int(one.header("x-context-tokens") or 0) for one in (first, second)]
     assert (tokens[0] == tokens[1]) is bool(edits), "a report of the whole request is learned"
     session = gateway.web.get("/api/sessions/s").json
-    came = [int(one.header("x-context-tokens-original") or 0) for one in (first, second)]
-    assert session["saved_by_trimming"] == {"input_tokens": sum(came) - sum(tokens), "calls": 2}
+    received = [int(one.header("x-context-tokens-original") or 0) for one in (first, second)]
+    assert session["saved_by_trimming"] == {"input_tokens": sum(received) - sum(tokens), "calls": 2}
     assert session["cumulative_token_usage"]["input_tokens"] == 3_000, "it is charged as reported"

@@ -54,18 +54,18 @@ def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: MockProvider, sess
 def test_what_does_not_fit_is_sent_within_its_budget_with_its_pairs_whole(
     web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
-    came = form.agent(12)
-    reply = ask(web, form, session, came, BUDGET)
+    received = form.agent(12)
+    reply = ask(web, form, session, received, BUDGET)
     assert reply.status == 200
     tokens, original = numbers(reply)
     assert tokens <= 2500 < original
     elements = form.sent(mock.calls[-1].body)
     assert elements[0]["content"].startswith(TASK["content"])
-    assert elements[-1] == came[form.array][-1]
+    assert elements[-1] == received[form.array][-1]
     calls, results = form.pairs(elements)
     assert calls == results != []
-    beside = {name: value for name, value in came.items() if name != form.array}
-    assert beside.items() <= json.loads(mock.calls[-1].body).items()
+    overhead = {name: value for name, value in received.items() if name != form.array}
+    assert overhead.items() <= json.loads(mock.calls[-1].body).items()
 
 
 @formats
@@ -80,10 +80,10 @@ def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: MockProvide
 
 @formats
 def test_the_receipt_tells_of_each_element(web: Web, session: str, form: Format) -> None:
-    came = form.agent(12)
-    reply = ask(web, form, session, came, BUDGET)
+    received = form.agent(12)
+    reply = ask(web, form, session, received, BUDGET)
     items = web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json["context"]["items"]
-    assert len(items) == len(came[form.array])
+    assert len(items) == len(received[form.array])
     rules = Counter(item["rule"] for item in items)
     assert rules.keys() > {"pinned"}
     shown = [part.split("=") for part in (reply.header("x-context-trimmed") or "").split(",")]
@@ -193,15 +193,15 @@ def test_what_a_compaction_stands_for_goes_first_or_does_not_count(
 def test_results_are_shown_in_the_mode_that_is_asked_for(
     web: Web, mock: MockProvider, session: str, form: Format, mode: str
 ) -> None:
-    came = form.agent(3)
-    reply = ask(web, form, session, came, {"x-response-mode": mode})
+    received = form.agent(3)
+    reply = ask(web, form, session, received, {"x-response-mode": mode})
     assert reply.header("x-response-mode") == mode
     text = mock.calls[-1].body.decode()
     assert text.count("full text: GET /api/results/") == 3
     handle = text.partition("/api/results/")[2].partition("]")[0]
     assert b"Parcel 0-0 stands" in web.get(f"/api/results/{handle}").body
-    assert form.pairs(form.sent(mock.calls[-1].body)) == form.pairs(came[form.array])
-    again = ask(web, form, session, came, {"x-response-mode": mode})
+    assert form.pairs(form.sent(mock.calls[-1].body)) == form.pairs(received[form.array])
+    again = ask(web, form, session, received, {"x-response-mode": mode})
     assert again.status == 200
     assert mock.calls[-1].body.decode() == text
 

@@ -75,7 +75,7 @@ def kept(gateway: GatewayProcess) -> dict[str, tuple[int, int, int, int]]:
     with closing(sqlite3.connect(gateway.store)) as db:
         query = "SELECT id, calls, input_tokens, output_tokens, estimated_tokens FROM sessions"
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return {name: (calls, came, went, guessed) for name, calls, came, went, guessed in db.execute(query)}
+        return {name: (calls, original, went, guessed) for name, calls, original, went, guessed in db.execute(query)}
 
 
 def open_holds(gateway: GatewayProcess) -> int:

@@ -326,10 +326,10 @@ def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_th
     call(first.web, "s", "summary", TEXT, ROWS * 9)
     assert sent(mock)[: len(begun)] == begun
     decided = mock.calls[-1].body
-    beside = summing(folder=first.folder)
-    call(beside.web, "s", "summary", TEXT, ROWS * 9)
+    overhead = summing(folder=first.folder)
+    call(overhead.web, "s", "summary", TEXT, ROWS * 9)
     assert mock.calls[-1].body == decided
-    beside.stop()
+    overhead.stop()
     first.stop()
     call(summing(folder=first.folder).web, "s", "summary", TEXT, ROWS * 9)
     assert mock.calls[-1].body == decided

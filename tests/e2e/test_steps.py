@@ -324,8 +324,8 @@ def test_what_is_counted_and_held_is_the_narrowed_request(
         under_way_there.release()
         return under_way.end().header("x-context-tokens"), held
 
-    narrow = counted_and_held(*many, "search")
-    assert narrow == counted_and_held("search")
+    restrict = counted_and_held(*many, "search")
+    assert restrict == counted_and_held("search")
     first, second = upstream.requests
     assert first.json == second.json
 

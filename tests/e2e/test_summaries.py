@@ -108,14 +108,14 @@ def trimmed(reply: Reply) -> dict[str, int]:
 def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
     web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
-    came = agent(12)
-    reply = ask(web, came)
+    original = agent(12)
+    reply = ask(web, original)
     assert reply.status == 200
     messages = sent(mock)
     count = trimmed(reply)["summarize"]
     assert messages[:2] == [SYSTEM, TASK]
     assert messages[2] == {"role": "assistant", "content": f"[summary of {count} earlier messages]\n{TEXT}"}
-    assert messages[3:] == came[2 + count :]
+    assert messages[3:] == original[2 + count :]
     rules = [item["rule"] for item in record_of(web, reply)["context"]["items"]]
     assert [index for index, rule in enumerate(rules) if rule == "summarize"] == list(range(2, 2 + count))
     [asked] = writer.calls
@@ -124,8 +124,8 @@ def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
     instruction, shown = body["messages"]
     assert (instruction["role"], shown["role"]) == ("system", "user")
     lines = [json.loads(line) for line in shown["content"].split("\n")]
-    assert [line["role"] for line in lines] == [message["role"] for message in came[2 : 2 + count]]
-    assert lines[1]["text"] == came[3]["content"]
+    assert [line["role"] for line in lines] == [message["role"] for message in original[2 : 2 + count]]
+    assert lines[1]["text"] == original[3]["content"]
     assert lines[0]["calls"] == [{"name": "list_depot", "arguments": '{"depot": 0}'}]
 
 
@@ -211,8 +211,8 @@ def test_a_summary_whose_text_is_gone_is_made_again(summing: Start, mock: MockPr
     assert sent(mock)[2]["content"].endswith("\nAnother text.")
 
 
-def without(web: Web, mock: MockProvider, came: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ask(web, came)
+def without(web: Web, mock: MockProvider, original: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ask(web, original)
     return sent(mock)
 
 
@@ -382,16 +382,16 @@ def test_without_a_session_there_is_no_summary(summing: Start, mock: MockProvide
 
 
 def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: MockProvider, writer: MockProvider) -> None:
-    came = agent(12)
-    reply = ask(web, came, x_context_trim="shadow")
-    assert sent(mock) == came
+    original = agent(12)
+    reply = ask(web, original, x_context_trim="shadow")
+    assert sent(mock) == original
     assert "summarize" not in (reply.header("x-context-shadow") or "none")
-    body = {"model": "gpt-4o", "messages": came, "tools": TOOLS}
+    body = {"model": "gpt-4o", "messages": original, "tools": TOOLS}
     looked = web.post("/api/trim", body, BUDGET).json
     assert "short would first be asked to summarize" in looked["context"]["note"]
     assert "summarize" not in looked["context"]["trimmed"]
     assert writer.calls == []
-    ask(web, came)
+    ask(web, original)
     looked = web.post("/api/trim?session=s", body, BUDGET).json
     assert "note" not in looked["context"]
     assert looked["body"]["messages"] == sent(mock)

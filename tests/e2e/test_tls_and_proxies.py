@@ -135,12 +135,12 @@ def test_a_large_stream_is_whole_whose_sender_closes_behind_it_and_whose_reader_
     request = chat_bytes(json.dumps({"model": "m", "messages": HI, "stream": True}).encode())
     with connect(web.url) as sock:
         sock.sendall(request)
-        came = bytearray()
+        original = bytearray()
         while piece := sock.recv(32 * 1024):
-            came += piece
+            original += piece
             time.sleep(0.004)
-    assert came.count(b"x" * 1000) == 8_000
-    assert b"data: [DONE]" in came
+    assert original.count(b"x" * 1000) == 8_000
+    assert b"data: [DONE]" in original
 
 
 # --- proxies -------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation.message import encode, sketch
+from gateway.core.conversation.message import encode, outline_of
 from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer, Turn
 from tests.conftest import StartGateway
 from tests.support.agents import TOOLS, play
@@ -93,7 +93,7 @@ def test_each_call_offers_the_tools_of_its_step_and_the_list_and_thinking_stay(
 
 def plain(body: Mapping[str, Any]) -> list[bytes]:
     """Return the messages of a request as bytes, without cache marks."""
-    return [sketch(encode(message)).identity for message in body["messages"]]
+    return [outline_of(encode(message)).identity for message in body["messages"]]
 
 
 def test_another_worker_repeats_the_changes_of_the_first(

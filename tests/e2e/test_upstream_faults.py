@@ -621,8 +621,8 @@ def test_gzip_without_accept_encoding_at_all(web: Web, mock: MockProvider) -> No
 
 def test_an_error_that_came_packed_can_be_read_by_the_client(scripted: Scripted, session: str) -> None:
     """A client that sent no accept-encoding is not handed gzip, whatever the status."""
-    packed = gzip.compress(b'{"error":{"message":"no","type":"x","param":null,"code":"y"}}')
-    web = scripted.play(lambda connection: connection.whole(packed, b"content-encoding: gzip", status=b"400 Bad"))
+    compressed = gzip.compress(b'{"error":{"message":"no","type":"x","param":null,"code":"y"}}')
+    web = scripted.play(lambda connection: connection.whole(compressed, b"content-encoding: gzip", status=b"400 Bad"))
     answer = talk(web.url, chat_bytes(b'{"model":"m","messages":[]}'))
     assert answer.status == 400
     assert answer.header("content-encoding") is None
@@ -665,9 +665,9 @@ def test_openai_sdk_does_not_repeat_a_call_whose_response_cannot_be_decoded(scri
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip", b"deflate, chunked", b"x-gzip"])
 def test_gzip_as_a_transfer_coding_is_decoded(coding: bytes, status: bytes, scripted: Scripted, session: str) -> None:
-    packed = zlib.compress(completion()) if coding.startswith(b"deflate") else gzip.compress(completion())
+    compressed = zlib.compress(completion()) if coding.startswith(b"deflate") else gzip.compress(completion())
     head = b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    body = framed(packed) + framed(b"") if coding.endswith(b"chunked") else packed
+    body = framed(compressed) + framed(b"") if coding.endswith(b"chunked") else compressed
     head += b"transfer-encoding: " + coding + b"\r\n\r\n"
     answer = scripted.play(lambda connection: connection.send(head + body)).chat(session)
     assert answer.status == int(status[:3])
@@ -747,8 +747,10 @@ def test_gzip_that_is_none(scripted: Scripted, session: str) -> None:
 
 
 def test_gzip_that_breaks_off_inside_a_whole_answer(scripted: Scripted, session: str) -> None:
-    packed = gzip.compress(completion())
-    web = scripted.play(lambda connection: connection.whole(packed[: len(packed) // 2], b"content-encoding: gzip"))
+    compressed = gzip.compress(completion())
+    web = scripted.play(
+        lambda connection: connection.whole(compressed[: len(compressed) // 2], b"content-encoding: gzip")
+    )
     answer = web.chat(session)
     # Half an answer is not passed on as if it were whole.
     assert answer.status == 502
@@ -803,10 +805,10 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        packed = bomb(160 << 20)
+        compressed = bomb(160 << 20)
         body = b'{"model":"m","messages":[],"stream":true}'
         # A gzip bomb as a stream of events, none of which ends.
-        upstream.script = sse(packed)
+        upstream.script = sse(compressed)
         assert drained(gateway.web, body) >= 160 << 20
         in_bomb = peak - before
 
@@ -843,7 +845,7 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
             until(lambda: len(sent) == 8)
             until(at_rest)
         # A gzip bomb as a whole answer.
-        upstream.script = lambda connection: connection.whole(packed, b"content-encoding: gzip")
+        upstream.script = lambda connection: connection.whole(compressed, b"content-encoding: gzip")
         drained(gateway.web, b'{"model":"m","messages":[]}')
     finally:
         stop.set()

@@ -48,13 +48,13 @@ def test_completions_of_token_ids(client: openai.OpenAI) -> None:
 
 
 def test_embeddings_in_both_encodings(client: openai.OpenAI, provider: MockProvider) -> None:
-    packed = client.embeddings.create(model="m", input=["one two", "three"], dimensions=8)
+    compressed = client.embeddings.create(model="m", input=["one two", "three"], dimensions=8)
     plain = client.embeddings.create(model="m", input=["one two", "three"], dimensions=8, encoding_format="float")
     assert [item.index for item in plain.data] == [0, 1]
-    for left, right in zip(packed.data, plain.data, strict=True):
+    for left, right in zip(compressed.data, plain.data, strict=True):
         assert left.embedding == pytest.approx(right.embedding, abs=1e-6)
         assert sum(value * value for value in right.embedding) == pytest.approx(1)
-    assert packed.data[0].embedding != packed.data[1].embedding
+    assert compressed.data[0].embedding != compressed.data[1].embedding
     assert (plain.usage.prompt_tokens, plain.usage.total_tokens) == (3, 3)
     assert provider.billed().input_tokens == 6
 

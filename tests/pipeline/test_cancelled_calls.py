@@ -12,7 +12,7 @@ import pytest
 from gateway.call.types import Caller, Incoming
 from gateway.core.errors import StoreUnavailable
 from gateway.core.http.request import Outgoing
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Limits, Refused, Standing
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Limits, Refused
 from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
@@ -65,9 +65,9 @@ class WaitingStore(AwayStore):
         await asyncio.sleep(0)
         return await super().opening(session, claims, with_totals=with_totals, above=above)
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         await asyncio.sleep(0)
-        return await super().standings(claims)
+        return await super().balances(claims)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         await asyncio.sleep(0)
@@ -135,11 +135,11 @@ async def check(world: World, *, was_paid: bool | None) -> None:
     assert charged in ((0, 1) if was_paid is None else (int(was_paid),))
     assert len(records) <= 1
     assert len(world.recorder.records) <= 1
-    standings = await world.store.standings([Claim(key) for key in ACCOUNTS])
-    assert [one.held for one in standings] == [(0, 0, 0)] * len(ACCOUNTS)
-    assert [one.used.calls for one in standings] == [charged] * len(ACCOUNTS)
+    balances = await world.store.balances([Claim(key) for key in ACCOUNTS])
+    assert [one.held for one in balances] == [(0, 0, 0)] * len(ACCOUNTS)
+    assert [one.used.calls for one in balances] == [charged] * len(ACCOUNTS)
     totals = await world.store.totals(KEY)
-    assert (totals.calls, totals.total_tokens) == (charged, standings[0].used.tokens)
+    assert (totals.calls, totals.total_tokens) == (charged, balances[0].used.tokens)
 
 
 async def at_each_wait(one: Callable[[tuple[int, ...]], Awaitable[bool]]) -> None:

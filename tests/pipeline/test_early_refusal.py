@@ -210,7 +210,7 @@ async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatc
     assert answer.status == 200
     assert len(seen) <= 2**20 // 11 + 2
     seen.clear()
-    monkeypatch.setattr(early_refusal, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(early_refusal, "_MAX_WAIT_S", 0.0)
     await looked_at(endless, DIALECT.reader(CALL, drop_usage=False))
     assert len(seen) <= 2
 

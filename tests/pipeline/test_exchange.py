@@ -108,8 +108,8 @@ async def test_a_call_of_a_session_with_a_parent_is_charged_to_both(world: World
     await world.call()
     above = AccountKey("session", "alice", "above")
     assert [record.accounts for record, _ in world.recorder.records] == [(above, KEY.account)] * 2
-    stands = await world.store.standings([Claim(above), Claim(KEY.account)])
-    assert [one.used.calls for one in stands] == [2, 2]
+    balance = await world.store.balances([Claim(above), Claim(KEY.account)])
+    assert [one.used.calls for one in balance] == [2, 2]
 
 
 CANCELLED: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply]]] = {
@@ -317,12 +317,12 @@ async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held
     ]
     body = json.dumps({"model": "m", "messages": said}).encode()
     reply, told = await world.call(world.incoming(body, directives=Directives(mode="handle_only")))
-    (stands,) = await world.store.standings([Claim(KEY.account)])
-    assert stands.held == NOTHING
+    (balance,) = await world.store.balances([Claim(KEY.account)])
+    assert balance.held == NOTHING
     if limits.tokens is None:
         assert (reply.status, len(world.upstream.sent)) == (200, 1), "how long it is costs nothing of such a budget"
     else:
-        assert (reply.status, world.upstream.sent, stands.used) == (503, [], NOTHING)
+        assert (reply.status, world.upstream.sent, balance.used) == (503, [], NOTHING)
         assert b"Try again shortly" in told
 
 
@@ -387,12 +387,12 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
     incoming = replace(plain, caller=Caller("alice", budget=key), path_session=None)
     claim = Claim(AccountKey("key", "alice"), key.limits)
     task = asyncio.create_task(world.call(incoming))
-    while not (await world.store.standings([claim]))[0].held.calls:
+    while not (await world.store.balances([claim]))[0].held.calls:
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    (stands,) = await world.store.standings([claim])
-    assert (stands.held.calls, stands.used.calls) == (0, 0)
+    (balance,) = await world.store.balances([claim])
+    assert (balance.held.calls, balance.used.calls) == (0, 0)
     assert world.upstream.sent == []
 
 
@@ -413,9 +413,9 @@ async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_bac
     assert reply.status == 503
     assert world.upstream.sent == []
     await world.settler.aclose()
-    (stands,) = await world.store.standings([Claim(KEY.account)])
-    assert not any(stands.held), "when its lease ends a call that was never sent would be charged"
-    assert not any(stands.used)
+    (balance,) = await world.store.balances([Claim(KEY.account)])
+    assert not any(balance.held), "when its lease ends a call that was never sent would be charged"
+    assert not any(balance.used)
 
 
 @pytest.mark.parametrize("named", ["above", None])
@@ -429,8 +429,8 @@ async def test_a_call_is_charged_to_all_that_were_above_its_session_before_the_s
     assert (await world.call(world.incoming(directives=Directives(parent=named))))[0].status == 200
     world.store.away = False
     await world.settler.aclose()
-    standings = await world.store.standings([Claim(key.account) for key in keys])
-    assert [stands.used.tokens for stands in standings] == [30, 30, 30]
+    balances = await world.store.balances([Claim(key.account) for key in keys])
+    assert [balance.used.tokens for balance in balances] == [30, 30, 30]
 
 
 @pytest.mark.parametrize("goes_at", ["the start", "the hold"])
@@ -446,11 +446,11 @@ async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_
     assert (reply.status, "store" in world.record.notes) == (200, True)
     world.store.away = world.store.is_forgetful = False
     await world.settler.aclose()
-    standings = await world.store.standings([Claim(key.account) for key in (KEY, above, top)])
+    balances = await world.store.balances([Claim(key.account) for key in (KEY, above, top)])
     known = {"the start": 2, "the hold": 3}[goes_at]
-    assert [(stands.used.tokens, any(stands.held)) for stands in standings] == [(15, False)] * known + [(0, False)] * (
-        3 - known
-    )
+    assert [(balance.used.tokens, any(balance.held)) for balance in balances] == [(15, False)] * known + [
+        (0, False)
+    ] * (3 - known)
 
 
 async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes() -> None:
@@ -482,13 +482,13 @@ async def test_no_part_of_a_stream_that_was_held_while_the_store_was_away_waits_
     store.away = True
     async with world.gateway.handle(world.incoming(STREAM)) as running:
         store.away = False
-        await eventually(lambda: not world.settler.is_away)
+        await eventually(lambda: not world.settler.is_unavailable)
         assert not isinstance(running.body, bytes)
         assert [part async for part in running.body]
     await world.settler.aclose()
     assert store.reserved == 0, "its hold is taken by those who renew holds"
-    (stands,) = await store.standings([Claim(KEY.account)])
-    assert (stands.used.tokens, stands.held.tokens) == (15, 0)
+    (balance,) = await store.balances([Claim(KEY.account)])
+    assert (balance.used.tokens, balance.held.tokens) == (15, 0)
 
 
 # --- the way down -------------------------------------------------------------------------------------------------
@@ -609,8 +609,8 @@ async def test_what_others_were_reported_at_shuts_no_session_out(reported: list[
         usage = {"prompt_tokens": tokens, "completion_tokens": 5, "total_tokens": tokens + 5}
         world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
         incoming = world.incoming(headers=[(b"x-session-id", session.encode())])
-        wishes = replace(incoming.directives.context, trim=trim)
-        incoming = replace(incoming, directives=replace(incoming.directives, context=wishes))
+        options = replace(incoming.directives.context, trim=trim)
+        incoming = replace(incoming, directives=replace(incoming.directives, context=options))
         return (await world.call(incoming))[0].status
 
     first = [await ask(f"first-{number}", tokens) for number, tokens in enumerate(reported)]

@@ -344,7 +344,7 @@ def request(**changes: object) -> Incoming:
     target = endpoint("GET", "models")
     values: dict[str, object] = {
         "call_id": "c", "request_id": "c", "method": "GET", "path": "models", "query": "", "headers": [], "body": b"",
-        "unpacked": False, "endpoint": target, "caller": Caller("local"), "path_session": None, "started": 0.0,
+        "decompressed": False, "endpoint": target, "caller": Caller("local"), "path_session": None, "started": 0.0,
     }  # fmt: skip
     return Incoming(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -367,7 +367,7 @@ async def test_a_provider_that_takes_too_long_is_not_waited_for(begins: bool) ->
             left.set()
 
     routes = Routes([ModelRule("fast", "p")], ["p"], "p")
-    async with ModelList(routes, call, patience_s=0.05).handle(request()) as reply:
+    async with ModelList(routes, call, max_wait_s=0.05).handle(request()) as reply:
         assert left.is_set(), "the provider is hung up on"
         assert isinstance(reply.body, bytes)
         assert [row["id"] for row in json.loads(reply.body)["data"]] == ["fast"]

@@ -13,7 +13,7 @@ from gateway.call.types import SessionPolicy
 from gateway.core.errors import UpstreamProtocolError
 from gateway.core.ledger.arithmetic import Claim, Limits
 from gateway.core.ledger.charging import BudgetPolicy
-from gateway.core.record import LOST
+from gateway.core.record import ORPHANED
 from gateway.pipeline.response import MAX_WHOLE_ANSWER
 from tests.support.fakes import JSON, KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion, usage_chunk
@@ -85,8 +85,8 @@ async def test_vectors_that_break_off_are_no_output(world: World) -> None:
 async def test_an_answer_counts_whatever_the_provider_calls_it(world: World, kind: bytes) -> None:
     body = completion()
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[body[:5], body[5:]])
-    _, came = await world.call()
-    assert came == body
+    _, original = await world.call()
+    assert original == body
     assert spent(world) == ("provider", 10, 5)
 
 
@@ -100,10 +100,10 @@ async def test_a_stream_counts_whatever_the_provider_calls_it(
     sent = b"".join([chunk("one "), chunk("two"), usage_chunk(), DONE])
     pieces = [sent[start : start + step] for start in range(0, len(sent), step)]
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=pieces)
-    _, came = await world.call(world.incoming(STREAM))
+    _, original = await world.call(world.incoming(STREAM))
     assert spent(world) == ("provider", 10, 5)
-    assert usage_chunk() not in came, "nobody asked for it"
-    assert came.startswith(chunk("one ") + chunk("two"))
+    assert usage_chunk() not in original, "nobody asked for it"
+    assert original.startswith(chunk("one ") + chunk("two"))
 
 
 async def test_an_event_of_such_a_stream_waits_for_no_other(world: World) -> None:
@@ -119,16 +119,16 @@ async def test_a_text_that_is_neither_is_passed_on_as_it_is(world: World) -> Non
     text = b"error: the model is tired\n" * 9
     headers = [(b"content-type", b"text/plain")]
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[text[:3], text[3:]])
-    _, came = await world.call(world.incoming(STREAM))
-    assert came == text
+    _, original = await world.call(world.incoming(STREAM))
+    assert original == text
 
 
 async def test_bytes_that_are_no_text_spoil_neither_the_answer_nor_its_count(world: World) -> None:
     body = completion().replace(b'"content": "', b'"content": "\xff\xfe')
     assert b"\xff" in body
     world.upstream.answer = lambda _: FakeReply(pieces=[body])
-    reply, came = await world.call()
-    assert (reply.status, came) == (200, body)
+    reply, original = await world.call()
+    assert (reply.status, original) == (200, body)
     assert spent(world) == ("provider", 10, 5)
 
 
@@ -138,8 +138,8 @@ async def test_an_answer_whose_json_has_a_flaw_is_passed_on_as_it_is_and_charged
 ) -> None:
     body = flaw % (completion()[:-1] if flaw.endswith(b"}") else completion())
     world.upstream.answer = lambda _: FakeReply(pieces=[body])
-    reply, came = await world.call()
-    assert (reply.status, came) == (200, body)
+    reply, original = await world.call()
+    assert (reply.status, original) == (200, body)
     assert spent(world) == ("provider", 10, 5)
 
 
@@ -147,8 +147,8 @@ async def test_an_answer_whose_json_has_a_flaw_is_passed_on_as_it_is_and_charged
 async def test_a_raw_control_character_takes_nothing_from_the_weight_of_an_event(world: World, text: str) -> None:
     event = chunk("here").replace(b"here", text.encode())
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), event, chunk("b"), DONE])
-    _, came = await world.call(world.incoming(STREAM))
-    assert event in came
+    _, original = await world.call(world.incoming(STREAM))
+    assert event in original
     assert spent(world)[2] in (426, 427)
 
 
@@ -170,9 +170,9 @@ async def test_embeddings_count_whatever_the_provider_calls_them(world: World) -
 async def test_nor_do_they_spoil_a_stream(world: World) -> None:
     pieces = [chunk("a"), chunk("bad").replace(b"bad", b"b\xffd"), chunk("c"), usage_chunk(), DONE]
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
-    _, came = await world.call(world.incoming(STREAM))
-    assert b"b\xffd" in came
-    assert b"[DONE]" in came
+    _, original = await world.call(world.incoming(STREAM))
+    assert b"b\xffd" in original
+    assert b"[DONE]" in original
     assert spent(world) == ("provider", 10, 5)
 
 
@@ -182,9 +182,9 @@ async def test_usage_behind_the_end_mark_is_charged_and_shown_to_whoever_asked_f
 ) -> None:
     body = STREAM[:-1] + b',"stream_options":{"include_usage":true}}' if is_asked else STREAM
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), DONE + usage_chunk()])
-    _, came = await world.call(world.incoming(body))
+    _, original = await world.call(world.incoming(body))
     assert spent(world) == ("provider", 10, 5)
-    assert came == chunk("a") + b": 15\n\n" + DONE + (usage_chunk() if is_asked else b"")
+    assert original == chunk("a") + b": 15\n\n" + DONE + (usage_chunk() if is_asked else b"")
 
 
 async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> None:
@@ -201,8 +201,8 @@ async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> No
 
 async def holds(world: World) -> int:
     """Calls for which the session's account holds something."""
-    (stands,) = await world.store.standings([Claim(KEY.account)])
-    return stands.held.calls
+    (balance,) = await world.store.balances([Claim(KEY.account)])
+    return balance.held.calls
 
 
 @pytest.mark.parametrize("headers", [SSE, [(b"content-type", b"audio/wav")]])
@@ -233,7 +233,7 @@ async def test_a_stream_goes_on_where_the_store_goes_before_its_first_part(world
         assert not isinstance(reply.body, bytes)
         world.store.away = True
         assert b"".join([piece async for piece in reply.body]) == chunk("a") + DONE
-    assert world.settler.is_away
+    assert world.settler.is_unavailable
     world.store.away = False
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).total_tokens == 15
@@ -246,7 +246,7 @@ async def test_a_stream_that_cannot_be_held_is_written_down_before_a_part_of_it_
         world.store.away = True
         await anext(aiter(reply.body))
         (noted,) = world.noted
-        assert (noted.outcome, noted.charge is not None) == (LOST, True), "should this worker die now"
+        assert (noted.outcome, noted.charge is not None) == (ORPHANED, True), "should this worker die now"
     await world.settler.aclose()
 
 
@@ -259,8 +259,8 @@ async def test_a_budget_that_is_set_before_the_first_part_of_a_stream_lets_it_go
         await world.store.decide(KEY.account, {"tokens": 1})
         body = aiter(reply.body)
         await anext(body)
-        (lost,) = await world.store.calls(KEY, 9)
-        assert (lost.outcome, lost.charge is not None) == (LOST, True), "should this worker die now"
+        (orphaned,) = await world.store.calls(KEY, 9)
+        assert (orphaned.outcome, orphaned.charge is not None) == (ORPHANED, True), "should this worker die now"
         assert b"".join([piece async for piece in body]).endswith(DONE)
     (record,) = await world.store.calls(KEY, 9)
     assert record.outcome == "ok"
@@ -275,16 +275,16 @@ async def test_without_a_comment_a_stream_ends_as_the_provider_ended_it() -> Non
     assert body == b"".join(pieces)
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-async def test_a_file_keeps_its_length_unless_it_is_unpacked_on_the_way(world: World, is_packed: bool) -> None:
+@pytest.mark.parametrize("is_compressed", [False, True])
+async def test_a_file_keeps_its_length_unless_it_is_unpacked_on_the_way(world: World, is_compressed: bool) -> None:
     plain = b"sound" * 100
-    sent = gzip.compress(plain) if is_packed else plain
+    sent = gzip.compress(plain) if is_compressed else plain
     headers = [(b"content-type", b"audio/wav"), (b"content-length", b"%d" % len(sent))]
-    headers += [(b"content-encoding", b"gzip")] if is_packed else []
+    headers += [(b"content-encoding", b"gzip")] if is_compressed else []
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[sent[:20], sent[20:]])
     reply, body = await world.call()
     assert body == plain
-    assert (b"content-length" in dict(reply.headers)) is not is_packed
+    assert (b"content-length" in dict(reply.headers)) is not is_compressed
     assert world.record.response_bytes == len(plain)
 
 
@@ -322,8 +322,8 @@ USAGE = b', "usage": {"input_tokens": 50, "output_tokens": 7}}'
 async def charged(world: World, path: str, body: bytes, kind: bytes, answer: bytes) -> tuple[int, int, Decimal | None]:
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[answer[:9], answer[9:]])
     headers = {"headers": FORM_HEADERS} if body is FORM else {}
-    _, came = await world.call(world.incoming(body, path, **headers))
-    assert came == answer
+    _, original = await world.call(world.incoming(body, path, **headers))
+    assert original == answer
     charge = world.record.charge
     assert charge is not None
     return charge.usage.input_tokens, charge.usage.output_tokens, charge.cost_usd

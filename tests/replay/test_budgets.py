@@ -36,7 +36,7 @@ def call(number: int, tokens: int = 1_000, output: int = 100, **fields: Any) -> 
         "model": "m",
         "stream": False,
         "charge": Charge(Usage.of(tokens, output), "provider", Decimal(tokens + 10 * output) / 1_000_000),
-        "came": tokens,
+        "original": tokens,
         "sent": tokens,
     }
     return ReplayedCall(**{**known, **fields})
@@ -145,7 +145,7 @@ def test_the_budget_of_a_client_key_is_that_of_all_its_sessions() -> None:
 
 
 def test_calls_over_the_context_budget_are_those_that_came_with_more() -> None:
-    calls = [call(1, 3_000), call(2, 3_000, came=5_000), call(3, 4_500, came=None), call(4, 9_900, charge=None)]
+    calls = [call(1, 3_000), call(2, 3_000, original=5_000), call(3, 4_500, original=None), call(4, 9_900, charge=None)]
     found = list(outcomes(calls, rules(context=4_000)))
     assert [one.over for one in found] == [0, 1_000, 500, 5_900]
     sums = summed(found)

@@ -65,7 +65,7 @@ def test_what_the_api_shows_is_read() -> None:
         model="gpt-4o",
         stream=True,
         charge=Charge(Usage(100, 10, 115, cache_read_tokens=64), "mixed", Decimal("0.001500")),
-        came=140,
+        original=140,
         sent=98,
     )
 
@@ -79,14 +79,14 @@ def test_a_page_of_calls_is_read() -> None:
 
 def test_what_was_only_to_be_cut_was_sent_as_it_came() -> None:
     [call], _ = read({**SHOWN, "context": {**SHOWN["context"], "shadow": True}})
-    assert (call.came, call.sent) == (140, 140)
+    assert (call.original, call.sent) == (140, 140)
 
 
 def test_a_call_that_was_not_charged_is_read() -> None:
     refused = {**SHOWN, "usage": None, "usage_source": None, "cost_usd": None, "context": None, "session": None}
     [call], complaints = read(refused)
     assert complaints == []
-    assert (call.charge, call.came, call.session) == (None, None, None)
+    assert (call.charge, call.original, call.session) == (None, None, None)
 
 
 def test_the_log_is_read_and_what_it_says_beside_is_passed_over() -> None:
@@ -94,7 +94,7 @@ def test_the_log_is_read_and_what_it_says_beside_is_passed_over() -> None:
     assert complaints == []
     assert call.session == SessionKey("alice", "s1")
     assert call.charge == Charge(Usage.of(100, 10), "mixed")
-    assert (call.at, call.came, call.sent) == (1_795_255_200.5, 140, 98)
+    assert (call.at, call.original, call.sent) == (1_795_255_200.5, 140, 98)
     assert not call.has_details
 
 
@@ -147,9 +147,11 @@ async def test_a_store_the_api_and_the_log_say_the_same_of_a_call(
     assert {told(call) for call in shown} == {told(call) for call in stored}
     assert all(call.accounts for call in stored)
     assert sorted(call.at for call in shown) == pytest.approx(sorted(call.at for call in stored), abs=0.002)
-    from_log = {(call.call_id, call.session, call.came) for call in read(*logged)[0]}
-    assert from_log == {(call.call_id, call.session, call.came) for call in stored if call.session != only[0].session}
+    from_log = {(call.call_id, call.session, call.original) for call in read(*logged)[0]}
+    assert from_log == {
+        (call.call_id, call.session, call.original) for call in stored if call.session != only[0].session
+    }
 
 
 def told(call: ReplayedCall) -> tuple[Any, ...]:
-    return (call.call_id, call.session, call.charge, call.came, call.sent, call.stream)
+    return (call.call_id, call.session, call.charge, call.original, call.sent, call.stream)

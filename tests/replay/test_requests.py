@@ -141,10 +141,10 @@ async def turns_of(replay: Replay, turns: int) -> list[ReplayedTurn]:
 async def test_what_fits_is_sent_as_it_came_and_what_does_not_is_cut(replay: Replay) -> None:
     found = await turns_of(replay, 12)
     small, large = found[1], found[-1]
-    assert small.sent == small.came
+    assert small.sent == small.original
     assert not small.trimmed
     assert large.sent is not None
-    assert large.sent.tokens <= 1500 < large.came.tokens
+    assert large.sent.tokens <= 1500 < large.original.tokens
     assert large.trimmed
 
 
@@ -158,15 +158,15 @@ async def test_between_two_cuts_the_beginning_stays_and_is_cached(replay: Replay
 
 async def test_a_first_request_has_nothing_cached_and_a_small_beginning_is_not_either(replay: Replay) -> None:
     found = await turns_of(replay, 3)
-    assert found[0].came.cached == 0
-    assert found[1].came.tokens < 1024
-    assert found[1].came.cached == 0
+    assert found[0].original.cached == 0
+    assert found[1].original.tokens < 1024
+    assert found[1].original.cached == 0
 
 
 async def test_the_cost_counts_cached_tokens_at_their_price(replay: Replay) -> None:
     turn = (await turns_of(replay, 12))[-1]
-    came = turn.came
-    assert came.cost_usd == (Decimal(came.tokens - came.cached) + Decimal(came.cached) / 10) / 1_000_000
+    original = turn.original
+    assert original.cost_usd == (Decimal(original.tokens - original.cached) + Decimal(original.cached) / 10) / 1_000_000
 
 
 async def test_what_cannot_be_made_to_fit_is_refused_and_in_no_sum(replay: Replay) -> None:
@@ -176,18 +176,18 @@ async def test_what_cannot_be_made_to_fit_is_refused_and_in_no_sum(replay: Repla
     assert turn.refusal is not None
     sums = RequestSums()
     sums.add(turn)
-    assert (sums.turns, sums.refused, sums.came, sums.sent) == (1, 1, 0, 0)
+    assert (sums.turns, sums.refused, sums.original, sums.sent) == (1, 1, 0, 0)
 
 
 async def test_a_text_is_weighed_and_sent_as_it_is(replay: Replay) -> None:
     (turn,) = [await replay.turn(one) for one in read({"model": "priced", "prompt": "word " * 3000})]
-    assert turn.sent == turn.came
+    assert turn.sent == turn.original
 
 
 async def test_two_sessions_do_not_share_what_was_decided(replay: Replay) -> None:
     body = {"model": "priced", "messages": conversation(12)}
     found = [await replay.turn(one) for name in "ab" for one in read({"session": name, "body": body})]
-    assert [turn.came.cached for turn in found] == [0, 0]
+    assert [turn.original.cached for turn in found] == [0, 0]
 
 
 async def test_a_body_that_is_no_request_is_a_fault(replay: Replay) -> None:

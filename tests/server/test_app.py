@@ -89,10 +89,10 @@ async def test_a_head_that_the_server_does_not_send_leaves_nobody_waiting(
     app = app_of(write_config(tmp_path, mock_server.url, {}))
     lifespan = Lifespan(app)
     await lifespan.say("startup")
-    came = [{"type": "http.request", "body": chat_body(), "more_body": False}]
+    original = [{"type": "http.request", "body": chat_body(), "more_body": False}]
 
     async def receive() -> Any:
-        return came.pop() if came else await asyncio.Future()
+        return original.pop() if original else await asyncio.Future()
 
     async def send(message: Any) -> None:
         raise RuntimeError(f"Invalid HTTP header name in {message['type']}")

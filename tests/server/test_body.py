@@ -72,13 +72,13 @@ async def test_silence_is_bounded_and_not_the_whole_time() -> None:
 
 @pytest.mark.parametrize(("drop", "is_taken"), [(b"x", False), (b"x" * 512, True)])
 async def test_a_body_in_drops_is_not_waited_for(drop: bytes, is_taken: bool) -> None:
-    came = 0
+    original = 0
 
     async def receive() -> dict[str, object]:
-        nonlocal came
+        nonlocal original
         await asyncio.sleep(0.02)
-        came += 1
-        return {"type": "http.request", "body": drop, "more_body": came < 60}
+        original += 1
+        return {"type": "http.request", "body": drop, "more_body": original < 60}
 
     reading = read_body(receive, [], 1 << 20, 0.1, BodyMemory(MemoryPool(1 << 30)))
     if is_taken:
@@ -95,20 +95,20 @@ async def test_a_client_that_leaves_is_noticed() -> None:
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"x-gzip", b" GZIP "])
 async def test_gzip_is_unpacked(encoding: bytes) -> None:
-    packed = gzip.compress(b"hello")
-    assert await read(packed[:5], packed[5:], headers=((b"content-encoding", encoding),)) == (b"hello", True)
+    compressed = gzip.compress(b"hello")
+    assert await read(compressed[:5], compressed[5:], headers=((b"content-encoding", encoding),)) == (b"hello", True)
 
 
 async def test_both_kinds_of_deflate_are_unpacked() -> None:
     raw = zlib.compressobj(wbits=-15)
-    for packed in (zlib.compress(b"hello"), raw.compress(b"hello") + raw.flush()):
-        assert await read(packed, headers=((b"content-encoding", b"deflate"),)) == (b"hello", True)
+    for compressed in (zlib.compress(b"hello"), raw.compress(b"hello") + raw.flush()):
+        assert await read(compressed, headers=((b"content-encoding", b"deflate"),)) == (b"hello", True)
 
 
 async def test_zstd_is_unpacked_and_held_to_the_same_limit() -> None:
     headers = ((b"content-encoding", b"zstd"),)
-    packed = zstandard.compress(b"x" * LIMIT)
-    assert await read(packed[:5], packed[5:], headers=headers) == (b"x" * LIMIT, True)
+    compressed = zstandard.compress(b"x" * LIMIT)
+    assert await read(compressed[:5], compressed[5:], headers=headers) == (b"x" * LIMIT, True)
     with pytest.raises(PayloadTooLarge):
         await read(zstandard.compress(b"x" * (LIMIT + 1)), headers=headers)
     with pytest.raises(InvalidRequest, match="not valid zstd"):
@@ -225,6 +225,6 @@ async def test_a_body_that_is_not_read_leaves_no_room_taken(
 
 
 async def test_a_packed_body_takes_the_room_of_what_was_in_it() -> None:
-    pool, packed = MemoryPool(1000), gzip.compress(b"hello")
-    await read_body(receiving(packed), [(b"content-encoding", b"gzip")], LIMIT, 1, BodyMemory(pool))
+    pool, compressed = MemoryPool(1000), gzip.compress(b"hello")
+    await read_body(receiving(compressed), [(b"content-encoding", b"gzip")], LIMIT, 1, BodyMemory(pool))
     assert pool.used == 5

@@ -255,10 +255,10 @@ def test_the_budget_of_a_client_key_limits_what_it_asks_for_with_a_session_and_w
 def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
-    narrow, wide = {"name": "n", "context_budget": 2_000}, {"name": "w", "context_budget": 4_000}
+    restrict, wide = {"name": "n", "context_budget": 2_000}, {"name": "w", "context_budget": 4_000}
     routes = [{"match": "routed", "provider": "upstream", "agent": "routed"}]
     agents = {"writer": {"steps": [wide]}, "routed": {"steps": [{**wide, "context_budget": 3_000}]}}
-    web = gateway_server(mock_server.url, steps=[narrow], agents=agents, models=routes).web
+    web = gateway_server(mock_server.url, steps=[restrict], agents=agents, models=routes).web
     named, writer = {"x-session-id": "s"}, {"x-session-id": "s", "x-session-agent": "writer"}
     assert web.post("/api/context", BODY, named).json["budget"] == 2_000, "its first call begins in it"
     for headers in (named, writer):
@@ -290,10 +290,10 @@ def test_a_text_is_not_cut_and_that_is_said(fresh: Web, body: dict[str, str]) ->
 
 @pytest.mark.parametrize("form", [Format("messages"), Format("responses")], ids=["messages", "responses"])
 def test_requests_of_other_formats_are_trimmed_alike(fresh: Web, form: Format) -> None:
-    came = form.agent(12)
-    found = fresh.post("/api/trim", came, {"x-context-budget": "2500"}).json
+    original = form.agent(12)
+    found = fresh.post("/api/trim", original, {"x-context-budget": "2500"}).json
     assert found["context"]["tokens"] <= 2500
-    assert len(found["body"][form.array]) <= len(came[form.array])
+    assert len(found["body"][form.array]) <= len(original[form.array])
     calls, results = form.pairs(found["body"][form.array])
     assert calls == results != []
 
@@ -323,8 +323,10 @@ def test_what_is_no_request_is_refused(fresh: Web, path: str, body: bytes) -> No
 
 
 def test_a_packed_body_is_unpacked(fresh: Web) -> None:
-    packed = gzip.compress(json.dumps(BODY).encode())
-    assert fresh.post("/api/count", packed, {"content-encoding": "gzip"}).json == fresh.post("/api/count", BODY).json
+    compressed = gzip.compress(json.dumps(BODY).encode())
+    assert (
+        fresh.post("/api/count", compressed, {"content-encoding": "gzip"}).json == fresh.post("/api/count", BODY).json
+    )
 
 
 def test_a_body_over_the_limit_is_refused(mock_server: MockServer, gateway_server: StartGateway) -> None:

@@ -165,12 +165,12 @@ class Store(MemoryStore):
     """Counts how often it is looked at, and can be away."""
 
     looks = 0
-    is_away = False
+    is_unavailable = False
     fails = False
 
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
         self.looks += 1
-        if self.is_away:
+        if self.is_unavailable:
             raise StoreUnavailable("away")
         if self.fails:
             raise RuntimeError("a bug")
@@ -297,10 +297,10 @@ async def test_what_a_slow_listener_does_not_take_is_counted() -> None:
 async def test_calls_that_the_store_no_longer_knows_are_counted_for_those_who_see_all() -> None:
     async with world() as made:
         admin, alice = await made.listen(), await made.listen(ALICE)
-        made.store.is_away = True
+        made.store.is_unavailable = True
         await asyncio.sleep(0.03)
         ids = await made.settle(5_000, namespace="bob")
-        made.store.is_away = False
+        made.store.is_unavailable = False
         await until(lambda: any(name == "missed" for name, _ in admin.events))
         await until(lambda: alice.events)
         await until(lambda: admin.calls and admin.calls[-1] == ids[-1])
@@ -323,10 +323,10 @@ async def test_what_is_settled_while_the_store_cannot_be_read_comes_when_it_can(
 
 async def test_a_store_that_is_away_takes_nobody_in_and_keeps_no_place() -> None:
     async with world() as made:
-        made.store.is_away = True
+        made.store.is_unavailable = True
         for _ in range(MOST_LISTENERS + 1):
             assert (await made.listen()).status == 503
-        made.store.is_away = False
+        made.store.is_unavailable = False
         assert (await made.listen()).status == 200
 
 

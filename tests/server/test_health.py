@@ -108,10 +108,10 @@ def test_a_client_key_does_not_see_it(mock_server: MockServer, gateway_server: S
 
 
 @pytest.mark.parametrize(
-    ("problem", "is_away", "status"),
+    ("problem", "is_unavailable", "status"),
     [(None, False, "ready"), ("it is locked", False, "not ready"), (None, True, "not ready")],
 )
-def test_it_is_ready_when_the_store_can_be_used_and_was(problem: str | None, is_away: bool, status: str) -> None:
-    worker = replace(WORKER, is_away=is_away)
+def test_it_is_ready_when_the_store_can_be_used_and_was(problem: str | None, is_unavailable: bool, status: str) -> None:
+    worker = replace(WORKER, is_unavailable=is_unavailable)
     found = health_json(worker, problem)
     assert (found["status"], found["store"]["problem"]) == (status, problem)

@@ -175,7 +175,7 @@ async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_n
 
 async def test_who_finds_the_store_away_says_so_and_until_it_is_back_nobody_else_waits_for_it() -> None:
     store, clock, errors = FlakyStore(), Clock(), list[StoreUnavailable]()
-    ring = KeyRing(store, clock, is_away=lambda: bool(errors), away=errors.append)
+    ring = KeyRing(store, clock, is_unavailable=lambda: bool(errors), away=errors.append)
     await ring.ready()
     await store.add_key(CAROL)
     store.away = True

@@ -384,8 +384,8 @@ def test_other_paths_have_none(path: str, gateway: GatewayThread) -> None:
 
 
 def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason(web: Web) -> None:
-    lost = "GET /v1/responses HTTP/1.1\r\nhost: a\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    refused = talk(web.url, lost.encode())
+    orphaned = "GET /v1/responses HTTP/1.1\r\nhost: a\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    refused = talk(web.url, orphaned.encode())
     assert refused.status == 426
     assert "Upgrade" in refused.error["message"]
 

@@ -14,7 +14,7 @@ from tests.support.timing import in_time
 TEXT = "".join(f"line {n}: häuser, 漢字, 🙂\n" for n in range(2_000)).encode()
 
 
-def packed(data: bytes, level: int = 3) -> bytes:
+def compressed(data: bytes, level: int = 3) -> bytes:
     return zstandard.ZstdCompressor(level=level).compress(data)
 
 
@@ -26,27 +26,27 @@ def packed_in_pieces(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("data", [b"", b"x", TEXT], ids=["empty", "one byte", "text"])
 def test_a_packed_body_is_unpacked(data: bytes) -> None:
-    assert unpack_zstd(packed(data), 2**20) == data
+    assert unpack_zstd(compressed(data), 2**20) == data
     assert unpack_zstd(packed_in_pieces(data), 2**20) == data
 
 
 def test_a_body_of_several_frames_is_unpacked_whole() -> None:
-    frames = packed(b"first ") + packed(b"") + packed_in_pieces(b"second")
+    frames = compressed(b"first ") + compressed(b"") + packed_in_pieces(b"second")
     assert unpack_zstd(frames, 100) == b"first second"
     with in_time():
-        assert unpack_zstd(packed(b"") * 100_000, 100) == b""
+        assert unpack_zstd(compressed(b"") * 100_000, 100) == b""
 
 
 def test_what_is_larger_than_the_limit_is_refused_and_what_is_as_large_is_not() -> None:
-    assert unpack_zstd(packed(TEXT), len(TEXT)) == TEXT
+    assert unpack_zstd(compressed(TEXT), len(TEXT)) == TEXT
     with pytest.raises(TooLarge):
-        unpack_zstd(packed(TEXT), len(TEXT) - 1)
+        unpack_zstd(compressed(TEXT), len(TEXT) - 1)
     with pytest.raises(TooLarge):
-        unpack_zstd(packed(TEXT[:-1]) + packed(b"ab"), len(TEXT))
+        unpack_zstd(compressed(TEXT[:-1]) + compressed(b"ab"), len(TEXT))
 
 
 def test_a_bomb_is_cut_at_the_limit_without_being_held_in_memory() -> None:
-    bomb = packed(bytes(256 * 2**20), 19)
+    bomb = compressed(bytes(256 * 2**20), 19)
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):
@@ -70,12 +70,12 @@ def test_a_frame_that_wants_more_memory_than_any_may_is_refused() -> None:
         b"",
         b"no packed body at all",
         b"\xff" * 100,
-        packed(TEXT)[:-1],
-        packed(TEXT)[:100],
-        packed(TEXT)[:100] + b"\x00\xff" * 100,
+        compressed(TEXT)[:-1],
+        compressed(TEXT)[:100],
+        compressed(TEXT)[:100] + b"\x00\xff" * 100,
         packed_in_pieces(TEXT)[:-4] + b"\x00" * 4,
-        packed(b"first") + packed(TEXT)[:-1],
-        packed(b"first") + b"trailing",
+        compressed(b"first") + compressed(TEXT)[:-1],
+        compressed(b"first") + b"trailing",
     ],
     ids=["empty", "text", "noise", "cut by one", "cut early", "broken inside", "checksum", "second cut", "trailing"],
 )

@@ -817,8 +817,8 @@ async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: St
     assert world.record.notes["step"] == f"not kept: {WHY[type(error)]}"
     assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
-    assert world.settler.is_away is (type(error) is StoreUnavailable)
-    await eventually(lambda: not world.settler.is_away, "the settler recovers")
+    assert world.settler.is_unavailable is (type(error) is StoreUnavailable)
+    await eventually(lambda: not world.settler.is_unavailable, "the settler recovers")
     assert (await flaky.totals(KEY)).calls == 1, "it is charged all the same"
     assert (await flaky.remembered(KEY)).state.steps == {}
     written = await flaky.call(None, "request-1")

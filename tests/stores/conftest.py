@@ -112,7 +112,7 @@ def open_redis(redis_server: RedisServer) -> OpenStore:
     async def opened(clock: Clock, moments: Time) -> Store:
         redis_server.flush()
         return RedisStore(
-            redis_server.url, timeout_s=PATIENT_S, now=clock, moment=moments.beside, ahead_s=lambda: moments.passed
+            redis_server.url, timeout_s=PATIENT_S, now=clock, moment=moments.overhead, ahead_s=lambda: moments.passed
         )
 
     return opened
@@ -125,7 +125,7 @@ def open_cluster(redis_cluster: RedisCluster) -> OpenStore:
     async def opened(clock: Clock, moments: Time) -> Store:
         redis_cluster.flush()
         return RedisStore(
-            redis_cluster.url, timeout_s=PATIENT_S, now=clock, moment=moments.beside, ahead_s=lambda: moments.passed
+            redis_cluster.url, timeout_s=PATIENT_S, now=clock, moment=moments.overhead, ahead_s=lambda: moments.passed
         )
 
     return opened

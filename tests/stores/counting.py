@@ -27,11 +27,11 @@ def counts(state: SessionState) -> SessionState:
 
 def counts_apart(state: SessionState) -> SessionState:
     """Counts in the part of the state that the end of a call leaves as it is."""
-    return replace(state, epochs={"n": {"prefix": "n", "number": number_apart(state) + 1}})
+    return replace(state, trim_decisions={"n": {"prefix": "n", "number": number_apart(state) + 1}})
 
 
 def number_apart(state: SessionState) -> int:
-    number: int = state.epochs["n"]["number"] if "n" in state.epochs else 0
+    number: int = state.trim_decisions["n"]["number"] if "n" in state.trim_decisions else 0
     return number
 
 

@@ -53,7 +53,7 @@ class Time:
         self.mono += seconds
         self.passed += seconds
 
-    def beside(self) -> float:
+    def overhead(self) -> float:
         """A clock of this process that goes as that of a server does."""
         return time.monotonic() + self.passed
 

@@ -19,7 +19,7 @@ from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallError, CallRecord, ContextRecord
+from gateway.core.record import ORPHANED, CallError, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, Sort, StoredKey
@@ -43,11 +43,11 @@ EPOCH = {"v": 1, "prefix": "p1", "decisions": [1, "0-3 7", [2]], "recalls": {"5"
 STATE = SessionState({"p1": EPOCH})
 
 
-def weighed(
-    key: str = "openai\ngpt-5", estimate: int = 8, came: int = 20, sent: int = 20, **fields: Any
+def counted_tokens(
+    key: str = "openai\ngpt-5", estimate: int = 8, original: int = 20, sent: int = 20, **fields: Any
 ) -> ContextRecord:
     """What a call of these weights says of itself."""
-    return ContextRecord(sent, came, "calibrated", 1_000, sent, 0, key, estimate, **fields)
+    return ContextRecord(sent, original, "calibrated", 1_000, sent, 0, key, estimate, **fields)
 
 
 def one_more(known: bytes | None) -> bytes:
@@ -100,7 +100,7 @@ async def test_every_kind_of_count_adds_up(store: Store, record: MakeRecord) -> 
     for number, source in enumerate(sources):
         charge = Charge(Usage(7, 5, 13, 3, 2, 1), source, None if number == 0 else Decimal("0.25"))
         expected = expected.add(charge, number * 11)
-        assert await store.settle(record(charge=charge, context=weighed(came=20 + number * 11))) == expected
+        assert await store.settle(record(charge=charge, context=counted_tokens(original=20 + number * 11))) == expected
     assert expected.source == "mixed"
 
 
@@ -176,7 +176,7 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
 async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
     fates = Fates.of([Fate("user", 7, 7, "kept"), Fate("tool", 9, 2, "condense")])
     weights = {"search": ToolResultTokens(2, 90), "größer …": ToolResultTokens(1, 7)}
-    context = weighed(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
+    context = counted_tokens(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
     full = record(context=context)
     await store.settle(full)
     assert await store.call("alice", full.call_id) == full
@@ -188,7 +188,13 @@ async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: M
 async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved_in(
     store: Store, record: MakeRecord
 ) -> None:
-    contexts = [weighed(came=50, sent=20), None, weighed(came=30, sent=30), weighed(came=9, sent=4), weighed(sent=99)]
+    contexts = [
+        counted_tokens(original=50, sent=20),
+        None,
+        counted_tokens(original=30, sent=30),
+        counted_tokens(original=9, sent=4),
+        counted_tokens(sent=99),
+    ]
     for context in contexts:
         totals = await store.settle(record(charge=CHARGE, context=context))
     assert (totals.calls, totals.trimmed_calls, totals.saved_tokens) == (5, 2, 35)
@@ -200,30 +206,30 @@ async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved
 
 
 async def test_what_was_only_decided_saves_nothing(store: Store, record: MakeRecord) -> None:
-    totals = await store.settle(record(charge=CHARGE, context=weighed(came=50, sent=20, shadow=True)))
+    totals = await store.settle(record(charge=CHARGE, context=counted_tokens(original=50, sent=20, shadow=True)))
     assert totals == ONCE
 
 
 async def test_a_session_remembers_how_far_off_the_last_reported_call_was(store: Store, record: MakeRecord) -> None:
     assert await store.remembered(KEY) == Remembered()
-    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=8)))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=8)))
     assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("a", 2))
-    await store.settle(record(charge=CHARGE, context=weighed("b", estimate=20)))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("b", estimate=20)))
     assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("b", -10))
-    await store.settle(record(charge=CHARGE, context=weighed("", estimate=10)))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("", estimate=10)))
     assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("", 0))
 
 
 async def test_a_session_remembers_what_its_frames_add(store: Store, record: MakeRecord) -> None:
-    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=8, frames=3)))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=8, frames=3)))
     first = (await store.remembered(KEY)).last_turn
     assert first == LastTurn("a", 2, 3)
     await store.settle(record(charge=CHARGE, context=None))
     assert (await store.remembered(KEY)).last_turn == first
-    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=16, frames=1, before=first)))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=16, frames=1, before=first)))
     second = (await store.opening(KEY, (), with_totals=False)).remembered.last_turn
     assert second == LastTurn("a", -6, 1, 8, 2)
-    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=10, before=second)))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=10, before=second)))
     assert (await store.remembered(KEY)).last_turn in (LastTurn("a", 0), LastTurn("a", 0, None, 8, 2))
 
 
@@ -249,15 +255,15 @@ async def test_a_session_remembers_what_its_providers_keep_the_newest_first(stor
 async def test_a_call_that_reported_nothing_or_too_little_does_not_change_the_last_turn(
     store: Store, record: MakeRecord
 ) -> None:
-    first = record(charge=CHARGE, context=weighed("a"))
+    first = record(charge=CHARGE, context=counted_tokens("a"))
     await store.settle(first)
     await store.settle(record(charge=CHARGE, context=None))
-    await store.settle(record(charge=None, context=weighed("b")))
+    await store.settle(record(charge=None, context=counted_tokens("b")))
     for source in ("estimated", "mixed"):
-        await store.settle(record(charge=Charge(Usage.of(900, 1), source), context=weighed("b")))
-    await store.settle(record(charge=CHARGE, context=weighed("too little for its text", estimate=900)))
-    await store.settle(record(call_id=first.call_id, charge=CHARGE, context=weighed("again")))
-    await store.settle(record("other", charge=CHARGE, context=weighed("c")))
+        await store.settle(record(charge=Charge(Usage.of(900, 1), source), context=counted_tokens("b")))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("too little for its text", estimate=900)))
+    await store.settle(record(call_id=first.call_id, charge=CHARGE, context=counted_tokens("again")))
+    await store.settle(record("other", charge=CHARGE, context=counted_tokens("c")))
     assert (await store.remembered(KEY)).last_turn == LastTurn("a", 2)
 
 
@@ -265,8 +271,8 @@ async def test_a_call_that_reported_nothing_or_too_little_does_not_change_the_la
 async def test_an_absurd_report_leaves_a_last_turn_no_smaller_than_the_largest_count(
     store: Store, record: MakeRecord, reported: int
 ) -> None:
-    absurd = record(charge=Charge(Usage.of(reported, 1), "provider"), context=weighed("a"))
-    other = record("other", charge=CHARGE, context=weighed("image", estimate=2**70, came=2**80))
+    absurd = record(charge=Charge(Usage.of(reported, 1), "provider"), context=counted_tokens("a"))
+    other = record("other", charge=CHARGE, context=counted_tokens("image", estimate=2**70, original=2**80))
     await soon(asyncio.gather(store.settle(absurd), store.settle(other)))
     last = (await store.remembered(KEY)).last_turn
     assert last is not None
@@ -335,11 +341,11 @@ async def test_the_tools_of_a_call_taken_for_lost_count_when_its_record_comes_an
     store: Store, record: MakeRecord, known: tuple[str, ...]
 ) -> None:
     real = record(tools=("a", "b"))
-    await store.settle(replace(real, outcome=LOST, tools=known))
+    await store.settle(replace(real, outcome=ORPHANED, tools=known))
     assert await tools_of(store) == ToolUse()
     for _ in range(2):
         await store.settle(real)
-    await store.settle(replace(real, outcome=LOST))
+    await store.settle(replace(real, outcome=ORPHANED))
     assert await tools_of(store) == ToolUse(("a", "b"), {"a": 1, "b": 1})
 
 
@@ -371,13 +377,13 @@ async def test_tools_begin_anew_with_their_session_and_no_others_do(
 
 
 async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_before(store: Store) -> None:
-    assert await store.update(KEY, lambda state: state.with_epoch(EPOCH)) == STATE
+    assert await store.update(KEY, lambda state: state.with_trim_decision(EPOCH)) == STATE
     assert await store.remembered(KEY) == Remembered(STATE)
     second = {**EPOCH, "prefix": "p2", "decisions": []}
-    both = await store.update(KEY, lambda state: state.with_epoch(second))
-    assert list(both.epochs.items()) == [("p1", EPOCH), ("p2", second)]
+    both = await store.update(KEY, lambda state: state.with_trim_decision(second))
+    assert list(both.trim_decisions.items()) == [("p1", EPOCH), ("p2", second)]
     assert (await store.remembered(KEY)).state == both
-    assert list((await store.remembered(KEY)).state.epochs) == ["p1", "p2"]
+    assert list((await store.remembered(KEY)).state.trim_decisions) == ["p1", "p2"]
 
 
 async def test_who_made_the_thinking_of_a_conversation_is_remembered_beside_all_else(store: Store) -> None:
@@ -386,7 +392,7 @@ async def test_who_made_the_thinking_of_a_conversation_is_remembered_beside_all_
     await store.update(KEY, lambda state: state.with_step("a", StepState("debate", 1, ())))
     await store.update(KEY, lambda state: state.with_thinking("talk", origins))
     state = (await store.remembered(KEY)).state
-    assert (state.thinking, state.epochs, list(state.steps)) == ({"talk": origins}, STATE.epochs, ["a"])
+    assert (state.thinking, state.trim_decisions, list(state.steps)) == ({"talk": origins}, STATE.trim_decisions, ["a"])
     await store.update(KEY, lambda state: state.with_step("a", StepState("work", 0, ())))
     assert (await store.remembered(KEY)).state.thinking == {"talk": origins}
 
@@ -403,7 +409,7 @@ async def test_a_state_may_come_before_its_session_and_makes_none(store: Store, 
     assert await store.session(KEY) is None
     assert (await store.sessions(None, 10, None, "recent")).sessions == []
     assert not await store.reset(KEY)
-    assert await store.settle(record(charge=CHARGE, context=weighed("a"))) == ONCE
+    assert await store.settle(record(charge=CHARGE, context=counted_tokens("a"))) == ONCE
     assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
     assert (await store.update(KEY, counts)) == counts(STATE)
     assert await store.totals(KEY) == ONCE
@@ -487,12 +493,12 @@ async def test_a_call_that_was_taken_for_lost_goes_on_when_its_own_record_comes_
     store: Store, record: MakeRecord
 ) -> None:
     own = record(charge=CHARGE)
-    lost = replace(own, outcome=LOST)
-    await store.settle(lost)
+    orphaned = replace(own, outcome=ORPHANED)
+    await store.settle(orphaned)
     assert await counted(store) == 0
     for _ in range(2):
         assert await store.settle(own, ending(own)) == ONCE
-        assert await store.settle(lost) == ONCE
+        assert await store.settle(orphaned) == ONCE
         assert await counted(store) == 1
 
 
@@ -526,7 +532,7 @@ async def test_a_call_that_ends_after_its_session_was_deleted_goes_on_from_what_
     late = record(charge=CHARGE)
     assert await store.settle(late, ending(late)) == ONCE
     assert await counted(store) == 1 + ("count" in between)
-    assert (await store.remembered(KEY)).state.epochs == {}
+    assert (await store.remembered(KEY)).state.trim_decisions == {}
 
 
 async def test_the_end_of_a_call_changes_nothing_but_the_steps(store: Store, record: MakeRecord) -> None:
@@ -803,7 +809,7 @@ async def test_a_call_that_was_taken_for_lost_is_found_by_its_answer_once_that_i
     store: Store, record: MakeRecord
 ) -> None:
     real = record(charge=CHARGE, answer="a1")
-    await store.settle(replace(real, outcome=LOST, answer=None))
+    await store.settle(replace(real, outcome=ORPHANED, answer=None))
     assert await store.answered("alice", "a1") is None
     await store.settle(real)
     assert await store.answered("alice", "a1") == real
@@ -903,7 +909,7 @@ async def test_a_forged_cursor_shows_nothing_of_another_namespace(store: Store, 
 
 
 async def test_a_reset_zeroes_the_totals_and_keeps_session_and_calls(store: Store, record: MakeRecord) -> None:
-    await store.settle(record(at=1_000.0, derived_session=True, context=weighed(came=99)))
+    await store.settle(record(at=1_000.0, derived_session=True, context=counted_tokens(original=99)))
     assert await store.reset(KEY)
     assert await store.session(KEY) == SessionView(KEY, 1_000.0, 1_002.0, Totals(), derived=True)
     assert len(await store.calls(KEY, 10)) == 1
@@ -912,7 +918,7 @@ async def test_a_reset_zeroes_the_totals_and_keeps_session_and_calls(store: Stor
 
 async def test_a_reset_is_of_the_totals_alone(store: Store, record: MakeRecord) -> None:
     await store.update(KEY, lambda _: STATE)
-    await store.settle(record(charge=CHARGE, context=weighed("a")))
+    await store.settle(record(charge=CHARGE, context=counted_tokens("a")))
     assert await store.reset(KEY)
     assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
 
@@ -921,7 +927,7 @@ async def test_a_deleted_session_remembers_nothing_settled_or_not(store: Store, 
     for settled in (True, False):
         await store.update(KEY, lambda _: STATE)
         if settled:
-            await store.settle(record(charge=CHARGE, context=weighed("a")))
+            await store.settle(record(charge=CHARGE, context=counted_tokens("a")))
         assert await store.delete(KEY) is settled
         assert await store.remembered(KEY) == Remembered()
 
@@ -1021,7 +1027,7 @@ async def test_calls_without_a_living_session_expire_too(store: Store, record: M
 
 async def test_a_state_expires_with_its_session(store: Store, record: MakeRecord, clock: Clock) -> None:
     await store.update(KEY, lambda _: STATE)
-    await store.settle(record(charge=CHARGE, at=1_000.0, context=weighed("a")))
+    await store.settle(record(charge=CHARGE, at=1_000.0, context=counted_tokens("a")))
     assert await store.expire(1_500.0) == 1
     assert await store.remembered(KEY) == Remembered()
 
@@ -1029,7 +1035,7 @@ async def test_a_state_expires_with_its_session(store: Store, record: MakeRecord
 async def test_a_state_that_was_changed_later_than_its_session_was_settled_outlives_it(
     store: Store, record: MakeRecord, clock: Clock
 ) -> None:
-    await store.settle(record(charge=CHARGE, at=1_000.0, context=weighed("a")))
+    await store.settle(record(charge=CHARGE, at=1_000.0, context=counted_tokens("a")))
     clock.time = 1_600.0
     await store.update(KEY, lambda _: STATE)
     assert await store.expire(1_500.0) == 1
@@ -1049,7 +1055,7 @@ async def test_an_old_state_goes_if_it_has_no_session_and_stays_if_it_has(
     assert await store.expire(1_000.0) == 0
     assert (await store.remembered(keys["old"])).state == STATE
     assert await store.expire(1_500.0) == 0
-    assert {name: bool((await store.remembered(key)).state.epochs) for name, key in keys.items()} == {
+    assert {name: bool((await store.remembered(key)).state.trim_decisions) for name, key in keys.items()} == {
         "old": False,
         "young": True,
         "living": True,

@@ -14,7 +14,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused, Store
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 from gateway.core.stored import OpenHold, StoredKey
@@ -51,7 +51,7 @@ class Spoilt:
 
     store: Store
     moments: Time
-    lost: Spoil
+    orphaned: Spoil
     record: Spoil
     hold: Spoil
     key: Spoil
@@ -77,7 +77,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
         home = tag_of("alice", "s")
         tag = None if request.param == "redis" else home
         made = Spoilt(
-            RedisStore(server.url, timeout_s=PATIENT_S, moment=moments.beside, ahead_s=lambda: moments.passed),
+            RedisStore(server.url, timeout_s=PATIENT_S, moment=moments.overhead, ahead_s=lambda: moments.passed),
             moments,
             lambda call_id: cli("-c", "-p", port, "hset", _KEYS.calls(home)[2], call_id, "junk"),
             lambda call_id: cli("-c", "-p", port, "hset", _KEYS.calls(home)[1], call_id, JUNK),
@@ -95,8 +95,8 @@ def journals(tmp_path: Path) -> Path:
 
 def held(record: CallRecord) -> OpenHold:
     charge = Charge(Usage.of(100, 0), "estimated", Decimal("0.1"))
-    lost = replace(record, outcome=LOST, charge=charge, accounts=(KEY.account,), spent=Amount(100, 0, 1))
-    return OpenHold(Hold(record.call_id, (Claim(KEY.account),), Amount(100, 0, 1)), lost)
+    orphaned = replace(record, outcome=ORPHANED, charge=charge, accounts=(KEY.account,), spent=Amount(100, 0, 1))
+    return OpenHold(Hold(record.call_id, (Claim(KEY.account),), Amount(100, 0, 1)), orphaned)
 
 
 async def calls_of(store: Store, key: SessionKey) -> int:
@@ -115,8 +115,8 @@ async def test_a_record_that_cannot_take_the_place_of_what_is_there_is_set_aside
     spoilt: Spoilt, record: MakeRecord, journals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler, one = Settler(spoilt.store, Journal(journals)), record()
-    await spoilt.store.settle(replace(one, outcome=LOST))
-    spoilt.lost(one.call_id)
+    await spoilt.store.settle(replace(one, outcome=ORPHANED))
+    spoilt.orphaned(one.call_id)
     assert await settler.settle(one) is None
     settler.check()
     assert await settler.settle(record("other")) is not None
@@ -129,13 +129,13 @@ async def test_a_record_that_cannot_take_the_place_of_what_is_there_is_set_aside
 
 async def test_what_is_refused_is_refused_each_time_and_writes_nothing(spoilt: Spoilt, record: MakeRecord) -> None:
     store, one = spoilt.store, record(accounts=(KEY.account,), spent=Amount(15, 0, 1))
-    await store.settle(replace(one, outcome=LOST, charge=None, spent=Amount(7, 0, 1)))
-    spoilt.lost(one.call_id)
-    before = await store.standings([Claim(KEY.account)])
+    await store.settle(replace(one, outcome=ORPHANED, charge=None, spent=Amount(7, 0, 1)))
+    spoilt.orphaned(one.call_id)
+    before = await store.balances([Claim(KEY.account)])
     for _ in range(2):
         with pytest.raises(RecordRefused, match=one.call_id):
             await store.settle(one, lambda _: ({"a": StepState("s", 1)}, one))
-    assert await store.standings([Claim(KEY.account)]) == before
+    assert await store.balances([Claim(KEY.account)]) == before
     assert (await store.remembered(KEY)).state == SessionState()
     assert await calls_of(store, KEY) == 0
 
@@ -169,13 +169,13 @@ async def test_when_the_store_is_back_what_it_refuses_keeps_nothing_waiting(
     path: Path, record: MakeRecord, journals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
-    await store.settle(replace(one, outcome=LOST))
+    await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Journal(journals))
     settler.away(StoreUnavailable("The store is away."))
     for item in (one, record("other")):
         assert await settler.settle(item) is None
-    await eventually(lambda: not settler.is_away, "the settler recovers")
+    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
     assert (await calls_of(store, KEY), await calls_of(store, OTHER)) == (1, 1)
     assert said(caplog, one.call_id, "set aside")
     await settler.aclose()
@@ -187,8 +187,8 @@ async def test_a_refused_record_in_a_journal_hides_neither_the_rest_of_it_nor_la
     path: Path, record: MakeRecord, journals: Path
 ) -> None:
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
-    lost = replace(one, outcome=LOST)
-    await store.settle(lost)
+    orphaned = replace(one, outcome=ORPHANED)
+    await store.settle(orphaned)
     ((good,),) = query(path, "SELECT record FROM calls")
     rewrite(path, one.call_id, JUNK.encode())
     gone = Journal(journals)
@@ -220,13 +220,13 @@ async def test_a_refused_record_that_cannot_be_set_aside_is_named_and_stays_in_i
             raise OSError(28, "No space left on device")
 
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
-    await store.settle(replace(one, outcome=LOST))
+    await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Full(journals))
     settler.away(StoreUnavailable("The store is away."))
     for item in (one, record("other")):
         await settler.settle(item)
-    await eventually(lambda: not settler.is_away, "the settler recovers")
+    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
     assert await settler.recover() == 1, "the other one, once more"
     assert said(caplog, one.call_id, "nor set aside", "No space left")
     assert [file.suffix for file in journals.iterdir()] == [".journal"]
@@ -239,8 +239,8 @@ async def test_without_a_journal_a_refused_record_is_named_as_lost(
     spoilt: Spoilt, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler, one = Settler(spoilt.store), record()
-    await spoilt.store.settle(replace(one, outcome=LOST))
-    spoilt.lost(one.call_id)
+    await spoilt.store.settle(replace(one, outcome=ORPHANED))
+    spoilt.orphaned(one.call_id)
     assert await settler.settle(one) is None
     settler.check()
     await settler.aclose()
@@ -251,8 +251,8 @@ async def test_a_call_that_ends_with_its_session_is_refused_without_the_store_be
     spoilt: Spoilt, record: MakeRecord
 ) -> None:
     settler, one = Settler(spoilt.store), record()
-    await spoilt.store.settle(replace(one, outcome=LOST))
-    spoilt.lost(one.call_id)
+    await spoilt.store.settle(replace(one, outcome=ORPHANED))
+    spoilt.orphaned(one.call_id)
     with pytest.raises(RecordRefused):
         await settler.close_with(one, lambda places: (places, one), ())
     settler.check()
@@ -284,7 +284,7 @@ async def test_a_text_that_cannot_be_written_is_refused_by_each_store_that_write
     settler.away(StoreUnavailable("The store is away."))
     for item in (one, record("other")):
         await settler.settle(item)
-    await eventually(lambda: not settler.is_away, "the settler recovers")
+    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
     assert await calls_of(spoilt.store, OTHER) == 1
     await settler.aclose()
 
@@ -318,8 +318,8 @@ async def test_a_hold_that_cannot_be_read_is_named_once_and_hides_no_other(
     for _ in range(3):
         assert [one.hold.id for one in await spoilt.store.overdue(9)] == [good.hold.id]
     assert len(said(caplog, bad.hold.id, "cannot be read", "version that wrote it")) == 1
-    (stands,) = await spoilt.store.standings([Claim(KEY.account)])
-    assert stands.held == Amount(200, 0, 2), "what it holds stays"
+    (balance,) = await spoilt.store.balances([Claim(KEY.account)])
+    assert balance.held == Amount(200, 0, 2), "what it holds stays"
 
 
 async def test_more_holds_that_cannot_be_read_than_are_looked_for_hide_no_other_for_long(

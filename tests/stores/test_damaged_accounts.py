@@ -14,7 +14,7 @@ from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused, Store
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Usage
 from gateway.stores.journal import Journal
@@ -79,7 +79,7 @@ def in_redis(url: str, port: str, moments: Time, field: str) -> Damaged:
         cli("-c", "-p", port, *(("del", name) if field == "another type" else ("hdel", name, field)))
 
     return Damaged(
-        RedisStore(url, timeout_s=PATIENT_S, moment=moments.beside, ahead_s=lambda: moments.passed),
+        RedisStore(url, timeout_s=PATIENT_S, moment=moments.overhead, ahead_s=lambda: moments.passed),
         moments,
         damage,
         mend,
@@ -105,13 +105,13 @@ def charged(record: CallRecord) -> CallRecord:
 
 
 def opened(record: CallRecord, *claims: Claim) -> OpenHold:
-    lost = replace(charged(record), outcome=LOST, charge=Charge(Usage.of(100, 0), "estimated", Decimal("0.1")))
-    return OpenHold(Hold(record.call_id, claims, Amount(100, 0, 1), Amount(1), 0, 50), lost)
+    orphaned = replace(charged(record), outcome=ORPHANED, charge=Charge(Usage.of(100, 0), "estimated", Decimal("0.1")))
+    return OpenHold(Hold(record.call_id, claims, Amount(100, 0, 1), Amount(1), 0, 50), orphaned)
 
 
 async def numbers(store: Store, key: AccountKey) -> tuple[Amount, Amount]:
-    (stands,) = await store.standings([Claim(key)])
-    return stands.used, stands.held
+    (balance,) = await store.balances([Claim(key)])
+    return balance.used, balance.held
 
 
 def said(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
@@ -127,7 +127,7 @@ async def test_nothing_is_read_nor_held_of_it_and_others_go_on(damaged: Damaged,
         await store.opening(KEY, [LIMITED], with_totals=True)
     assert not caught.value.retry
     with pytest.raises(StoreDamaged):
-        await store.standings([Claim(CLIENT), LIMITED])
+        await store.balances([Claim(CLIENT), LIMITED])
     with pytest.raises(StoreDamaged):
         await store.reserve(opened(record(), Claim(CLIENT), LIMITED), LEASE_S)
     assert (await numbers(store, CLIENT))[1] == Amount(), "of a hold that was not taken nothing is left"
@@ -143,7 +143,7 @@ async def test_a_call_of_others_is_settled_though_it_cannot_be_read_after_that(
     damaged.damage()
     closing = await store.closing(others, None, [Claim(CLIENT), LIMITED])
     assert closing.totals.calls == 2
-    assert closing.standings is None
+    assert closing.balances is None
     assert await numbers(store, CLIENT) == (Amount(30, 0, 2), Amount())
 
 
@@ -178,7 +178,7 @@ async def test_a_settlement_never_makes_zero_of_what_is_no_number(damaged: Damag
     except RecordRefused:
         assert (await store.totals(KEY)).calls == 1
     with pytest.raises(StoreDamaged):
-        await store.standings([LIMITED])
+        await store.balances([LIMITED])
 
 
 async def test_a_reset_does_not_lift_a_limit_that_nobody_can_read_and_a_deleted_session_begins_anew(
@@ -222,10 +222,10 @@ async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
     damaged.damage()
     for _ in range(3):
         try:
-            await damaged.store.standings([LIMITED])
+            await damaged.store.balances([LIMITED])
         except StoreUnavailable as error:
             settler.away(error)
-    assert not settler.is_away
+    assert not settler.is_unavailable
     assert len(said(caplog, "store damaged")) == 1
     assert not said(caplog, "store away")
     await settler.aclose()

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import StoreDamaged
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import SORTS, OpenHold, Sort
 from gateway.core.usage import Charge, Usage
 from gateway.stores.redis import RedisStore
@@ -53,7 +53,7 @@ async def shared(request: pytest.FixtureRequest, moments: Time) -> AsyncIterator
     server.flush()
     is_cluster = request.param == "cluster"
     port = server.nodes[0].port if is_cluster else server.port
-    store = RedisStore(server.url, timeout_s=PATIENT_S, moment=moments.beside, ahead_s=lambda: moments.passed)
+    store = RedisStore(server.url, timeout_s=PATIENT_S, moment=moments.overhead, ahead_s=lambda: moments.passed)
     yield Shared(store, moments, str(port), is_cluster)
     await store.aclose()
 
@@ -175,8 +175,8 @@ async def test_a_text_that_another_session_has_too_is_found_there(shared: Shared
 async def test_holds_of_other_calls_are_renewed_and_found_beside_it(shared: Shared, record: MakeRecord) -> None:
     bad, good, left = records = [record("other") for _ in range(3)]
     for one in records:
-        lost = replace(one, outcome=LOST, charge=Charge(Usage.of(1, 0), "estimated"))
-        opened = OpenHold(Hold(one.call_id, (Claim(OTHER.account),), Amount(10), Amount(1), 0, 5), lost)
+        orphaned = replace(one, outcome=ORPHANED, charge=Charge(Usage.of(1, 0), "estimated"))
+        opened = OpenHold(Hold(one.call_id, (Claim(OTHER.account),), Amount(10), Amount(1), 0, 5), orphaned)
         await shared.store.reserve(opened, LEASE_S)
     tag = tag_of(OTHER.namespace, OTHER.id)
     shared.spoil(_KEYS.hold(bad.call_id, tag if shared.is_cluster else None))

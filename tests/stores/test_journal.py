@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.ledger.arithmetic import Amount
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.stores.journal import Journal, Left
 
 MakeRecord = Callable[..., CallRecord]
@@ -35,7 +35,7 @@ def holds_something(file: Path) -> bool:
 
 def read(folder: Path) -> list[CallRecord]:
     """What a journal of another worker finds."""
-    return [record for left in Journal(folder).left_behind() for record in read_file(left)]
+    return [record for left in Journal(folder).left_over() for record in read_file(left)]
 
 
 def read_file(left: Left) -> list[CallRecord]:
@@ -176,7 +176,7 @@ def test_a_file_with_a_line_that_was_damaged_is_set_aside_and_not_deleted(
     lines = file.read_bytes().splitlines(keepends=True)
     lines[place] = lines[place].replace(b'"call_id"', b'"call_ix"')
     file.write_bytes(b"".join(lines))
-    for left in Journal(tmp_path).left_behind():
+    for left in Journal(tmp_path).left_over():
         assert len(read_file(left)) == 1
         left.delete()
     assert file.with_suffix(".unread").read_bytes() == b"".join(lines), "it is a charge that somebody may read"
@@ -190,7 +190,7 @@ def test_a_long_file_is_read_in_parts(tmp_path: Path, record: MakeRecord) -> Non
     for one in records:
         journal.append(one)
     journal.close()
-    (parts,) = [list(left.parts(2)) for left in Journal(tmp_path).left_behind()]
+    (parts,) = [list(left.parts(2)) for left in Journal(tmp_path).left_over()]
     assert parts == [records[:2], records[2:4], records[4:]]
 
 
@@ -198,7 +198,7 @@ def test_a_file_is_looked_at_by_one_at_a_time_and_gone_when_it_is_settled(tmp_pa
     journal = Journal(tmp_path)
     journal.append(record())
     journal.close()
-    for left in Journal(tmp_path).left_behind():
+    for left in Journal(tmp_path).left_over():
         assert read(tmp_path) == []
         left.delete()
     assert files(tmp_path) == []
@@ -241,14 +241,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_is_noted_of_calls_under_way_takes_the_place_of_what_was_and_is_found_when_their_worker_is_gone(
     tmp_path: Path, record: MakeRecord
 ) -> None:
-    journal, ended, under_way = Journal(tmp_path), record(), record("t", outcome=LOST)
+    journal, ended, under_way = Journal(tmp_path), record(), record("t", outcome=ORPHANED)
     journal.append(ended)
     for tokens in range(1, 50):
         noted = replace(under_way, spent=Amount(tokens))
         journal.note([noted, replace(noted, call_id=f"other-{tokens}")])
     assert len(files(tmp_path)) == 2
     assert read(tmp_path) == [], "its worker still lives"
-    assert [*journal.left_behind()] == []
+    assert [*journal.left_over()] == []
     journal.close()
     assert read(tmp_path) == [ended, noted, replace(noted, call_id="other-49")]
     assert [path.stat().st_mode & 0o777 for path in files(tmp_path)] == [0o600] * 2
@@ -265,7 +265,7 @@ def test_notes_are_gone_once_nothing_is_to_be_noted(tmp_path: Path, record: Make
 
 
 def test_notes_that_cannot_be_written_leave_those_before_them(tmp_path: Path, record: MakeRecord) -> None:
-    journal, one = Journal(tmp_path), record(outcome=LOST)
+    journal, one = Journal(tmp_path), record(outcome=ORPHANED)
     journal.note([one])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -281,7 +281,7 @@ def test_notes_that_cannot_be_written_leave_those_before_them(tmp_path: Path, re
 
 def test_of_several_records_of_a_call_the_one_that_stays_is_read(tmp_path: Path, record: MakeRecord) -> None:
     journal, real = Journal(tmp_path), record()
-    less, more = (replace(real, outcome=LOST, spent=Amount(tokens)) for tokens in (5, 9))
+    less, more = (replace(real, outcome=ORPHANED, spent=Amount(tokens)) for tokens in (5, 9))
     for records in ((less, more), (more, less), (less, real, more)):
         for one in records:
             journal.append(one)
@@ -297,7 +297,7 @@ def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Pa
     def look() -> None:
         """As other workers do, but without a pause."""
         while not looks_on.is_set():
-            for left in Journal(tmp_path).left_behind():
+            for left in Journal(tmp_path).left_over():
                 left.delete()
 
     looking = [threading.Thread(target=look) for _ in range(2)]
@@ -318,7 +318,7 @@ def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Pa
 def test_a_record_of_another_version_is_set_aside_and_not_deleted(tmp_path: Path) -> None:
     value = b'{"call_id": 5}'
     (tmp_path / "1.journal").write_bytes(b"%08x %b\n" % (zlib.crc32(value), value))
-    for left in Journal(tmp_path).left_behind():
+    for left in Journal(tmp_path).left_over():
         assert read_file(left) == []
         left.delete()
     assert [path.name for path in tmp_path.iterdir()] == ["1.unread"]

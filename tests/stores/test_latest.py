@@ -11,7 +11,7 @@ import pytest
 from gateway.core.ledger.arithmetic import Amount
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST
+from gateway.core.record import ORPHANED
 from gateway.core.stored import MOST_LATEST, LatestCalls, Settled
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.memory import MemoryStore
@@ -100,14 +100,14 @@ async def test_a_call_that_was_taken_for_lost_and_goes_on_does_not_come_again_be
 ) -> None:
     begin = (await store.latest(None, 10)).cursor
     own = record("s", charge=CHARGE)
-    lost = [
-        replace(own, outcome=LOST, charge=Charge(Usage.of(10, tokens), "estimated"), spent=Amount(10 + tokens))
+    orphaned = [
+        replace(own, outcome=ORPHANED, charge=Charge(Usage.of(10, tokens), "estimated"), spent=Amount(10 + tokens))
         for tokens in (5, 20, 40)
     ]
-    for one in lost:
+    for one in orphaned:
         await store.settle(one)
     found = await store.latest(begin, 10)
-    assert [one.call for one in found.settled] == [lost[-1]], "once, as it is now"
+    assert [one.call for one in found.settled] == [orphaned[-1]], "once, as it is now"
     await store.settle(own)
     found = await store.latest(found.cursor, 10)
     assert [one.call for one in found.settled] == [own]
@@ -117,11 +117,11 @@ async def test_a_call_that_was_taken_for_lost_comes_again_when_it_is_corrected(
     store: Store, record: MakeRecord
 ) -> None:
     begin = (await store.latest(None, 10)).cursor
-    lost = record(outcome=LOST, charge=CHARGE)
-    await store.settle(lost)
+    orphaned = record(outcome=ORPHANED, charge=CHARGE)
+    await store.settle(orphaned)
     found = await store.latest(begin, 10)
-    assert [one.call.outcome for one in found.settled] == [LOST]
-    right = replace(lost, outcome="ok", charge=replace(CHARGE, usage=Usage.of(1, 2)))
+    assert [one.call.outcome for one in found.settled] == [ORPHANED]
+    right = replace(orphaned, outcome="ok", charge=replace(CHARGE, usage=Usage.of(1, 2)))
     for one in (right, right):
         await store.settle(one)
     found = await store.latest(found.cursor, 10)

@@ -162,7 +162,7 @@ async def test_a_limit_of_the_input_is_learned_as_such_and_kept_for_other_worker
 async def test_a_window_is_not_forgotten_for_what_the_passes_of_one_call_come_to() -> None:
     learner = Learner(MemoryStore())
     learner.report_limit("p", "m", LengthLimit(2_000))
-    learner.record(replace(answered(2_900), context=replace(weighed(1_500, 1, None), beyond=1_400)), None)
+    learner.record(replace(answered(2_900), context=replace(counted(1_500, 1, None), beyond=1_400)), None)
     assert await learner.limit("p", "m") == LengthLimit(2_000)
     assert (await learner.taught("k")).offsets == (Residual(0, 1_500),)
 
@@ -253,17 +253,17 @@ def answered(tokens: int) -> CallRecord:
 async def test_what_frames_added_in_a_session_is_known_to_others() -> None:
     store = MemoryStore()
     learner = Learner(store)
-    first = weighed(100, 1, None)
+    first = counted(100, 1, None)
     learner.record(replace(answered(150), context=first), None)
     assert (await learner.taught("k")).frames == ()
-    learner.record(replace(answered(280), context=weighed(200, 2, first.reported(150))), None)
+    learner.record(replace(answered(280), context=counted(200, 2, first.reported(150))), None)
     assert (await learner.taught("k")).frames == (Residual(30, 1),)
     assert (await learner.taught("k")).offsets == (Residual(50, 100), Residual(80, 200))
     await settled(learner)
     assert (await Learner(store).taught("k")).frames == (Residual(30, 1),)
 
 
-def weighed(tokens: int, frames: int, before: LastTurn | None) -> ContextRecord:
+def counted(tokens: int, frames: int, before: LastTurn | None) -> ContextRecord:
     return ContextRecord(tokens, tokens, "calibrated", None, tokens, 0, "k", tokens, frames=frames, before=before)
 
 
@@ -297,8 +297,8 @@ async def test_one_absurd_report_teaches_nothing_of_other_sessions() -> None:
     learner = Learner(MemoryStore())
     learner.report_limit("p", "m", LengthLimit(2_000))
     for tokens in (10**12, 200_000):
-        learner.record(replace(answered(tokens), context=weighed(8, 1, None)), None)
+        learner.record(replace(answered(tokens), context=counted(8, 1, None)), None)
     assert await learner.taught("k") == ((), (), ())
     assert await learner.limit("p", "m") == LengthLimit(2_000)
-    learner.record(replace(answered(5_000), context=weighed(8, 1, None)), None)
+    learner.record(replace(answered(5_000), context=counted(8, 1, None)), None)
     assert (await learner.taught("k")).offsets == (Residual(4_992, 8),), "a host's own system prompt"

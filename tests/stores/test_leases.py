@@ -17,7 +17,7 @@ import pytest
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold, Limits, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import Ending, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.leases import Lease, Leases
@@ -56,12 +56,12 @@ async def leases(store: MemoryStore) -> AsyncIterator[Leases]:
 
 def opened(record: CallRecord) -> OpenHold:
     charge = Charge(Usage.of(100, 0), "estimated", Decimal("0.1"))
-    lost = CallRecord(
+    orphaned = CallRecord(
         **{name: getattr(record, name) for name in record.__slots__}
-        | {"outcome": LOST, "charge": charge, "accounts": (KEY.account,), "spent": Amount(100, 10**8, 1)}
+        | {"outcome": ORPHANED, "charge": charge, "accounts": (KEY.account,), "spent": Amount(100, 10**8, 1)}
     )
     hold = Hold(record.call_id, (CLAIM,), Amount(100, 0, 1), Amount(1), 0, 2_000)
-    return OpenHold(hold, lost, unit_usd=Decimal("0.01"))
+    return OpenHold(hold, orphaned, unit_usd=Decimal("0.01"))
 
 
 async def taken(store: MemoryStore, record: CallRecord) -> Granted:
@@ -87,7 +87,7 @@ async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_m
     leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
     at_once, put_off = opened(record()), opened(record())
-    await taken(store, at_once.lost)
+    await taken(store, at_once.orphaned)
     lease = leases.open(Lease(at_once.hold.id, 60, 2_000))
     late = leases.open(Lease(put_off.hold.id, 60, 0, pending=lambda: put_off))
     leases.lease_s = 3_600
@@ -116,8 +116,8 @@ async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
     totals = await store.totals(KEY)
     assert (totals.input_tokens, totals.output_tokens, totals.estimated_tokens) == (100, 250, 350)
     assert totals.cost_usd == Decimal("2.6")
-    (stands,) = await store.standings([CLAIM])
-    assert (stands.used, stands.held) == (Amount(350, 2_600_000_000, 1), Amount())
+    (balance,) = await store.balances([CLAIM])
+    assert (balance.used, balance.held) == (Amount(350, 2_600_000_000, 1), Amount())
     await leases.sweep()
     assert await store.totals(KEY) == totals
 
@@ -127,16 +127,16 @@ async def test_a_call_that_was_taken_for_lost_while_its_worker_lives_is_charged_
     leases: Leases, store: MemoryStore, record: MakeRecord, way: str
 ) -> None:
     one, delivered = opened(record()), 0
-    await taken(store, one.lost)
+    await taken(store, one.orphaned)
     lease = leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: delivered))
-    await store.settle(replace(one, noted=100).as_lost())
+    await store.settle(replace(one, noted=100).as_orphaned())
     for delivered in (100, 400, 700):
         await (leases.tick() if way == "tick" else leases.note(lease, 4 * delivered))
         totals = await store.totals(KEY)
         assert (totals.calls, totals.output_tokens) == (1, delivered)
-    (stands,) = await store.standings([CLAIM])
-    assert (stands.used.tokens, stands.held) == (800, Amount())
-    whole = replace(one.lost, outcome="ok", charge=Charge(Usage.of(90, 720), "provider"), spent=Amount(810, 0, 1))
+    (balance,) = await store.balances([CLAIM])
+    assert (balance.used.tokens, balance.held) == (800, Amount())
+    whole = replace(one.orphaned, outcome="ok", charge=Charge(Usage.of(90, 720), "provider"), spent=Amount(810, 0, 1))
     await store.settle(whole)
     await leases.tick()
     totals = await store.totals(KEY)
@@ -154,7 +154,7 @@ async def test_what_still_comes_of_a_call_taken_for_lost_is_journalled_where_the
     lease = notes.leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: 7))
     await notes.tick()
     assert notes.written == [{one.hold.id: 7}]
-    assert not notes.is_away, "the store is well"
+    assert not notes.is_unavailable, "the store is well"
     assert lease.is_known
 
 
@@ -191,8 +191,8 @@ async def test_holds_of_its_own_that_are_overdue_hide_no_others(
 async def test_calls_that_are_left_and_cannot_be_settled_hide_no_others(
     store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
-    async def refuse(lost: CallRecord) -> None:
-        handed_on.append(lost.call_id)
+    async def refuse(orphaned: CallRecord) -> None:
+        handed_on.append(orphaned.call_id)
 
     handed_on = list[str]()
     leases = Leases(store, refuse, lease_s=60)
@@ -255,13 +255,13 @@ async def test_a_hold_that_was_put_off_is_taken_once_and_noted_from_then_on(reco
 
 
 async def test_a_hold_of_a_call_that_is_taken_while_the_store_is_away_waits_for_it(record: MakeRecord) -> None:
-    store, is_away, told = Counting(), True, list[Granted]()
-    leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_away=lambda: is_away)
+    store, is_unavailable, told = Counting(), True, list[Granted]()
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_unavailable=lambda: is_unavailable)
     one = opened(record())
     leases.open(Lease(one.hold.id, 60, 0, pending=lambda: one, taken=told.append))
     await leases.tick()
     assert (store.taken, told) == ([], [])
-    is_away = False
+    is_unavailable = False
     for _ in range(2):
         await leases.tick()
     assert (store.taken, [outcome.units for outcome in told]) == ([one.hold.id], [2_000])
@@ -411,8 +411,8 @@ async def test_an_answer_ends_where_its_hold_does_while_the_store_is_away(record
         with contextlib.suppress(StoreUnavailable):
             await (leases.look(lease) if way == "look" else leases.tick())
         assert lease.is_over is (delivered == 2_000)
-    (stands,) = await store.standings([CLAIM])
-    assert stands.held.tokens == 100 + lease.tokens
+    (balance,) = await store.balances([CLAIM])
+    assert balance.held.tokens == 100 + lease.tokens
 
 
 async def test_an_answer_goes_on_when_the_store_is_back_in_time(record: MakeRecord) -> None:
@@ -438,13 +438,19 @@ class Notes:
     """What is written down while the store is away, as a worker writes it."""
 
     def __init__(self, store: Gone) -> None:
-        self.store, self.is_away, self.written = store, False, list[dict[str, int]]()
+        self.store, self.is_unavailable, self.written = store, False, list[dict[str, int]]()
         self.leases = Leases(
-            store, store.settle, lease_s=60, tick_s=60, is_away=lambda: self.is_away, away=self._away, note=self._note
+            store,
+            store.settle,
+            lease_s=60,
+            tick_s=60,
+            is_unavailable=lambda: self.is_unavailable,
+            away=self._away,
+            note=self._note,
         )
 
     def _away(self, error: StoreUnavailable) -> None:
-        self.is_away = self.store.is_gone = True
+        self.is_unavailable = self.store.is_gone = True
 
     async def _note(self, records: Sequence[CallRecord]) -> None:
         await asyncio.sleep(0)
@@ -470,10 +476,10 @@ async def test_what_a_stream_brings_while_the_store_is_away_is_noted_until_the_s
     for delivered in (7, 9):
         lease.delivered = lambda come=delivered: come  # type: ignore[misc]
         await notes.tick()
-    assert notes.is_away, "found out although no call came"
+    assert notes.is_unavailable, "found out although no call came"
     assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
     assert still.journalled is None
-    notes.is_away = notes.store.is_gone = False
+    notes.is_unavailable = notes.store.is_gone = False
     await notes.tick()
     await notes.tick()
     assert notes.written[2:] == [{}], "once"
@@ -484,7 +490,7 @@ async def test_a_call_that_the_store_has_not_heard_of_is_noted_once_something_ca
     record: MakeRecord,
 ) -> None:
     notes = Notes(Gone())
-    notes.is_away = notes.store.is_gone = True
+    notes.is_unavailable = notes.store.is_gone = True
     young, old, begun = opened(record()), opened(record()), opened(record())
     leases = [notes.leases.open(Lease(one.hold.id, 60, 0, pending=partial(_same, one))) for one in (young, old, begun)]
     leases[1].renewed_at -= 60
@@ -493,13 +499,13 @@ async def test_a_call_that_the_store_has_not_heard_of_is_noted_once_something_ca
     await notes.tick()
     assert notes.written == [{old.hold.id: 0, begun.hold.id: 1}] * 2
     assert [lease.is_known for lease in leases] == [False, True, True]
-    notes.is_away = notes.store.is_gone = False
+    notes.is_unavailable = notes.store.is_gone = False
     for lease in leases:
         lease.renewed_at -= 60
     await notes.tick()
     assert notes.written[2:] == [{}]
-    (stands,) = await notes.store.standings([CLAIM])
-    assert stands.held.calls == 3
+    (balance,) = await notes.store.balances([CLAIM])
+    assert balance.held.calls == 3
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -510,7 +516,7 @@ async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at
     leases = [await kept(notes, record()) for _ in range(4)]
     for lease in leases:
         lease.delivered = lambda: delivered
-    notes.is_away = notes.store.is_gone = is_gone
+    notes.is_unavailable = notes.store.is_gone = is_gone
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
         await asyncio.gather(*(notes.leases.note(lease, 9 * delivered) for lease in leases))
@@ -527,7 +533,7 @@ async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at
 
 async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: MakeRecord) -> None:
     store, one, found = Gone(), record(), list[StoreUnavailable]()
-    leases = Leases(store, store.settle, lease_s=60, is_away=lambda: bool(found), away=found.append)
+    leases = Leases(store, store.settle, lease_s=60, is_unavailable=lambda: bool(found), away=found.append)
     granted = await taken(store, one)
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: 1_900))
     store.is_gone = True
@@ -540,9 +546,9 @@ async def test_a_stream_that_was_taken_for_lost_goes_on_where_its_budget_has_roo
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
     one, delivered = opened(record()), 0
-    await taken(store, one.lost)
+    await taken(store, one.orphaned)
     lease = leases.open(Lease(one.hold.id, 60, 2_000, step=2_048, opened=one, delivered=lambda: delivered))
-    await store.settle(replace(one, noted=100).as_lost())
+    await store.settle(replace(one, noted=100).as_orphaned())
     for delivered in (1_500, 3_000, 4_500):
         await leases.tick()
         assert not lease.is_over, f"{delivered} of 10,000 tokens are used"
@@ -558,18 +564,18 @@ async def test_streams_taken_for_lost_go_no_further_beyond_their_budget_than_a_s
     delivered, going = {}, list[Lease]()
     for _ in range(3):
         one = opened(record())
-        await taken(store, one.lost)
+        await taken(store, one.orphaned)
         delivered[one.hold.id] = 0
         come = partial(delivered.__getitem__, one.hold.id)
         going.append(leases.open(Lease(one.hold.id, 60, 2_000, step=2_048, opened=one, delivered=come)))
-        await store.settle(one.as_lost())
+        await store.settle(one.as_orphaned())
     for _ in range(200):
         for lease in going:
             delivered[lease.id] += 0 if lease.is_over else 100
         await leases.tick()
     assert all(lease.is_over for lease in going)
-    (stands,) = await store.standings([CLAIM])
-    assert 10_000 <= stands.used.tokens <= 10_000 + 3 * 2_048
+    (balance,) = await store.balances([CLAIM])
+    assert 10_000 <= balance.used.tokens <= 10_000 + 3 * 2_048
 
 
 def test_a_dense_answer_is_looked_at_again_before_what_is_left_has_come() -> None:

@@ -17,16 +17,16 @@ from gateway.core.ledger.arithmetic import (
     NOTHING,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Granted,
     Hold,
     Limits,
     Refused,
-    Standing,
 )
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord
+from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import CallClosing, CallOpening, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
@@ -63,9 +63,11 @@ def hold(record: MakeRecord) -> Make:
 
     def make(*claims: Claim, fixed: Amount = TEN, session: str | None = "s", **fields: Any) -> OpenHold:
         keys = tuple(one.key for one in claims)
-        lost = record(session, outcome=LOST, accounts=keys, spent=fixed, charge=Charge(Usage.of(7, 0), "estimated"))
+        orphaned = record(
+            session, outcome=ORPHANED, accounts=keys, spent=fixed, charge=Charge(Usage.of(7, 0), "estimated")
+        )
         named = {name: fields.pop(name) for name in ("unit", "least", "most", "id") if name in fields}
-        return OpenHold(Hold(named.pop("id", lost.call_id), claims, fixed, **named), lost, **fields)
+        return OpenHold(Hold(named.pop("id", orphaned.call_id), claims, fixed, **named), orphaned, **fields)
 
     return make
 
@@ -74,16 +76,16 @@ def spends(opened: OpenHold, spent: Amount, **fields: Any) -> CallRecord:
     """The record that settles a hold."""
     tokens = Charge(Usage.of(spent.tokens, 0), "provider", Decimal(0))
     changed = {"outcome": "ok", "charge": tokens, "spent": spent, **fields}
-    return replace(opened.lost, **changed)
+    return replace(opened.orphaned, **changed)
 
 
-async def standing(store: Store, of: Claim | AccountKey = S) -> Standing:
-    [found] = await soon(store.standings([of if isinstance(of, Claim) else Claim(of)]))
+async def balance_of(store: Store, of: Claim | AccountKey = S) -> Balance:
+    [found] = await soon(store.balances([of if isinstance(of, Claim) else Claim(of)]))
     return found
 
 
 async def used_and_held(store: Store, of: Claim | AccountKey = S) -> tuple[Amount, Amount]:
-    found = await standing(store, of)
+    found = await balance_of(store, of)
     return found.used, found.held
 
 
@@ -113,11 +115,11 @@ async def overdue(store: Store, limit: int = 100) -> list[str]:
 
 async def test_an_account_that_nobody_used_stands_at_nothing_within_its_limits(store: Store) -> None:
     limits = Limits(100, 200, 3)
-    found = await soon(store.standings([Claim(S, limits), Claim(KEY), Claim(RATE, Limits(calls=5, window_s=60))]))
-    assert found[0] == Standing(S, limits, NOTHING, NOTHING)
-    assert found[1] == Standing(KEY, NO_LIMITS, NOTHING, NOTHING)
-    assert found[2] == Standing(RATE, Limits(calls=5, window_s=60), NOTHING, NOTHING, 60)
-    assert await soon(store.standings([])) == ()
+    found = await soon(store.balances([Claim(S, limits), Claim(KEY), Claim(RATE, Limits(calls=5, window_s=60))]))
+    assert found[0] == Balance(S, limits, NOTHING, NOTHING)
+    assert found[1] == Balance(KEY, NO_LIMITS, NOTHING, NOTHING)
+    assert found[2] == Balance(RATE, Limits(calls=5, window_s=60), NOTHING, NOTHING, 60)
+    assert await soon(store.balances([])) == ()
 
 
 @pytest.mark.parametrize("with_totals", [False, True])
@@ -127,7 +129,7 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
     claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
     nothing = await soon(store.opening(SESSION, claims, with_totals=with_totals))
     assert nothing == CallOpening(
-        Remembered(), await soon(store.standings(claims)), Totals() if with_totals else None
+        Remembered(), await soon(store.balances(claims)), Totals() if with_totals else None
     ), "an unknown session"
     await store.update(SESSION, lambda state: state.with_parent("parent"))
     await granted(store, hold(*claims, fixed=Amount(10, 20, 1)))
@@ -137,19 +139,19 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
     await store.decide(PARENT, {"calls": 2})
     for asked in (claims, claims[:1], claims[-1:], []):
         found = await soon(store.opening(SESSION, asked, with_totals=with_totals))
-        stands = await soon(store.standings(asked))
+        balance = await soon(store.balances(asked))
         assert found.remembered == await store.remembered(SESSION)
         assert found.remembered == Remembered(SessionState(parent="parent"), LastTurn("k", 2))
         assert found.totals == (await store.totals(SESSION) if with_totals else None)
-        assert [replace(one, resets_s=None) for one in found.standings] == [
-            replace(one, resets_s=None) for one in stands
+        assert [replace(one, resets_s=None) for one in found.balances] == [
+            replace(one, resets_s=None) for one in balance
         ]
-        assert [one.resets_s is None for one in found.standings] == [one.resets_s is None for one in stands]
+        assert [one.resets_s is None for one in found.balances] == [one.resets_s is None for one in balance]
     found = await soon(store.opening(SESSION, claims, with_totals=with_totals))
-    assert found.standings[0].resets_s == pytest.approx(600, abs=5)
-    assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
-    assert [one.held for one in found.standings[1:]] == [Amount(10, 20, 1)] * 3
-    assert found.standings[-1].limits.tokens == 50
+    assert found.balances[0].resets_s == pytest.approx(600, abs=5)
+    assert [one.used for one in found.balances[1:]] == [Amount(7, 3, 1)] * 3
+    assert [one.held for one in found.balances[1:]] == [Amount(10, 20, 1)] * 3
+    assert found.balances[-1].limits.tokens == 50
     others = [SESSION, SessionKey("alice", "parent"), SessionKey("bob", "s")]
     assert found.parents == ()
     assert (await soon(store.opening(SESSION, [], with_totals=with_totals, above=others))).parents == (
@@ -163,7 +165,7 @@ async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(stor
     await soon(store.settle(spends(hold(claim(S)), Amount(7))))
     for other in (SessionKey("alice", "t"), SessionKey("bob", "s")):
         found = await soon(store.opening(other, [claim(other.account, 9)], with_totals=True))
-        assert found == CallOpening(Remembered(), (Standing(other.account, Limits(9), NOTHING, NOTHING),), Totals())
+        assert found == CallOpening(Remembered(), (Balance(other.account, Limits(9), NOTHING, NOTHING),), Totals())
 
 
 async def test_a_hold_is_on_every_account_of_a_call_and_the_answer_says_how_they_stand(
@@ -172,9 +174,9 @@ async def test_a_hold_is_on_every_account_of_a_call_and_the_answer_says_how_they
     opened = hold(claim(S, 100), claim(KEY, 1_000), fixed=Amount(10, 20, 1))
     outcome = await take(store, opened)
     assert isinstance(outcome, Granted)
-    assert [one.key for one in outcome.standings] == [S, KEY]
-    assert [one.held for one in outcome.standings] == [Amount(10, 20, 1)] * 2
-    assert [one.limits.tokens for one in outcome.standings] == [100, 1_000]
+    assert [one.key for one in outcome.balances] == [S, KEY]
+    assert [one.held for one in outcome.balances] == [Amount(10, 20, 1)] * 2
+    assert [one.limits.tokens for one in outcome.balances] == [100, 1_000]
     assert await used_and_held(store, S) == (NOTHING, Amount(10, 20, 1))
     assert await used_and_held(store, KEY) == (NOTHING, Amount(10, 20, 1))
 
@@ -185,13 +187,13 @@ async def test_a_hold_is_granted_up_to_the_limit_and_not_one_further(store: Stor
     for _ in range(2):
         await granted(store, hold(Claim(S, limits), fixed=Amount(10, 10, 10)))
     outcome = await refused(store, hold(Claim(S, limits), fixed=Amount(1, 1, 1)))
-    assert (outcome.dimension, outcome.needed, outcome.standing.left(outcome.dimension)) == (dimension, 1, 0)
+    assert (outcome.dimension, outcome.needed, outcome.balance_of.left(outcome.dimension)) == (dimension, 1, 0)
     assert await used_and_held(store) == (NOTHING, Amount(20, 20, 20))
 
 
 async def test_a_hold_of_nothing_in_the_limited_dimension_is_granted(store: Store, hold: Make) -> None:
     await granted(store, hold(claim(S, 0), fixed=Amount(0, 5, 1)))
-    assert (await standing(store)).held == Amount(0, 5, 1)
+    assert (await balance_of(store)).held == Amount(0, 5, 1)
 
 
 async def test_a_hold_of_nothing_is_granted_where_more_than_the_limit_is_used(store: Store, hold: Make) -> None:
@@ -211,7 +213,7 @@ async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted
     await soon(store.settle(spends(first, Amount(11))))
     outcome = await refused(store, hold(claim(S, 20)))
     assert not outcome.is_busy
-    assert outcome.standing == Standing(S, Limits(20), Amount(11), NOTHING)
+    assert outcome.balance_of == Balance(S, Limits(20), Amount(11), NOTHING)
 
 
 async def test_what_would_just_fit_if_nobody_else_held_anything_is_busy(store: Store, hold: Make) -> None:
@@ -230,7 +232,7 @@ async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) 
     claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window_s=60)]
     for order in (claims, claims[::-1], [claims[1], claims[2], claims[0]]):
         outcome = await refused(store, hold(*order))
-        assert outcome.standing.key == KEY
+        assert outcome.balance_of.key == KEY
     for one in claims:
         assert await used_and_held(store, one) == (NOTHING, NOTHING)
     assert await overdue(store) == []
@@ -238,7 +240,7 @@ async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) 
 
 
 async def test_the_first_account_of_a_call_that_refuses_is_named(store: Store, hold: Make) -> None:
-    assert (await refused(store, hold(claim(S, 100), claim(KEY, 1), claim(PARENT, 1)))).standing.key == KEY
+    assert (await refused(store, hold(claim(S, 100), claim(KEY, 1), claim(PARENT, 1)))).balance_of.key == KEY
 
 
 async def test_what_will_not_come_back_is_named_before_what_may(store: Store, hold: Make) -> None:
@@ -251,9 +253,9 @@ async def test_what_will_not_come_back_is_named_before_what_may(store: Store, ho
     for ahead in ([claim(KEY, 100)], [claim(KEY, 20)], [rate], [rate, claim(KEY, 100), claim(PARENT, 100)]):
         for within in ({"calls": 1}, {"tokens": 55}):
             outcome = await refused(store, hold(*ahead, Claim(S, Limits(**within)), fixed=Amount(20, 0, 1)))
-            assert (outcome.standing.key, outcome.is_busy) == (S, False)
+            assert (outcome.balance_of.key, outcome.is_busy) == (S, False)
         outcome = await refused(store, hold(*ahead, claim(S, 100), fixed=Amount(20, 0, 1)))
-        assert outcome.standing.key == ahead[0].key
+        assert outcome.balance_of.key == ahead[0].key
     held = hold(claim(S))
     await granted(store, held)
     outcome = await refused(store, hold(Claim(S, Limits(65, calls=1)), fixed=Amount(10, 0, 1)))
@@ -261,10 +263,10 @@ async def test_what_will_not_come_back_is_named_before_what_may(store: Store, ho
 
 
 async def test_units_are_as_many_as_the_narrowest_account_and_dimension_have_left(store: Store, hold: Make) -> None:
-    narrow = [claim(S, 1_000), claim(PARENT, 500, nano_usd=10_000), claim(KEY, nano_usd=2_099)]
-    opened = hold(*narrow, fixed=Amount(10, 100, 1), unit=Amount(1, 10), least=1, most=10_000)
+    restrict = [claim(S, 1_000), claim(PARENT, 500, nano_usd=10_000), claim(KEY, nano_usd=2_099)]
+    opened = hold(*restrict, fixed=Amount(10, 100, 1), unit=Amount(1, 10), least=1, most=10_000)
     assert await granted(store, opened) == 199
-    for one in narrow:
+    for one in restrict:
         assert await used_and_held(store, one) == (NOTHING, Amount(209, 2_090, 1))
 
 
@@ -283,13 +285,13 @@ async def test_units_are_no_more_than_asked_and_a_call_that_cannot_have_the_leas
     assert await granted(store, hold(claim(S, 100), unit=Amount(1), least=5, most=20)) == 20
     assert await granted(store, hold(claim(S, 100), unit=Amount(2), least=5, most=20)) == 20
     outcome = await refused(store, hold(claim(S, 100), unit=Amount(2), least=6, most=20))
-    assert (outcome.needed, outcome.standing.left("tokens"), outcome.is_busy) == (22, 20, True)
+    assert (outcome.needed, outcome.balance_of.left("tokens"), outcome.is_busy) == (22, 20, True)
     assert await granted(store, hold(claim(S, 100), unit=Amount(2), least=5, most=20)) == 5
 
 
 async def test_where_nothing_is_limited_all_that_is_asked_is_held(store: Store, hold: Make) -> None:
     assert await granted(store, hold(claim(S), unit=Amount(3, 7), most=10**9)) == 10**9
-    assert (await standing(store)).held == Amount(10 + 3 * 10**9, 7 * 10**9)
+    assert (await balance_of(store)).held == Amount(10 + 3 * 10**9, 7 * 10**9)
 
 
 async def test_the_same_hold_again_is_one_hold(store: Store, hold: Make) -> None:
@@ -298,7 +300,7 @@ async def test_the_same_hold_again_is_one_hold(store: Store, hold: Make) -> None
     assert first == second
     assert isinstance(first, Granted)
     assert first.units == 50
-    assert (await standing(store)).held == Amount(60)
+    assert (await balance_of(store)).held == Amount(60)
 
 
 async def test_a_hold_that_comes_after_its_call_was_settled_takes_nothing(store: Store, hold: Make) -> None:
@@ -316,7 +318,7 @@ async def test_a_hold_that_comes_after_its_call_was_taken_for_lost_takes_nothing
     store: Store, hold: Make, charge: Charge | None
 ) -> None:
     opened = hold(claim(S, 100))
-    await soon(store.settle(replace(opened.as_lost(), charge=charge)))
+    await soon(store.settle(replace(opened.as_orphaned(), charge=charge)))
     await take(store, opened)
     assert await used_and_held(store) == (Amount(10), NOTHING)
 
@@ -343,7 +345,7 @@ async def test_accounts_of_one_name_and_another_kind_or_spelling_are_others(stor
 async def test_the_largest_amounts_are_counted_exactly(store: Store, hold: Make) -> None:
     opened = hold(claim(S, MOST), fixed=Amount(MOST - 10, MOST - 1), unit=Amount(3), most=9)
     assert await granted(store, opened) == 3
-    assert (await standing(store)).held == Amount(MOST - 1, MOST - 1)
+    assert (await balance_of(store)).held == Amount(MOST - 1, MOST - 1)
     assert await granted(store, hold(claim(S, MOST), fixed=Amount(1))) == 0
     await refused(store, hold(claim(S, MOST), fixed=Amount(1)))
     await soon(store.settle(spends(opened, Amount(MOST - 1, MOST - 1))))
@@ -355,7 +357,7 @@ async def test_units_are_divided_exactly_where_no_double_could(store: Store, hol
         key = AccountKey("session", "alice", f"{most}-{unit}")
         opened = hold(claim(key, most), fixed=NOTHING, unit=Amount(unit), most=MOST)
         assert await granted(store, opened) == most // unit
-        assert (await standing(store, key)).held == Amount(most // unit * unit)
+        assert (await balance_of(store, key)).held == Amount(most // unit * unit)
 
 
 async def test_a_sum_stops_at_what_can_be_counted_and_never_turns(store: Store, hold: Make) -> None:
@@ -377,7 +379,7 @@ async def test_settling_gives_the_hold_back_and_charges_what_was_spent_more_or_l
         await soon(store.settle(spends(opened, Amount(spent, spent, 1))))
         used += spent
         for key in (S, KEY):
-            found = await standing(store, key)
+            found = await balance_of(store, key)
             assert (found.used.tokens, found.held) == (used, NOTHING)
 
 
@@ -386,7 +388,7 @@ async def test_an_overspent_account_grants_nothing_more(store: Store, hold: Make
     await granted(store, opened)
     await soon(store.settle(spends(opened, Amount(150))))
     outcome = await refused(store, hold(claim(S, 100), fixed=Amount(1)))
-    assert (outcome.standing.left("tokens"), outcome.standing.used_fraction) == (0, 1.5)
+    assert (outcome.balance_of.left("tokens"), outcome.balance_of.used_fraction) == (0, 1.5)
 
 
 async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_then(store: Store, hold: Make) -> None:
@@ -397,11 +399,11 @@ async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_th
         found = await soon(store.closing(spends(opened, Amount(7, 3, 1)), None, claims))
         assert found.totals == await store.totals(SESSION)
         assert found.totals.calls == 1
-        assert found.standings is not None
-        assert [one.key for one in found.standings] == [RATE, KEY, PARENT, S]
-        assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
-        assert [one.held for one in found.standings] == [NOTHING] * 4
-        assert [one.limits.tokens for one in found.standings] == [None, 1_000, None, 100]
+        assert found.balances is not None
+        assert [one.key for one in found.balances] == [RATE, KEY, PARENT, S]
+        assert [one.used for one in found.balances[1:]] == [Amount(7, 3, 1)] * 3
+        assert [one.held for one in found.balances] == [NOTHING] * 4
+        assert [one.limits.tokens for one in found.balances] == [None, 1_000, None, 100]
     assert await soon(store.closing(spends(opened, TEN), None, ())) == CallClosing(found.totals, ())
 
 
@@ -463,7 +465,7 @@ async def test_a_hold_is_extended_by_what_is_left_and_all_of_it_is_given_back(st
     assert await granted(store, opened) == 20
     outcome = await soon(store.extend(opened.hold.id, 30))
     assert outcome is not None
-    assert (outcome.units, [one.held for one in outcome.standings]) == (30, [Amount(60, 270)] * 2)
+    assert (outcome.units, [one.held for one in outcome.balances]) == (30, [Amount(60, 270)] * 2)
     for units in (6, 0):
         outcome = await soon(store.extend(opened.hold.id, 30))
         assert outcome is not None
@@ -486,19 +488,19 @@ async def test_an_extension_goes_up_to_the_limit_and_not_one_further(store: Stor
 
 async def test_calls_give_back_what_they_held_and_nothing_of_what_others_hold(store: Store, hold: Make) -> None:
     await granted(store, hold(claim(S), claim(KEY), fixed=Amount(100)))
-    narrow = (claim(S, 1_000), claim(KEY, 150))
-    cut, grown = (hold(*narrow, unit=Amount(1), most=most) for most in (15, 5))
+    restrict = (claim(S, 1_000), claim(KEY, 150))
+    cut, grown = (hold(*restrict, unit=Amount(1), most=most) for most in (15, 5))
     assert (await granted(store, cut), await granted(store, grown)) == (15, 5)
     extended = await soon(store.extend(grown.hold.id, 100))
     assert extended is not None
     assert extended.units == 10, "the account of the client key has no more"
-    too_much = hold(*narrow)
+    too_much = hold(*restrict)
     await refused(store, too_much)
     assert [(await used_and_held(store, key))[1].tokens for key in (S, KEY)] == [150, 150]
     for ended in (too_much, grown, cut):
         await soon(store.settle(spends(ended, NOTHING, outcome="refused", charge=None)))
     assert [await used_and_held(store, key) for key in (S, KEY)] == [(NOTHING, Amount(100))] * 2
-    assert await granted(store, hold(*narrow, unit=Amount(1), most=100)) == 40
+    assert await granted(store, hold(*restrict, unit=Amount(1), most=100)) == 40
 
 
 async def test_there_is_nothing_to_extend_for_an_unknown_a_refused_or_a_settled_hold(store: Store, hold: Make) -> None:
@@ -508,7 +510,7 @@ async def test_there_is_nothing_to_extend_for_an_unknown_a_refused_or_a_settled_
     await soon(store.settle(spends(settled, NOTHING)))
     for name in ("unknown", refused_hold.hold.id, settled.hold.id):
         assert await soon(store.extend(name, 5)) is None
-    assert (await standing(store)).held == NOTHING
+    assert (await balance_of(store)).held == NOTHING
 
 
 async def test_an_extension_holds_nothing_on_the_count_of_requests(store: Store, hold: Make) -> None:
@@ -517,7 +519,7 @@ async def test_an_extension_holds_nothing_on_the_count_of_requests(store: Store,
     await granted(store, opened)
     await soon(store.extend(opened.hold.id, 10))
     assert await used_and_held(store, rate) == (Amount(calls=1), NOTHING)
-    assert (await standing(store, S)).held == Amount(12, 0, 1)
+    assert (await balance_of(store, S)).held == Amount(12, 0, 1)
 
 
 # --- leases -------------------------------------------------------------------------------------------------------------
@@ -533,8 +535,8 @@ async def test_a_hold_is_overdue_when_its_lease_has_ended_and_stays_until_it_is_
     moments.go_on(4)
     for _ in range(2):
         assert await soon(store.overdue(10)) == [replace(opened, units=5)]
-    assert (await standing(store)).held == Amount(15)
-    await soon(store.settle(opened.as_lost()))
+    assert (await balance_of(store)).held == Amount(15)
+    await soon(store.settle(opened.as_orphaned()))
     assert await overdue(store) == []
     assert await used_and_held(store) == (Amount(10), NOTHING)
 
@@ -554,7 +556,7 @@ async def test_a_renewed_hold_is_not_overdue_and_knows_what_was_delivered(
     found = {opened.hold.id: opened.noted for opened in await soon(store.overdue(10))}
     assert found == {one.hold.id: 40, two.hold.id: 0, other.hold.id: 0}
     assert await soon(store.renew({})) == set()
-    await soon(store.settle(one.as_lost()))
+    await soon(store.settle(one.as_orphaned()))
     assert await soon(store.renew({one.hold.id: 50, two.hold.id: 0})) == {one.hold.id}, "it was settled as left"
 
 
@@ -580,7 +582,7 @@ async def test_no_more_overdue_holds_than_asked_for_come_at_once_over_all_sessio
         assert not seen & {one.hold.id for one in found}
         seen |= {one.hold.id for one in found}
         for one in found:
-            await soon(store.settle(one.as_lost()))
+            await soon(store.settle(one.as_orphaned()))
     assert seen == {one.hold.id for one in opened}
 
 
@@ -590,19 +592,19 @@ async def test_what_a_lost_call_had_delivered_is_charged(store: Store, hold: Mak
     await soon(store.renew({opened.hold.id: 42}))
     moments.go_on(LEASE_S + 2)
     [found] = await soon(store.overdue(10))
-    totals = await soon(store.settle(found.as_lost()))
+    totals = await soon(store.settle(found.as_orphaned()))
     assert (totals.input_tokens, totals.output_tokens, totals.estimated_calls) == (7, 42, 1)
     assert await used_and_held(store) == (Amount(52, 42_000), NOTHING)
 
 
 async def test_an_orphaned_call_may_be_charged_less_than_its_hold(store: Store, hold: Make, moments: Time) -> None:
     opened = hold(claim(S, 1_000), claim(KEY, 1_000), fixed=Amount(90, 9, 1))
-    opened = replace(opened, lost=replace(opened.lost, spent=Amount(70, 7, 1)))
+    opened = replace(opened, orphaned=replace(opened.orphaned, spent=Amount(70, 7, 1)))
     await granted(store, opened)
     moments.go_on(LEASE_S + 2)
     [found] = await soon(store.overdue(10))
     assert found.hold.fixed == Amount(90, 9, 1)
-    await soon(store.settle(found.as_lost()))
+    await soon(store.settle(found.as_orphaned()))
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(70, 7, 1), NOTHING)
 
 
@@ -655,7 +657,7 @@ async def test_the_record_of_a_call_that_was_taken_for_lost_takes_the_place_of_w
     await granted(store, opened)
     moments.go_on(LEASE_S + 2)
     await soon(store.settle(spends(hold(claim(S)), Amount(5))))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     real = spends(opened, Amount(33, 5, 1))
     totals = await soon(store.settle(real))
     assert (totals.calls, totals.total_tokens, totals.estimated_calls, totals.estimated_tokens) == (2, 38, 0, 0)
@@ -664,7 +666,7 @@ async def test_the_record_of_a_call_that_was_taken_for_lost_takes_the_place_of_w
     assert await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
     assert await store.call("alice", opened.hold.id) == real
     assert [one.outcome for one in await store.calls(SESSION, 10)] == ["ok", "ok"]
-    for late in (real, opened.as_lost(), spends(opened, Amount(90))):
+    for late in (real, opened.as_orphaned(), spends(opened, Amount(90))):
         assert await soon(store.settle(late)) == totals
     assert await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
     assert await store.call("alice", opened.hold.id) == real
@@ -675,7 +677,7 @@ async def test_a_call_that_was_settled_is_not_lost(store: Store, hold: Make) -> 
     await granted(store, opened)
     real = spends(opened, Amount(3))
     totals = await soon(store.settle(real))
-    assert await soon(store.settle(opened.as_lost())) == totals
+    assert await soon(store.settle(opened.as_orphaned())) == totals
     assert await used_and_held(store) == (Amount(3), NOTHING)
     assert await store.call("alice", opened.hold.id) == real
 
@@ -686,7 +688,7 @@ async def test_of_two_records_of_a_lost_call_the_one_that_knows_of_more_counts_o
     opened = hold(claim(S, 100), claim(KEY, 100))
     await granted(store, opened)
     moments.go_on(LEASE_S + 2)
-    less, more, most = (replace(opened, noted=noted).as_lost() for noted in (3, 20, 50))
+    less, more, most = (replace(opened, noted=noted).as_orphaned() for noted in (3, 20, 50))
     await soon(store.settle(more))
     totals = await store.totals(SESSION)
     assert (totals.calls, totals.total_tokens, totals.estimated_tokens) == (1, 27, 27)
@@ -697,7 +699,7 @@ async def test_of_two_records_of_a_lost_call_the_one_that_knows_of_more_counts_o
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(60), NOTHING)
     assert await store.call("alice", opened.hold.id) == most
     real = spends(opened, Amount(33, 5, 1))
-    for late in (real, most, replace(opened, noted=90).as_lost()):
+    for late in (real, most, replace(opened, noted=90).as_orphaned()):
         totals = await soon(store.settle(late))
         assert (totals.calls, totals.total_tokens, totals.estimated_calls) == (1, 33, 0)
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
@@ -707,10 +709,10 @@ async def test_what_a_lost_call_is_known_to_have_brought_after_a_reset_takes_not
     store: Store, hold: Make
 ) -> None:
     opened = hold(claim(S, 100))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     assert await store.reset(SESSION)
     await soon(store.settle(spends(hold(claim(S)), Amount(5))))
-    await soon(store.settle(replace(opened, noted=20).as_lost()))
+    await soon(store.settle(replace(opened, noted=20).as_orphaned()))
     assert await used_and_held(store) == (Amount(35), NOTHING)
     await soon(store.settle(spends(opened, Amount(33))))
     assert await used_and_held(store) == (Amount(38), NOTHING)
@@ -719,7 +721,7 @@ async def test_what_a_lost_call_is_known_to_have_brought_after_a_reset_takes_not
 async def test_a_lost_call_that_cost_nothing_after_all_is_taken_back(store: Store, hold: Make) -> None:
     opened = hold(claim(S, 100))
     await granted(store, opened)
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     totals = await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="provider_error")))
     assert totals == Totals()
     assert await used_and_held(store) == (NOTHING, NOTHING)
@@ -728,7 +730,7 @@ async def test_a_lost_call_that_cost_nothing_after_all_is_taken_back(store: Stor
 async def test_a_lost_call_of_unknown_cost_is_charged_when_its_record_comes(store: Store, hold: Make) -> None:
     opened = hold(claim(S, 100))
     await granted(store, opened)
-    await soon(store.settle(replace(opened.as_lost(), charge=None, spent=NOTHING)))
+    await soon(store.settle(replace(opened.as_orphaned(), charge=None, spent=NOTHING)))
     totals = await soon(store.settle(spends(opened, Amount(6))))
     assert (totals.calls, totals.total_tokens) == (1, 6)
     assert await store.totals(SESSION) == totals
@@ -737,7 +739,7 @@ async def test_a_lost_call_of_unknown_cost_is_charged_when_its_record_comes(stor
 
 async def test_a_correction_after_a_reset_leaves_no_total_below_zero(store: Store, hold: Make) -> None:
     opened = hold(claim(S, 100))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     assert await store.reset(SESSION)
     totals = await soon(store.settle(spends(opened, Amount(3))))
     assert (totals.calls, totals.total_tokens, totals.estimated_calls, totals.estimated_tokens) == (1, 3, 0, 0)
@@ -749,7 +751,7 @@ async def test_a_correction_after_a_reset_takes_nothing_from_what_others_have_us
     store: Store, hold: Make
 ) -> None:
     opened = hold(claim(S, 100), claim(KEY, 100))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     assert await store.reset(SESSION)
     await soon(store.settle(spends(hold(claim(S), claim(KEY)), Amount(20, 5, 1))))
     totals = await soon(store.settle(spends(opened, Amount(3, 0, 1))))
@@ -762,7 +764,7 @@ async def test_a_correction_after_a_parent_was_deleted_takes_nothing_from_what_o
     store: Store, hold: Make
 ) -> None:
     opened = hold(claim(S, 100), claim(PARENT, 100))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     await store.delete(SessionKey("alice", "parent"))
     await soon(store.settle(spends(hold(claim(S), claim(PARENT)), Amount(20))))
     await soon(store.settle(spends(opened, Amount(3))))
@@ -777,7 +779,7 @@ async def test_a_call_that_is_settled_again_after_its_session_was_deleted_is_cha
     await granted(store, opened)
     await soon(store.settle(spends(opened, Amount(7))))
     assert await store.delete(SESSION)
-    for again in (spends(opened, Amount(7)), opened.as_lost()):
+    for again in (spends(opened, Amount(7)), opened.as_orphaned()):
         assert await soon(store.settle(again)) == Totals()
     assert await granted(store, opened) == 0
     assert await used_and_held(store, KEY) == (Amount(7), NOTHING)
@@ -791,7 +793,7 @@ async def test_a_correction_after_its_session_was_deleted_takes_back_what_others
     store: Store, hold: Make
 ) -> None:
     opened = hold(claim(S, 100), claim(KEY, 100))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     assert await store.delete(SESSION)
     await soon(store.settle(spends(hold(claim(S), claim(KEY)), Amount(20))))
     for _ in range(2):
@@ -809,7 +811,7 @@ async def test_a_correction_in_a_new_window_takes_nothing_from_what_others_have_
     opened, other = hold(claim(S), hourly), hold(claim(S), hourly)
     await granted(store, opened)
     moments.go_on(3_000)
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     moments.go_on(1_000)
     await granted(store, other)
     await soon(store.settle(spends(other, Amount(20))))
@@ -823,7 +825,7 @@ async def test_what_is_assumed_after_a_reset_is_taken_back(store: Store, hold: M
     opened = hold(claim(S, 100), claim(PARENT))
     for name in ("s", "parent"):
         await store.reset(SessionKey("alice", name))
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     await soon(store.settle(spends(hold(claim(S), claim(PARENT)), Amount(20))))
     totals = await soon(store.settle(spends(opened, Amount(3))))
     for key in (S, PARENT):
@@ -834,7 +836,7 @@ async def test_what_is_assumed_after_a_reset_is_taken_back(store: Store, hold: M
 async def test_a_lost_call_without_a_session_is_corrected_on_its_accounts(store: Store, hold: Make) -> None:
     opened = hold(claim(KEY, 100), session=None)
     await granted(store, opened)
-    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(opened.as_orphaned()))
     assert await soon(store.settle(spends(opened, Amount(2)))) == Totals()
     assert await used_and_held(store, KEY) == (Amount(2), NOTHING)
     found = await store.call(None, opened.hold.id)
@@ -847,7 +849,7 @@ async def test_what_a_pending_call_has_cost_takes_the_place_of_all_that_was_held
 ) -> None:
     opened = hold(claim(S, 100), claim(KEY, 100), fixed=Amount(60, 0, 1))
     await granted(store, opened)
-    pending = replace(opened.lost, outcome=PENDING)
+    pending = replace(opened.orphaned, outcome=PENDING)
     totals = await soon(store.settle(pending))
     assert (totals.total_tokens, totals.estimated_tokens) == (7, 7)
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(60, 0, 1), NOTHING)
@@ -857,7 +859,7 @@ async def test_what_a_pending_call_has_cost_takes_the_place_of_all_that_was_held
     real = spends(opened, Amount(33, 5, 1), tools=("search",))
     totals = await soon(store.settle(real))
     assert (totals.calls, totals.total_tokens, totals.estimated_tokens) == (1, 33, 0)
-    for late in (real, pending, opened.as_lost(), spends(opened, Amount(90))):
+    for late in (real, pending, opened.as_orphaned(), spends(opened, Amount(90))):
         assert await soon(store.settle(late)) == totals
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
     assert await store.call("alice", opened.hold.id) == real
@@ -870,8 +872,8 @@ async def test_a_call_that_was_taken_for_lost_is_corrected_by_what_it_cost_not_b
     store: Store, hold: Make
 ) -> None:
     opened = hold(claim(S, 100))
-    await soon(store.settle(opened.as_lost()))
-    await soon(store.settle(replace(opened.lost, outcome=PENDING, spent=Amount(90))))
+    await soon(store.settle(opened.as_orphaned()))
+    await soon(store.settle(replace(opened.orphaned, outcome=PENDING, spent=Amount(90))))
     assert await used_and_held(store) == (TEN, NOTHING)
     await soon(store.settle(spends(opened, Amount(33))))
     assert await used_and_held(store) == (Amount(33), NOTHING)
@@ -901,13 +903,13 @@ async def test_a_window_ends_and_begins_anew_with_the_next_hold_and_what_is_held
 
 async def test_a_standing_says_how_long_its_window_still_lasts(store: Store, hold: Make, moments: Time) -> None:
     hourly = claim(KEY, 100, window_s=3_600)
-    assert (await standing(store, hourly)).resets_s == 3_600
+    assert (await balance_of(store, hourly)).resets_s == 3_600
     await granted(store, hold(hourly))
     moments.go_on(600)
-    assert (await standing(store, hourly)).resets_s == pytest.approx(3_000, abs=2)
+    assert (await balance_of(store, hourly)).resets_s == pytest.approx(3_000, abs=2)
     moments.go_on(9_000)
-    assert (await standing(store, hourly)).resets_s == pytest.approx(3_600, abs=2)
-    assert (await standing(store, KEY)).resets_s is None
+    assert (await balance_of(store, hourly)).resets_s == pytest.approx(3_600, abs=2)
+    assert (await balance_of(store, KEY)).resets_s is None
 
 
 async def test_a_clock_that_was_set_does_not_end_a_window_early(embedded: Store, hold: Make, moments: Time) -> None:
@@ -928,9 +930,9 @@ async def test_after_a_boot_a_window_goes_by_the_time_of_day(embedded: Store, ho
     await soon(embedded.settle(spends(opened, Amount(10))))
     moments.boot, moments.mono = "second boot", 1.0
     moments.wall += 3_000
-    assert (await standing(embedded, hourly)).used == Amount(10)
+    assert (await balance_of(embedded, hourly)).used == Amount(10)
     moments.wall += 700
-    assert (await standing(embedded, hourly)).used == NOTHING
+    assert (await balance_of(embedded, hourly)).used == NOTHING
 
 
 async def test_requests_count_when_they_are_made_and_never_come_back_before_their_minute_ends(
@@ -943,8 +945,8 @@ async def test_requests_count_when_they_are_made_and_never_come_back_before_thei
         charge = None if number else Charge(Usage.of(1, 1), "provider")
         await soon(store.settle(spends(opened, NOTHING, charge=charge)))
     outcome = await refused(store, hold(claim(S), rate, fixed=Amount(10, 0, 1)))
-    assert (outcome.standing.key, outcome.dimension, outcome.is_busy) == (RATE, "calls", False)
-    assert outcome.standing.resets_s == pytest.approx(60, abs=2)
+    assert (outcome.balance_of.key, outcome.dimension, outcome.is_busy) == (RATE, "calls", False)
+    assert outcome.balance_of.resets_s == pytest.approx(60, abs=2)
     assert await used_and_held(store, rate) == (Amount(calls=2), NOTHING)
     assert await used_and_held(store, S) == (NOTHING, NOTHING)
     moments.go_on(61)
@@ -963,14 +965,14 @@ async def test_an_operators_decision_stands_in_place_of_the_configured_limit(
     store: Store, hold: Make, limits: Mapping[Any, int | None], allowed: int | None
 ) -> None:
     await soon(store.decide(S, limits))
-    assert (await standing(store, claim(S, 100))).limits.tokens == allowed
+    assert (await balance_of(store, claim(S, 100))).limits.tokens == allowed
     if allowed is not None:
         await refused(store, hold(claim(S, 100), fixed=Amount(allowed + 1)))
     opened = hold(claim(S, 100), fixed=Amount(10**6 if allowed is None else allowed))
     await granted(store, opened)
     await soon(store.settle(spends(opened, opened.hold.fixed)))
     await soon(store.decide(S, None))
-    assert await standing(store, claim(S, 100)) == Standing(S, Limits(100), opened.hold.fixed, NOTHING)
+    assert await balance_of(store, claim(S, 100)) == Balance(S, Limits(100), opened.hold.fixed, NOTHING)
 
 
 async def test_a_decision_changes_what_it_names_and_nothing_else_of_the_account(store: Store, hold: Make) -> None:
@@ -979,16 +981,16 @@ async def test_a_decision_changes_what_it_names_and_nothing_else_of_the_account(
     await soon(store.decide(KEY, {"tokens": 200, "calls": None}))
     await soon(store.decide(KEY, {"nano_usd": 9}))
     configured = claim(KEY, 100, nano_usd=5, calls=3)
-    assert await standing(store, configured) == Standing(KEY, Limits(200, 9, None), NOTHING, Amount(10))
+    assert await balance_of(store, configured) == Balance(KEY, Limits(200, 9, None), NOTHING, Amount(10))
     await soon(store.decide(KEY, {"calls": 1, "tokens": None}))
-    assert (await standing(store, configured)).limits == Limits(None, 9, 1)
+    assert (await balance_of(store, configured)).limits == Limits(None, 9, 1)
 
 
 async def test_what_a_call_declares_only_ever_lowers_its_limit(store: Store, hold: Make) -> None:
     low, high = Limits(tokens=50), Limits(tokens=10**9)
-    assert (await standing(store, claim(S, 100, declared=low))).limits.tokens == 50
-    assert (await standing(store, claim(S, 100, declared=high))).limits.tokens == 100
-    assert (await standing(store, claim(S, declared=low))).limits.tokens == 50
+    assert (await balance_of(store, claim(S, 100, declared=low))).limits.tokens == 50
+    assert (await balance_of(store, claim(S, 100, declared=high))).limits.tokens == 100
+    assert (await balance_of(store, claim(S, declared=low))).limits.tokens == 50
     await refused(store, hold(claim(S, 100, declared=high), fixed=Amount(101)))
     await refused(store, hold(claim(S, 100, declared=low), fixed=Amount(51)))
     await refused(store, hold(claim(S, declared=low), fixed=Amount(51)))
@@ -1009,7 +1011,7 @@ async def test_a_reset_sets_what_is_used_to_nothing_and_leaves_what_is_held_and_
     await soon(store.decide(S, {"tokens": 70}))
     await soon(store.settle(spends(done, Amount(60))))
     assert await store.reset(SESSION)
-    assert await standing(store, claim(S, 100)) == Standing(S, Limits(70), NOTHING, Amount(10))
+    assert await balance_of(store, claim(S, 100)) == Balance(S, Limits(70), NOTHING, Amount(10))
     assert await used_and_held(store, KEY) == (Amount(60), NOTHING)
     await soon(store.settle(spends(running, Amount(4))))
     assert await used_and_held(store) == (Amount(4), NOTHING)
@@ -1024,7 +1026,7 @@ async def test_a_deleted_session_has_used_nothing_and_what_its_calls_under_way_h
     await soon(store.decide(S, {"tokens": 70}))
     await soon(store.settle(spends(done, Amount(60))))
     assert await store.delete(SESSION)
-    assert await standing(store, claim(S, 100)) == Standing(S, Limits(100), NOTHING, Amount(10))
+    assert await balance_of(store, claim(S, 100)) == Balance(S, Limits(100), NOTHING, Amount(10))
     assert await used_and_held(store, KEY) == (Amount(60), Amount(10))
     await soon(store.settle(spends(running, Amount(4))))
     assert await used_and_held(store, S) == (Amount(4), NOTHING)
@@ -1054,10 +1056,10 @@ async def test_what_calls_under_way_hold_does_not_expire(store: Store, hold: Mak
     clock.time = 10_000.0
     moments.go_on(9_000)
     assert await store.expire(5_000.0) == 1
-    assert (await standing(store, S)).held == TEN
-    assert (await standing(store, PARENT)).held == TEN
+    assert (await balance_of(store, S)).held == TEN
+    assert (await balance_of(store, PARENT)).held == TEN
     await soon(store.settle(spends(long, Amount(4))))
-    assert (await standing(store, S)).held == NOTHING
+    assert (await balance_of(store, S)).held == NOTHING
 
 
 async def test_the_account_of_a_session_expires_with_it_and_that_of_a_client_key_never(
@@ -1071,7 +1073,7 @@ async def test_the_account_of_a_session_expires_with_it_and_that_of_a_client_key
     moments.go_on(9_000)
     assert await store.expire(5_000.0) == 1
     assert await used_and_held(store, S) == (NOTHING, NOTHING)
-    assert await standing(store, claim(KEY, 100)) == Standing(KEY, Limits(70), Amount(60), NOTHING)
+    assert await balance_of(store, claim(KEY, 100)) == Balance(KEY, Limits(70), Amount(60), NOTHING)
 
 
 @pytest.mark.parametrize("calls_itself", [True, False])
@@ -1101,12 +1103,12 @@ async def test_the_account_of_a_session_that_never_called_expires_alone(
     await soon(store.settle(record(at=6_000.0, accounts=(S,), spent=Amount(5))))
     await soon(store.decide(PARENT, {"tokens": 70}))
     assert await store.expire(999.0) == 0
-    assert (await standing(store, claim(PARENT, 100))).limits.tokens == 70
+    assert (await balance_of(store, claim(PARENT, 100))).limits.tokens == 70
     clock.time = 10_000.0
     moments.go_on(9_000)
     assert await store.expire(5_000.0) == 0
-    assert (await standing(store, claim(PARENT, 100))).limits.tokens == 100
-    assert (await standing(store)).used == Amount(5)
+    assert (await balance_of(store, claim(PARENT, 100))).limits.tokens == 100
+    assert (await balance_of(store)).used == Amount(5)
 
 
 # --- many at once -------------------------------------------------------------------------------------------------------
@@ -1136,18 +1138,18 @@ async def test_calls_from_beginning_to_end_at_once_are_never_off_by_one(
         outcome = await store.reserve(opened, LEASE_S)
         if isinstance(outcome, Refused):
             # Each spends more than it holds, and where accounts lie apart they are looked at once more, a little later.
-            assert outcome.is_busy == (outcome.standing.used.tokens + 10 <= limit)
+            assert outcome.is_busy == (outcome.balance_of.used.tokens + 10 <= limit)
             return 0
-        assert all(one.held.tokens + one.used.tokens <= limit for one in outcome.standings if one.key == KEY)
+        assert all(one.held.tokens + one.used.tokens <= limit for one in outcome.balances if one.key == KEY)
         await asyncio.sleep(0)
         await asyncio.gather(store.extend(opened.hold.id, 2), store.renew({opened.hold.id: number}))
         await asyncio.gather(*(store.settle(spends(opened, Amount(number, 1, 1))) for _ in range(2)))
         return number
 
     spent = sum(await soon(asyncio.gather(*(call(number) for number in range(64)))))
-    found = await standing(store, KEY)
+    found = await balance_of(store, KEY)
     assert (found.used.tokens, found.held) == (spent, NOTHING)
-    sessions = [await standing(store, AccountKey("session", "alice", f"s{number}")) for number in range(3)]
+    sessions = [await balance_of(store, AccountKey("session", "alice", f"s{number}")) for number in range(3)]
     assert sum(one.used.tokens for one in sessions) == spent
     assert [one.held for one in sessions] == [NOTHING] * 3
     totals = [await store.totals(SessionKey("alice", f"s{number}")) for number in range(3)]

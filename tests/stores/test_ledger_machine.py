@@ -21,6 +21,7 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Dimension,
     Granted,
@@ -28,11 +29,10 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Moment,
     Refused,
-    Standing,
 )
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 from gateway.core.stored import Ending, OpenHold
@@ -86,19 +86,19 @@ class Reference:
     steps: dict[SessionKey, int] = field(default_factory=dict)
     resets: dict[SessionKey, int] = field(default_factory=dict)
     #: of calls that were taken for lost: after how many resets of their session they were charged, in which epochs
-    assumed: dict[str, tuple[int, ledger.Epochs]] = field(default_factory=dict)
+    assumed: dict[str, tuple[int, ledger.Periods]] = field(default_factory=dict)
     #: of each session: what calls have spent whose own records came since it began anew
     spent: dict[AccountKey, Amount] = field(default_factory=dict)
 
-    def standings(self, claims: Sequence[Claim], now: Moment) -> tuple[Standing, ...]:
-        return tuple(ledger.standing(self.accounts.get(one.key, EMPTY), one, now) for one in claims)
+    def balances(self, claims: Sequence[Claim], now: Moment) -> tuple[Balance, ...]:
+        return tuple(ledger.balance_of(self.accounts.get(one.key, EMPTY), one, now) for one in claims)
 
     def reserve(self, opened: OpenHold, now: Moment) -> Granted | Refused:
         hold = opened.hold
         if hold.id in self.holds:
-            return Granted(self.holds[hold.id].opened.units, self.standings(hold.claims, now))
+            return Granted(self.holds[hold.id].opened.units, self.balances(hold.claims, now))
         if hold.id in self.settled:
-            return Granted(hold.least, self.standings(hold.claims, now))
+            return Granted(hold.least, self.balances(hold.claims, now))
         outcome = ledger.reserve(self.accounts, hold, now)
         if isinstance(outcome, Refused):
             return outcome
@@ -141,11 +141,11 @@ class Reference:
             keys = [claim.key for claim in hold.claims]
             self.accounts |= ledger.settle(self.accounts, keys, hold.amount(leased.opened.units), NOTHING)
         wrong = known.spent if known is not None else NOTHING
-        resets, epochs = self.assumed.pop(record.call_id, (0, {}))
-        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, epochs)
+        resets, trim_decisions = self.assumed.pop(record.call_id, (0, {}))
+        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, trim_decisions)
         now = self.resets.get(record.session, 0) if record.session else 0
-        if record.outcome == LOST:
-            self.assumed[record.call_id] = now, ledger.epochs(self.accounts, record.accounts)
+        if record.outcome == ORPHANED:
+            self.assumed[record.call_id] = now, ledger.periods(self.accounts, record.accounts)
         else:
             self.spent |= {key: self.spent.get(key, NOTHING).plus(record.spent) for key in record.accounts}
         if record.session is None:
@@ -154,7 +154,7 @@ class Reference:
             totals = totals.without(known.charge)
         if record.charge is not None:
             totals = totals.add(record.charge)
-            if record.outcome != LOST:
+            if record.outcome != ORPHANED:
                 self.tools[record.session] = self.tools.get(record.session, ToolUse()).with_calls(record.tools)
         self.totals[record.session] = totals
         return totals
@@ -173,28 +173,28 @@ class Reference:
         self.totals.pop(session, None)
         self.tools.pop(session, None)
         self.steps.pop(session, None)
-        for name, (_, epochs) in self.assumed.items():
+        for name, (_, trim_decisions) in self.assumed.items():
             if self.settled[name].session == session:
-                self.assumed[name] = -1, epochs  # nothing is to be taken from its new totals
+                self.assumed[name] = -1, trim_decisions  # nothing is to be taken from its new totals
         self.spent.pop(session.account, None)
 
 
 def _replaces(record: CallRecord, known: CallRecord) -> bool:
-    return known.outcome == LOST and (record.outcome != LOST or record.spent.tokens > known.spent.tokens)
+    return known.outcome == ORPHANED and (record.outcome != ORPHANED or record.spent.tokens > known.spent.tokens)
 
 
 def alike(said: object, expected: object) -> bool:
     """The same but for the time a server's clock has gone on."""
     if isinstance(said, tuple) and isinstance(expected, tuple) and not isinstance(said, Amount):
         return len(said) == len(expected) and all(map(alike, said, expected))
-    if isinstance(said, Standing) and isinstance(expected, Standing):
+    if isinstance(said, Balance) and isinstance(expected, Balance):
         near = said.resets_s == expected.resets_s or abs((said.resets_s or 0) - (expected.resets_s or 0)) < 4
         return near and replace(said, resets_s=None) == replace(expected, resets_s=None)
     if isinstance(said, Granted) and isinstance(expected, Granted):
-        return said.units == expected.units and alike(said.standings, expected.standings)
+        return said.units == expected.units and alike(said.balances, expected.balances)
     if isinstance(said, Refused) and isinstance(expected, Refused):
         rest = (said.dimension, said.needed, said.is_busy) == (expected.dimension, expected.needed, expected.is_busy)
-        return rest and alike(said.standing, expected.standing)
+        return rest and alike(said.balance_of, expected.balance_of)
     return said == expected
 
 
@@ -290,7 +290,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(number=small, noted=small)
     def settle_as_lost(self, number: int, noted: int) -> None:
-        self.offer_record(replace(self.call(number), noted=noted).as_lost())
+        self.offer_record(replace(self.call(number), noted=noted).as_orphaned())
 
     @precondition(lambda self: self.calls)
     @rule(numbers=st.lists(small, min_size=2, max_size=4), spent=spendings, tools=TOOLS, steps=st.booleans())
@@ -308,7 +308,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def settled(self, number: int, spent: Amount, charged: bool) -> CallRecord:
         charge = Charge(Usage.of(spent.tokens, 1), "provider", Decimal("0.25")) if charged else None
-        return replace(self.call(number).lost, outcome="ok", charge=charge, spent=spent if charged else NOTHING)
+        return replace(self.call(number).orphaned, outcome="ok", charge=charge, spent=spent if charged else NOTHING)
 
     def offer_record(self, record: CallRecord, *, steps: bool = False) -> None:
         expected = self.reference.settle(record, steps=steps)
@@ -345,7 +345,7 @@ class LedgerMachine(RuleBasedStateMachine):
         said = self.run(_all(self.store.overdue(1_000)))
         assert {one.hold.id: one for one in said} == expected
         for one in said:
-            self.offer_record(one.as_lost())
+            self.offer_record(one.as_orphaned())
 
     @rule(seconds=JUMPS_S)
     def time_passes(self, seconds: float) -> None:
@@ -387,21 +387,21 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_say_the_same(self) -> None:
-        expected = self.reference.standings(CLAIMS, self.moments())
-        said = self.run(_all(self.store.standings(CLAIMS)))
+        expected = self.reference.balances(CLAIMS, self.moments())
+        said = self.run(_all(self.store.balances(CLAIMS)))
         assert alike(said, expected), (said, expected)
-        for stands in said:
-            key = stands.key
+        for balance in said:
+            key = balance.key
             if key.kind != "rate":
-                assert stands.held == self.held(key), "neither more nor less than the open holds"
+                assert balance.held == self.held(key), "neither more nor less than the open holds"
             if key.kind == "session":
-                assert _covers(stands.used, self.reference.spent.get(key, NOTHING)), "nobody else's was taken back"
+                assert _covers(balance.used, self.reference.spent.get(key, NOTHING)), "nobody else's was taken back"
         for session in SESSIONS:
             totals = self.run(_all(self.store.totals(session)))
             assert totals == self.reference.totals.get(session, Totals())
             opening = self.run(_all(self.store.opening(session, CLAIMS, with_totals=True)))
             assert opening.totals == totals
-            assert alike(opening.standings, self.reference.standings(CLAIMS, self.moments()))
+            assert alike(opening.balances, self.reference.balances(CLAIMS, self.moments()))
             view = self.run(_all(self.store.session(session)))
             assert (view.tools if view else ToolUse()) == self.reference.tools.get(session, ToolUse())
             assert _steps(opening.remembered.state) == self.reference.steps.get(session, 0)
@@ -440,7 +440,7 @@ def _record(
     name: str, session: SessionKey | None, charge: Charge, accounts: tuple[AccountKey, ...], spent: Amount
 ) -> CallRecord:
     return CallRecord(
-        name, name, session, False, 1_000.0, "chat", "chat", "openai", "m", None, True, 0, LOST, None,
+        name, name, session, False, 1_000.0, "chat", "chat", "openai", "m", None, True, 0, ORPHANED, None,
         None, (), charge, 0.0, None, 0.0, 0, 0, accounts=accounts, spent=spent,
     )  # fmt: skip
 

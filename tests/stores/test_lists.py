@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import SORTS, Sort
 from gateway.core.usage import Charge, Usage
 from gateway.stores import cursor as cursors
@@ -74,7 +74,7 @@ async def test_a_call_without_a_session_is_none_of_them(store: Store, record: Ma
 
 async def test_a_call_is_listed_once_and_as_it_was_corrected(store: Store, record: MakeRecord) -> None:
     call, later = record(at=1_000.0), record("other", at=1_001.0)
-    await settled(store, [replace(call, outcome=LOST), later, later, call, replace(call, model="else")])
+    await settled(store, [replace(call, outcome=ORPHANED), later, later, call, replace(call, model="else")])
     for namespace in ("alice", None):
         assert list(await store.newest(namespace, 10)) == [later, call]
 

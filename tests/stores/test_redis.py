@@ -24,7 +24,7 @@ from gateway.config.schema import Settings
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.session import SessionState
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
@@ -87,16 +87,16 @@ async def store(redis_server: RedisServer) -> AsyncIterator[RedisStore]:
 
 def held(record: CallRecord, tokens: int = 10) -> OpenHold:
     claims = tuple(Claim(one, Limits(1_000)) for one in ACCOUNTS)
-    lost = replace(record, outcome=LOST, accounts=ACCOUNTS, spent=Amount(1))
-    return OpenHold(Hold(record.call_id, claims, Amount(tokens), Amount(1), 0, 5), lost)
+    orphaned = replace(record, outcome=ORPHANED, accounts=ACCOUNTS, spent=Amount(1))
+    return OpenHold(Hold(record.call_id, claims, Amount(tokens), Amount(1), 0, 5), orphaned)
 
 
 def spent(record: CallRecord, tokens: int = 7) -> CallRecord:
     return replace(record, accounts=ACCOUNTS, spent=Amount(tokens), charge=CHARGE)
 
 
-async def stands(store: RedisStore) -> list[tuple[Amount, Amount]]:
-    return [(one.used, one.held) for one in await store.standings([Claim(key) for key in ACCOUNTS])]
+async def balance(store: RedisStore) -> list[tuple[Amount, Amount]]:
+    return [(one.used, one.held) for one in await store.balances([Claim(key) for key in ACCOUNTS])]
 
 
 async def until_it_works(work: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
@@ -213,7 +213,7 @@ async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_
             lambda: store.extend("h", 1),
             lambda: store.renew({"h": 1}),
             lambda: store.overdue(1),
-            lambda: store.standings([Claim(KEY.account)]),
+            lambda: store.balances([Claim(KEY.account)]),
             lambda: store.decide(KEY.account, {"tokens": 1}),
             lambda: store.totals(KEY),
             lambda: store.session(KEY),
@@ -290,7 +290,7 @@ async def test_a_hold_that_a_frozen_server_takes_late_is_gone_with_its_settlemen
         server.send_signal(signal.SIGCONT)
         await until_it_works(lambda: store.settle(replace(call, charge=None)))
         await until_it_works(store.ping)
-        assert await stands(store) == [(NOTHING, NOTHING)] * 2
+        assert await balance(store) == [(NOTHING, NOTHING)] * 2
 
 
 @pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
@@ -445,15 +445,15 @@ async def test_a_hold_whose_answer_was_lost_is_one_hold_when_it_is_asked_for_aga
 ) -> None:
     proxy, store = proxied
     hold = held(record())
-    for lost in (True, True, False):
-        proxy.loses_replies = lost
-        if lost:
+    for orphaned in (True, True, False):
+        proxy.loses_replies = orphaned
+        if orphaned:
             with pytest.raises(StoreUnavailable):
                 await store.reserve(hold, LEASE_S)
     outcome = await store.reserve(hold, LEASE_S)
     assert isinstance(outcome, Granted)
     assert outcome.units == 5
-    assert await stands(store) == [(NOTHING, Amount(15))] * 2
+    assert await balance(store) == [(NOTHING, Amount(15))] * 2
 
 
 async def test_a_settlement_whose_answer_was_lostcounts_once_when_it_is_offered_again(
@@ -468,7 +468,7 @@ async def test_a_settlement_whose_answer_was_lostcounts_once_when_it_is_offered_
             await store.settle(spent(call))
     proxy.loses_replies = False
     assert await store.settle(spent(call)) == Totals().add(CHARGE)
-    assert await stands(store) == [(Amount(7), NOTHING)] * 2
+    assert await balance(store) == [(Amount(7), NOTHING)] * 2
 
 
 async def test_a_change_whose_answer_was_lost_is_said_to_be_unknown(proxied: tuple[Proxy, RedisStore]) -> None:
@@ -566,7 +566,7 @@ async def test_a_server_that_forgot_the_scripts_is_told_them_again(
         await asyncio.gather(*(store.reserve(held(call), LEASE_S) for call in calls))
         redis_server.cli("script", "flush")
         await asyncio.gather(*(store.settle(spent(call)) for call in calls))
-    assert await stands(store) == [(Amount(280), NOTHING)] * 2
+    assert await balance(store) == [(Amount(280), NOTHING)] * 2
 
 
 async def test_accounts_are_read_after_a_settlement_that_the_server_had_to_be_told_again(
@@ -575,9 +575,9 @@ async def test_accounts_are_read_after_a_settlement_that_the_server_had_to_be_to
     call, claims = record(), [Claim(key, Limits(1_000)) for key in ACCOUNTS]
     await store.reserve(held(call), LEASE_S)
     redis_server.cli("script", "flush")
-    await store.standings(claims)
+    await store.balances(claims)
     closing = await store.closing(spent(call), None, claims)
-    assert [(one.used, one.held) for one in closing.standings or ()] == [(Amount(7), NOTHING)] * 2
+    assert [(one.used, one.held) for one in closing.balances or ()] == [(Amount(7), NOTHING)] * 2
 
 
 @pytest.mark.parametrize("user", ["", "gateway"])
@@ -612,10 +612,10 @@ async def test_a_password_is_used_and_never_said(start: StartServer, user: str) 
 async def test_overdue_holds_that_the_server_has_lost_keep_no_others_from_being_found(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    lost, left = record(), record()
-    for one in (lost, left):
+    orphaned, left = record(), record()
+    for one in (orphaned, left):
         assert isinstance(await store.reserve(held(one), 0.0), Granted)
-    redis_server.cli("del", Keys("gateway:").hold(lost.call_id))
+    redis_server.cli("del", Keys("gateway:").hold(orphaned.call_id))
     assert await store.overdue(1) == []
     assert [one.hold.id for one in await store.overdue(1)] == [left.call_id]
 
@@ -825,8 +825,8 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
         call = spent(record(tools=("a",)))
         await store.settle(call, ending(call))
         assert all(left > 0 for name, left in ends_in().items() if name != "gateway:{alice}:key:")
-        lost = replace(spent(record()), outcome=LOST)
-        await store.settle(lost)
+        orphaned = replace(spent(record()), outcome=ORPHANED)
+        await store.settle(orphaned)
         seen = ends_in()
         assert {name.rpartition(":")[2] for name in seen if "{alice/s}" in name} == set("icslautw")
         kept = {name: left for name, left in seen.items() if name != "gateway:{alice}:key:"}
@@ -876,8 +876,8 @@ async def test_of_calls_that_nobody_offers_again_nothing_stays_while_their_sessi
     redis_server.flush()
     at = [1_000.0]
     async with opened(redis_server.url, ttl_s=1_000, now=lambda: at[0]) as store:
-        lost = held(record(at=at[0])).as_lost()
-        calls = [lost, *(spent(record(at=at[0] + 1 + number / 100)) for number in range(CALLS_PER_SESSION + 4))]
+        orphaned = held(record(at=at[0])).as_orphaned()
+        calls = [orphaned, *(spent(record(at=at[0] + 1 + number / 100)) for number in range(CALLS_PER_SESSION + 4))]
         await asyncio.gather(*(store.settle(call) for call in calls))
         ids, records, known_lost = Keys("gateway:").calls(tag_of(KEY.namespace, KEY.id))
         assert int(redis_server.cli("zcard", ids)) == len(calls)
@@ -921,7 +921,7 @@ async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
     opened, keys = held(record()), Keys("gateway:")
-    await store.settle(opened.as_lost())
+    await store.settle(opened.as_orphaned())
     tag = tag_of(KEY.namespace, KEY.id)
     as_it_was = """
         local was = cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1]))
@@ -932,8 +932,8 @@ async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
     """
     names = (keys.calls(tag)[2], *map(keys.account, ACCOUNTS))
     assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "5\n"
-    await store.settle(replace(spent(opened.lost), outcome="ok"))
-    assert await stands(store) == [(Amount(7), NOTHING)] * 2
+    await store.settle(replace(spent(opened.orphaned), outcome="ok"))
+    assert await balance(store) == [(Amount(7), NOTHING)] * 2
 
 
 async def test_of_an_account_nothing_is_written_but_what_has_changed(
@@ -947,7 +947,7 @@ async def test_of_an_account_nothing_is_written_but_what_has_changed(
     await store.reserve(held(record()), LEASE_S)
     assert set(redis_server.cli("hkeys", name).split()) == {"at", "h1", "u1", "u2"}
     assert redis_server.cli("hget", name, "u2").strip() == "1.0"
-    assert await stands(store) == [(Amount(7, 1), Amount(15)), (Amount(7), Amount(15))]
+    assert await balance(store) == [(Amount(7, 1), Amount(15)), (Amount(7), Amount(15))]
 
 
 async def test_gateways_with_different_prefixes_share_a_server_and_nothing_else(
@@ -1009,10 +1009,10 @@ async def test_workers_share_holds_settlements_and_changes(
         stores = [store, other]
         calls = [record() for _ in range(40)]
         await asyncio.gather(*(stores[n % 2].reserve(held(call), LEASE_S) for n, call in enumerate(calls)))
-        assert await stands(other) == [(NOTHING, Amount(600))] * 2
+        assert await balance(other) == [(NOTHING, Amount(600))] * 2
         await asyncio.gather(*(stores[(n + 1) % 2].extend(call.call_id, 1) for n, call in enumerate(calls)))
         await asyncio.gather(*(one.settle(spent(call)) for call in calls for one in stores))
-        assert await stands(store) == [(Amount(280), NOTHING)] * 2
+        assert await balance(store) == [(Amount(280), NOTHING)] * 2
         assert (await store.totals(KEY)).calls == 40
         await asyncio.gather(*(stores[n % 2].update(KEY, counts) for n in range(60)))
         await asyncio.gather(*(stores[n % 2].learn({"k": lambda known: (known or b"") + b"x"}) for n in range(60)))
@@ -1266,24 +1266,24 @@ async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
             await store.settle(record("s", accounts=ACCOUNTS, spent=Amount(15, 2_500, 1), charge=charge))
         name = Keys("gateway:").account(KEY.account)
         await store._link.call(("DEL", name))
-        (stands,) = await store.standings([limit])
-        assert (stands.used, stands.held) == (Amount(30, 5_000, 2), NOTHING)
-        lost = record("s", outcome=LOST, accounts=(KEY.account,), spent=Amount(20), charge=charge)
-        hold = Hold(lost.call_id, (limit,), Amount(20))
-        assert not isinstance(await store.reserve(OpenHold(hold, lost), LEASE_S), Granted)
+        (balance,) = await store.balances([limit])
+        assert (balance.used, balance.held) == (Amount(30, 5_000, 2), NOTHING)
+        orphaned = record("s", outcome=ORPHANED, accounts=(KEY.account,), spent=Amount(20), charge=charge)
+        hold = Hold(orphaned.call_id, (limit,), Amount(20))
+        assert not isinstance(await store.reserve(OpenHold(hold, orphaned), LEASE_S), Granted)
         await store.settle(record("s", accounts=ACCOUNTS, spent=Amount(15, 2_500, 1), charge=charge))
-        (stands,) = await store.standings([limit])
-        assert stands.used == Amount(45, 7_500, 3)
+        (balance,) = await store.balances([limit])
+        assert balance.used == Amount(45, 7_500, 3)
         for decided in (True, False):
             await store._link.call(("DEL", name))
             await store.decide(KEY.account, {"tokens": 70} if decided else None)
-            (stands,) = await store.standings([limit])
-            assert stands.used == Amount(45, 7_500, 3), "also where its limits are set then"
-            assert stands.limits.tokens == (70 if decided else 40)
+            (balance,) = await store.balances([limit])
+            assert balance.used == Amount(45, 7_500, 3), "also where its limits are set then"
+            assert balance.limits.tokens == (70 if decided else 40)
         assert await store.reset(KEY)
         await store._link.call(("DEL", name))
-        (stands,) = await store.standings([limit])
-        assert stands.used == NOTHING, "a reset begins anew"
+        (balance,) = await store.balances([limit])
+        assert balance.used == NOTHING, "a reset begins anew"
 
 
 async def test_calls_of_a_deleted_session_are_passed_over_in_few_exchanges(
@@ -1323,8 +1323,8 @@ async def test_a_session_whose_account_and_totals_are_lost_is_told_from_new_dele
             await store.settle(record("s", accounts=(KEY.account, client), spent=Amount(15, 2_500, 1), charge=charge))
 
         async def missing() -> tuple[bool, bool]:
-            (stands,) = await store.standings([limit])
-            return stands.is_absent, stands.is_lost
+            (balance,) = await store.balances([limit])
+            return balance.is_absent, balance.is_orphaned
 
         assert await missing() == (True, False), "new"
         await settle()
@@ -1338,8 +1338,8 @@ async def test_a_session_whose_account_and_totals_are_lost_is_told_from_new_dele
         for name in (keys.account(KEY.account), keys.session(tag_of(KEY.namespace, KEY.id))):
             await store._link.call(("DEL", name))
         assert await missing() == (True, True), "both are lost"
-        (stands,) = await store.standings([Claim(client)])
-        assert stands.used == Amount(45, 7_500, 3), "what the client key has used is known all the same"
+        (balance,) = await store.balances([Claim(client)])
+        assert balance.used == Amount(45, 7_500, 3), "what the client key has used is known all the same"
         assert not isinstance(
             await store.reserve(
                 OpenHold(Hold("h", (limit, Claim(client, Limits(tokens=50))), Amount(20)), record("s")), LEASE_S

@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits, Refused
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.redis import RedisStore
@@ -48,7 +48,7 @@ class Ahead:
     def __call__(self) -> float:
         return self.seconds
 
-    def beside(self) -> float:
+    def overhead(self) -> float:
         """A clock of this process by which as much time has passed."""
         return time.monotonic() + self.seconds
 
@@ -64,7 +64,7 @@ async def store(request: pytest.FixtureRequest, ahead: Ahead) -> AsyncIterator[R
         "redis_server" if request.param == "redis" else "redis_cluster"
     )
     servers.flush()
-    made = RedisStore(servers.url, timeout_s=PATIENT_S, moment=ahead.beside, ahead_s=ahead)
+    made = RedisStore(servers.url, timeout_s=PATIENT_S, moment=ahead.overhead, ahead_s=ahead)
     yield made
     await made.aclose()
 
@@ -72,7 +72,7 @@ async def store(request: pytest.FixtureRequest, ahead: Ahead) -> AsyncIterator[R
 @pytest.fixture
 async def clustered(redis_cluster: RedisCluster, ahead: Ahead) -> AsyncIterator[RedisStore]:
     redis_cluster.flush()
-    made = RedisStore(redis_cluster.url, timeout_s=PATIENT_S, moment=ahead.beside, ahead_s=ahead)
+    made = RedisStore(redis_cluster.url, timeout_s=PATIENT_S, moment=ahead.overhead, ahead_s=ahead)
     yield made
     await made.aclose()
 
@@ -114,16 +114,18 @@ async def cut(store: RedisStore, after: int, work: Callable[[], Awaitable[object
 
 def held(record: CallRecord, limits: int = 1_000) -> OpenHold:
     claims = (*(Claim(one, Limits(limits)) for one in ACCOUNTS), Claim(RATE, Limits(calls=10**6, window_s=10**6)))
-    lost = replace(record, outcome=LOST, accounts=ACCOUNTS, spent=Amount(1), charge=Charge(Usage.of(1, 0), "estimated"))
-    return OpenHold(Hold(record.call_id, claims, Amount(10, 0, 1), Amount(1), 0, 5), lost)
+    orphaned = replace(
+        record, outcome=ORPHANED, accounts=ACCOUNTS, spent=Amount(1), charge=Charge(Usage.of(1, 0), "estimated")
+    )
+    return OpenHold(Hold(record.call_id, claims, Amount(10, 0, 1), Amount(1), 0, 5), orphaned)
 
 
 def spent(record: CallRecord) -> CallRecord:
     return replace(record, accounts=ACCOUNTS, spent=Amount(7), charge=CHARGE)
 
 
-async def stands(store: RedisStore) -> list[tuple[Amount, Amount]]:
-    return [(one.used, one.held) for one in await store.standings([Claim(key) for key in ACCOUNTS])]
+async def balance(store: RedisStore) -> list[tuple[Amount, Amount]]:
+    return [(one.used, one.held) for one in await store.balances([Claim(key) for key in ACCOUNTS])]
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ async def stands(store: RedisStore) -> list[tuple[Amount, Amount]]:
 async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
     store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool
 ) -> None:
-    lost, at_the_end = 0, False
+    orphaned, at_the_end = 0, False
     for after in range(20):
         opened = held(record())
         at_the_end = await cut(store, after, lambda: store.reserve(opened, LEASE_S), is_done=is_done)  # noqa: B023
@@ -144,9 +146,9 @@ async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
         found = await store.overdue(10)
         assert [one.hold.id for one in found] in ([], [opened.hold.id])
         for one in found:
-            await store.settle(one.as_lost())
-            lost += 1
-        assert await stands(store) == [(Amount(lost), NOTHING)] * 3
+            await store.settle(one.as_orphaned())
+            orphaned += 1
+        assert await balance(store) == [(Amount(orphaned), NOTHING)] * 3
         assert await store.overdue(10) == []
     assert at_the_end
 
@@ -161,9 +163,9 @@ async def test_a_hold_that_was_cut_off_anywhere_is_one_hold_when_it_is_asked_for
         outcome = await store.reserve(opened, LEASE_S)
         assert isinstance(outcome, Granted)
         assert outcome.units == 5
-        assert [one.held for one in outcome.standings[:3]] == [Amount(15, 0, 1)] * 3
+        assert [one.held for one in outcome.balances[:3]] == [Amount(15, 0, 1)] * 3
         await store.settle(replace(spent(record(call_id=opened.hold.id)), spent=NOTHING))
-        assert await stands(store) == [(NOTHING, NOTHING)] * 3
+        assert await balance(store) == [(NOTHING, NOTHING)] * 3
         if at_the_end:
             return
     pytest.fail("it never came to its end")
@@ -181,11 +183,11 @@ async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_off
         if sweeps:
             ahead.seconds += LEASE_S + 1
             for one in await store.overdue(10):
-                await store.settle(one.as_lost())
+                await store.settle(one.as_orphaned())
         calls = number + 1
         totals = await store.settle(call)
         assert (totals.calls, totals.total_tokens, totals.estimated_calls) == (calls, 15 * calls, 0)
-        assert await stands(store) == [(Amount(7 * calls), NOTHING)] * 3
+        assert await balance(store) == [(Amount(7 * calls), NOTHING)] * 3
         assert await store.call("alice", call.call_id) == call
         ahead.seconds += LEASE_S + 1
         assert await store.overdue(10) == []
@@ -214,7 +216,7 @@ async def test_a_hold_is_never_taken_after_its_lease_has_ended(
         await store.reserve(held(record()), LEASE_S)
     books._link = link
     assert await store.overdue(10) == []
-    assert await stands(store) == [(NOTHING, NOTHING)] * 3
+    assert await balance(store) == [(NOTHING, NOTHING)] * 3
 
 
 # --- parts of a hold ------------------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ async def test_a_clock_that_was_set_ahead_ends_no_lease_whose_worker_renews_it(
     set_ahead, later = Ahead(), Ahead()
     servers: RedisServer | RedisCluster = request.getfixturevalue(f"redis_{'server' if kind == 'redis' else kind}")
     servers.flush()
-    store = RedisStore(servers.url, timeout_s=PATIENT_S, moment=later.beside, ahead_s=set_ahead)
+    store = RedisStore(servers.url, timeout_s=PATIENT_S, moment=later.overhead, ahead_s=set_ahead)
     one, other = held(record()), held(record())
     for opened in (one, other):
         await store.reserve(opened, LEASE_S)
@@ -248,13 +250,13 @@ async def test_what_was_taken_is_given_back_when_a_later_account_refuses_request
     store: RedisStore, record: MakeRecord
 ) -> None:
     opened = held(record())
-    narrow = Claim(AccountKey("session", "alice", "narrow"), Limits(5))
-    claims = (*opened.hold.claims, narrow)
+    restrict = Claim(AccountKey("session", "alice", "narrow"), Limits(5))
+    claims = (*opened.hold.claims, restrict)
     outcome = await store.reserve(replace(opened, hold=replace(opened.hold, claims=claims)), LEASE_S)
     assert isinstance(outcome, Refused)
-    assert outcome.standing.key == narrow.key
-    assert await stands(store) == [(NOTHING, NOTHING)] * 3
-    [rate] = await store.standings([Claim(RATE, Limits(calls=9, window_s=10**6))])
+    assert outcome.balance_of.key == restrict.key
+    assert await balance(store) == [(NOTHING, NOTHING)] * 3
+    [rate] = await store.balances([Claim(RATE, Limits(calls=9, window_s=10**6))])
     assert rate.used == NOTHING
     assert await store.extend(opened.hold.id, 1) is None
 
@@ -301,15 +303,15 @@ async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_t
     outcome = await store.reserve(opened, LEASE_S)
     assert isinstance(outcome, Granted)
     assert outcome.units == 2
-    assert [one.held.tokens for one in outcome.standings] == [12] * 3
-    assert await stands(store) == [(NOTHING, Amount(12, 0, 1))] * 3
+    assert [one.held.tokens for one in outcome.balances] == [12] * 3
+    assert await balance(store) == [(NOTHING, Amount(12, 0, 1))] * 3
     await store.decide(CLIENT, {"tokens": 13})
     more = await store.extend(opened.hold.id, 9)
     assert more is not None
     assert more.units == 1
-    assert await stands(store) == [(NOTHING, Amount(13, 0, 1))] * 3
-    await store.settle(spent(opened.lost))
-    assert await stands(store) == [(Amount(7), NOTHING)] * 3
+    assert await balance(store) == [(NOTHING, Amount(13, 0, 1))] * 3
+    await store.settle(spent(opened.orphaned))
+    assert await balance(store) == [(Amount(7), NOTHING)] * 3
 
 
 async def test_a_hold_of_an_older_version_is_given_back_wherever_its_parts_lie(
@@ -319,21 +321,21 @@ async def test_a_hold_of_an_older_version_is_given_back_wherever_its_parts_lie(
     store, opened = clustered, held(record())
     await store.reserve(opened, LEASE_S)
     await store._link.call(("HDEL", Keys("gateway:").hold(opened.hold.id, tag_of("alice", "s")), "o"))
-    await store.settle(replace(spent(opened.lost), accounts=(KEY.account,)))
-    assert await stands(store) == [(Amount(7), NOTHING), (NOTHING, NOTHING), (NOTHING, NOTHING)]
+    await store.settle(replace(spent(opened.orphaned), accounts=(KEY.account,)))
+    assert await balance(store) == [(Amount(7), NOTHING), (NOTHING, NOTHING), (NOTHING, NOTHING)]
 
 
 async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
     clustered: RedisStore, redis_cluster: RedisCluster, record: MakeRecord
 ) -> None:
     store, opened, keys = clustered, held(record()), Keys("gateway:")
-    await store.settle(opened.as_lost())
+    await store.settle(opened.as_orphaned())
     as_it_was = "return redis.call('SET', KEYS[1], cmsgpack.pack(cmsgpack.unpack(redis.call('GET', KEYS[1]))[1]))"
     for key in (PARENT, CLIENT):
         settled = keys.settled(tag_of_account(key), opened.hold.id)
         assert redis_cluster.nodes[0].cli("-c", "eval", as_it_was, "1", settled) == "OK\n"
-    await store.settle(replace(spent(opened.lost), outcome="ok"))
-    assert await stands(store) == [(Amount(7), NOTHING)] * 3
+    await store.settle(replace(spent(opened.orphaned), outcome="ok"))
+    assert await balance(store) == [(Amount(7), NOTHING)] * 3
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------------

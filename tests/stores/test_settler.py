@@ -51,7 +51,7 @@ def store() -> FlakyStore:
 
 
 async def accepts_calls(settler: Settler) -> None:
-    await eventually(lambda: not settler.is_away, "the settler recovers")
+    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
     settler.check()
 
 
@@ -193,9 +193,11 @@ async def test_damage_in_one_place_keeps_nobody_else_out_and_is_named_once(
     await settler.aclose()
 
 
-@pytest.mark.parametrize(("refusal", "is_away"), [(StoreConflict("moved"), False), (StoreUnavailable("gone"), True)])
+@pytest.mark.parametrize(
+    ("refusal", "is_unavailable"), [(StoreConflict("moved"), False), (StoreUnavailable("gone"), True)]
+)
 async def test_a_record_that_is_not_settled_with_what_it_moves_is_left_to_be_settled_without_it(
-    refusal: StoreUnavailable, is_away: bool, record: MakeRecord
+    refusal: StoreUnavailable, is_unavailable: bool, record: MakeRecord
 ) -> None:
     class Refusing(MemoryStore):
         async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
@@ -204,7 +206,7 @@ async def test_a_record_that_is_not_settled_with_what_it_moves_is_left_to_be_set
     settler, call = Settler(Refusing()), record()
     with pytest.raises(type(refusal)):
         await settler.close_with(call, lambda places: (places, call), ())
-    assert (settler.is_away, settler.waiting) == (is_away, 0)
+    assert (settler.is_unavailable, settler.waiting) == (is_unavailable, 0)
     await settler.aclose()
 
 
@@ -412,13 +414,13 @@ def lesson_of(item: CallRecord) -> CallRecord:
     return replace(item, lesson=(key, value % item.call_id))
 
 
-@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize("is_unavailable", [False, True])
 async def test_what_a_record_teaches_is_learned_with_it_and_once(
-    store: FlakyStore, record: MakeRecord, *, is_away: bool
+    store: FlakyStore, record: MakeRecord, *, is_unavailable: bool
 ) -> None:
     settler, item = Settler(store), record()
     await store.learn({"key": lambda _: b"of another call"})
-    store.away = is_away
+    store.away = is_unavailable
     await settler.settle(lesson_of(item))
     store.away = False
     await accepts_calls(settler)
@@ -476,7 +478,7 @@ async def test_what_waits_on_the_disk_alone_is_settled_though_somebody_deleted_i
         await settler.settle(record())
     shutil.rmtree(folder)
     store.away = False
-    await eventually(lambda: not (settler.waiting or settler.is_away), "the store is back")
+    await eventually(lambda: not (settler.waiting or settler.is_unavailable), "the store is back")
     await settler.recover()
     assert len(await store.calls(KEY, 10)) == 3
     await settler.aclose()
@@ -492,6 +494,6 @@ async def test_what_is_noted_of_calls_under_way_is_not_left_to_others_with_what_
     await settler.settle(record())
     await settler.note([record()])
     store.away = False
-    await eventually(lambda: not (settler.waiting or settler.is_away), "the store is back")
-    assert len([*journal.left_behind()]) == 1, "the file of what waits, and no note of a call that lives"
+    await eventually(lambda: not (settler.waiting or settler.is_unavailable), "the store is back")
+    assert len([*journal.left_over()]) == 1, "the file of what waits, and no note of a call that lives"
     await settler.aclose()

@@ -63,8 +63,8 @@ def journals(tmp_path: Path) -> Path:
 
 async def settled(store: TroubledStore, one: CallRecord) -> tuple[int, int, int]:
     """Calls of the session, those of its account, and whether this record is known."""
-    (stands,) = await store.standings([Claim(KEY.account)])
-    return (await store.totals(KEY)).calls, stands.used.calls, await store.call(None, one.call_id) is not None
+    (balance,) = await store.balances([Claim(KEY.account)])
+    return (await store.totals(KEY)).calls, balance.used.calls, await store.call(None, one.call_id) is not None
 
 
 async def each(one: Callable[[tuple[int, ...]], Awaitable[bool]]) -> int:
@@ -99,7 +99,9 @@ async def test_a_record_is_settled_once_by_itself_when_the_store_is_well(
         store.trouble, calls = trouble, calls + 1
         is_there = await cancelled_at(settle(one), *places)
         store.trouble = None
-        await eventually(lambda: not (settler.waiting or settler.is_away), "the settler offers it again by itself")
+        await eventually(
+            lambda: not (settler.waiting or settler.is_unavailable), "the settler offers it again by itself"
+        )
         assert await settled(store, one) == (calls, calls, True)
         return is_there
 
@@ -121,7 +123,7 @@ async def test_a_record_that_waits_on_the_disk_alone_is_not_deleted_with_those_t
         await settler.settle(first)
         is_there = await cancelled_at(settler.settle(beyond), *places)
         store.trouble = None
-        await eventually(lambda: not (settler.waiting or settler.is_away), "the store is back")
+        await eventually(lambda: not (settler.waiting or settler.is_unavailable), "the store is back")
         await settler.recover()
         await settler.aclose()
         await Settler(store, Journal(journals)).recover()

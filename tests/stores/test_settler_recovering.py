@@ -171,7 +171,7 @@ async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_j
     settler = Settler(store, Full(journals))
     await settler.settle(record())
     store.refusal = RecordRefused("not this one")
-    await eventually(lambda: not (settler.waiting or settler.is_away))
+    await eventually(lambda: not (settler.waiting or settler.is_unavailable))
     await settler.aclose()
     store.refusal = None
     later = Settler(store, Journal(journals))

@@ -43,7 +43,7 @@ async def test_totals_and_calls_survive_a_restart(path: Path, record: MakeRecord
 async def test_states_last_turns_and_lessons_survive_a_restart(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         await store.settle(record(charge=CHARGE, context=ContextRecord(6, 9, "exact", None, 6, 0, "k", 8)))
-        state = await store.update(KEY, lambda state: state.with_epoch({"prefix": "p", "decisions": [1]}))
+        state = await store.update(KEY, lambda state: state.with_trim_decision({"prefix": "p", "decisions": [1]}))
         await store.learn({"k": lambda _: b"[2]"})
     async with opened(path) as store:
         assert await store.remembered(KEY) == Remembered(state, LastTurn("k", 2))
@@ -57,8 +57,8 @@ async def test_a_call_that_comes_late_makes_no_account_older(path: Path, record:
         for at in (6_000.0, 1_000.0):
             await store.settle(record(at=at, accounts=(parent,), spent=Amount(5)))
         await store.expire(5_000.0)
-        (stands,) = await store.standings([Claim(parent)])
-        assert stands.used == Amount(10)
+        (balance,) = await store.balances([Claim(parent)])
+        assert balance.used == Amount(10)
 
 
 async def test_a_damaged_file_is_not_to_be_waited_for(path: Path, record: MakeRecord) -> None:
@@ -257,7 +257,7 @@ def record(number):
     )
 
 def counts(state):
-    number = state.epochs["n"]["number"] if state.epochs else 0
+    number = state.trim_decisions["n"]["number"] if state.trim_decisions else 0
     return SessionState({"n": {"prefix": "n", "number": number + 1}})
 
 def one_more(known):
@@ -299,7 +299,7 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
         assert totals.calls % 3 == 0
         assert (totals.trimmed_calls, totals.saved_tokens) == (totals.calls, 2 * totals.calls)
         remembered = await store.remembered(KEY)
-        assert remembered.state.epochs["n"]["number"] == totals.calls // 3
+        assert remembered.state.trim_decisions["n"]["number"] == totals.calls // 3
         assert remembered.last_turn == LastTurn("image", 10 - (totals.calls - 1))
         assert await store.learned("k") == b"x" * (totals.calls // 3)
         assert totals.total_tokens == 15 * totals.calls

@@ -10,13 +10,13 @@ from gateway.core.ledger.arithmetic import (
     NO_LIMITS,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Granted,
     Hold,
     Limits,
     Moment,
     Refused,
-    Standing,
 )
 from gateway.stores.stale_accounts import Blind
 
@@ -41,7 +41,7 @@ def hold(tokens: int, claim: Claim = CLAIM, number: int = 1) -> Hold:
 
 def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
     blind = Blind()
-    blind.saw([Standing(KEY, CLAIM.configured, Amount(50), Amount(20))])
+    blind.saw([Balance(KEY, CLAIM.configured, Amount(50), Amount(20))])
     assert isinstance(blind.reserve(hold(31)), Refused)
     assert isinstance(blind.reserve(hold(30)), Granted)
     assert isinstance(blind.reserve(hold(1, number=2)), Refused)
@@ -61,21 +61,21 @@ def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
 def test_a_client_keys_account_that_the_store_has_lost_is_named_once(
     key: AccountKey, limits: Limits, now: Amount, is_said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blind, seen = Blind(), Standing(key, limits, Amount(800, 0, 8), Amount())
+    blind, seen = Blind(), Balance(key, limits, Amount(800, 0, 8), Amount())
     with caplog.at_level(logging.ERROR, "gateway"):
-        blind.saw([Standing(key, limits, Amount(), Amount())])
+        blind.saw([Balance(key, limits, Amount(), Amount())])
         blind.saw([seen])
         assert caplog.records == []
         for _ in range(2):
-            blind.saw([Standing(key, limits, now, Amount())])
+            blind.saw([Balance(key, limits, now, Amount())])
     said = [*map(logging.LogRecord.getMessage, caplog.records)]
     assert len(said) == is_said
     assert not said or 'client key "alice" had used: 800 tokens in 8 calls' in said[0]
 
 
-GONE = Standing(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True)
-LOST = Standing(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True, is_lost=True)
-USED = Standing(KEY, Limits(tokens=1_000), Amount(800, 0, 8), Amount())
+GONE = Balance(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True)
+ORPHANED = Balance(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True, is_orphaned=True)
+USED = Balance(KEY, Limits(tokens=1_000), Amount(800, 0, 8), Amount())
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ USED = Standing(KEY, Limits(tokens=1_000), Amount(800, 0, 8), Amount())
     [
         ([GONE], 0, 0),
         ([USED, GONE, GONE], 0, 1),
-        ([USED, Standing(KEY, Limits(tokens=1_000), Amount(), Amount())], 0, 0),
+        ([USED, Balance(KEY, Limits(tokens=1_000), Amount(), Amount())], 0, 0),
         ([USED, GONE], 7_200, 0),
-        ([LOST, LOST], 0, 1),
-        ([USED, LOST, LOST, USED, LOST], 0, 2),
+        ([ORPHANED, ORPHANED], 0, 1),
+        ([USED, ORPHANED, ORPHANED, USED, ORPHANED], 0, 2),
     ],
     ids=["new", "gone", "reset", "expired", "lost before this worker saw it", "lost twice"],
 )
 def test_a_session_that_the_store_has_lost_is_named_once(
-    told: list[Standing], idle_s: float, errors: int, caplog: pytest.LogCaptureFixture
+    told: list[Balance], idle_s: float, errors: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     blind = Blind(clock)
     with caplog.at_level(logging.ERROR, "gateway"):
-        for stands in told:
-            blind.saw([stands])
+        for balance in told:
+            blind.saw([balance])
             clock.seconds += idle_s
     said = [*map(logging.LogRecord.getMessage, caplog.records)]
     assert len(said) == errors
@@ -116,12 +116,12 @@ def test_what_a_call_cost_takes_the_place_of_its_hold() -> None:
     first = hold(90)
     assert isinstance(blind.reserve(first), Granted)
     blind.settle(first.id, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 90
+    assert blind.balances([CLAIM])[0].left("tokens") == 90
 
 
 def test_limits_that_an_operator_set_hold_on() -> None:
     blind = Blind()
-    blind.saw([Standing(KEY, Limits(tokens=500), Amount(), Amount())])
+    blind.saw([Balance(KEY, Limits(tokens=500), Amount(), Amount())])
     (claim,) = blind.claims([CLAIM])
     assert isinstance(blind.reserve(hold(500, claim)), Granted)
     lower = blind.claims([Claim(KEY, Limits(tokens=100), Limits(tokens=7))])[0]
@@ -130,26 +130,26 @@ def test_limits_that_an_operator_set_hold_on() -> None:
 
 def test_what_one_call_declares_is_no_other_calls_limit() -> None:
     blind = Blind()
-    blind.saw([Standing(KEY, CLAIM.configured, Amount(), Amount())])
+    blind.saw([Balance(KEY, CLAIM.configured, Amount(), Amount())])
     blind.saw_used(
-        [Standing(KEY, Limits(tokens=7), Amount(), Amount(5)), Standing(OTHER, Limits(1), Amount(9), Amount())]
+        [Balance(KEY, Limits(tokens=7), Amount(), Amount(5)), Balance(OTHER, Limits(1), Amount(9), Amount())]
     )
     (claim,) = blind.claims([CLAIM])
     assert claim.configured == CLAIM.configured
-    assert blind.standings([claim])[0].left("tokens") == 95
-    assert blind.standings([Claim(OTHER, Limits(100))])[0].left("tokens") == 100, "nobody saw its limits"
+    assert blind.balances([claim])[0].left("tokens") == 95
+    assert blind.balances([Claim(OTHER, Limits(100))])[0].left("tokens") == 100, "nobody saw its limits"
 
 
 def test_what_a_call_holds_counts_until_it_ends_whatever_the_store_that_does_not_know_of_it_says() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
     blind.forget()
-    blind.saw([Standing(KEY, CLAIM.configured, Amount(2), Amount())])
-    assert blind.standings([CLAIM])[0].left("tokens") == 8
+    blind.saw([Balance(KEY, CLAIM.configured, Amount(2), Amount())])
+    assert blind.balances([CLAIM])[0].left("tokens") == 8
     assert isinstance(blind.reserve(hold(9, number=2)), Refused), "the store is away again"
     assert isinstance(blind.reserve(hold(8, number=3)), Granted)
     blind.settle(first.id, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 80
+    assert blind.balances([CLAIM])[0].left("tokens") == 80
 
 
 def test_what_a_call_has_spent_that_ended_since_the_store_came_back_is_spent() -> None:
@@ -157,33 +157,31 @@ def test_what_a_call_has_spent_that_ended_since_the_store_came_back_is_spent() -
     blind.reserve(first)
     blind.forget()
     blind.settle(first.id, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 90
-    blind.saw([Standing(KEY, CLAIM.configured, Amount(12), Amount())])
-    assert blind.standings([CLAIM])[0].left("tokens") == 88
+    assert blind.balances([CLAIM])[0].left("tokens") == 90
+    blind.saw([Balance(KEY, CLAIM.configured, Amount(12), Amount())])
+    assert blind.balances([CLAIM])[0].left("tokens") == 88
 
 
 def test_a_hold_that_the_store_has_taken_counts_as_the_store_says() -> None:
     blind, first, second = Blind(), hold(60), hold(30, number=2)
     blind.reserve(first)
     blind.forget()
-    blind.handed_over(first.id, [Standing(KEY, NO_LIMITS, Amount(1), Amount(60))])
-    assert blind.standings([CLAIM])[0].left("tokens") == 39
+    blind.handed_over(first.id, [Balance(KEY, NO_LIMITS, Amount(1), Amount(60))])
+    assert blind.balances([CLAIM])[0].left("tokens") == 39
     blind.reserve(second)
     blind.settle(first.id, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 9, (
-        "the end of a call of another outage frees nothing of others"
-    )
+    assert blind.balances([CLAIM])[0].left("tokens") == 9, "the end of a call of another outage frees nothing of others"
     blind.settle(second.id, Amount(30, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 9
+    assert blind.balances([CLAIM])[0].left("tokens") == 9
 
 
 def test_a_hold_that_the_store_took_as_it_went_again_counts_as_spent() -> None:
     blind, first = Blind(), hold(60)
     blind.reserve(first)
     blind.handed_over(first.id, [])
-    assert blind.standings([CLAIM])[0].left("tokens") == 40
+    assert blind.balances([CLAIM])[0].left("tokens") == 40
     blind.settle(first.id, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 40
+    assert blind.balances([CLAIM])[0].left("tokens") == 40
 
 
 def test_requests_that_were_counted_while_the_store_was_away_count_for_the_rest_of_their_minute() -> None:
@@ -193,7 +191,7 @@ def test_requests_that_were_counted_while_the_store_was_away_count_for_the_rest_
         assert isinstance(blind.reserve(hold(0, claim, number)), Granted)
         blind.settle(f"h{number}", Amount())
     blind.forget()
-    blind.saw([Standing(RATE, claim.configured, Amount(calls=1), Amount())])
+    blind.saw([Balance(RATE, claim.configured, Amount(calls=1), Amount())])
     clock.seconds = 59
     assert isinstance(blind.reserve(hold(0, claim, 3)), Refused)
     clock.seconds = 61
@@ -230,7 +228,7 @@ def spent(blind: Blind, number: int, limits: Limits = NO_LIMITS) -> Claim:
 
 
 def used(blind: Blind, claim: Claim) -> int:
-    return blind.standings([claim])[0].used.tokens
+    return blind.balances([claim])[0].used.tokens
 
 
 def test_sessions_without_a_limit_are_forgotten_once_there_are_many_and_those_used_longest_ago_first() -> None:
@@ -256,7 +254,7 @@ def test_what_is_held_or_limited_is_never_forgotten() -> None:
         spent(blind, number)
     assert (used(blind, limited), used(blind, lowered)) == (90, 100)
     assert isinstance(blind.reserve(hold(11, limited, -5)), Refused)
-    assert blind.standings([Claim(OTHER)])[0].held == Amount(90, 0, 1)
+    assert blind.balances([Claim(OTHER)])[0].held == Amount(90, 0, 1)
     blind.settle(under_way.id, Amount(7))
     assert used(blind, Claim(OTHER)) == 7
 

@@ -3,13 +3,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.core.fitting.epoch import TrimDecision
+from gateway.core.fitting.trim_decision import TrimDecision
 from gateway.core.session import SessionState
 from gateway.core.steps import StepState
 from gateway.stores import states
 
 FULL = SessionState(
-    epochs={"a1": TrimDecision("a1", 3, "d2 k1", None).to_json(), "b2": TrimDecision("b2", 1, "k1", "s1").to_json()},
+    trim_decisions={
+        "a1": TrimDecision("a1", 3, "d2 k1", None).to_json(),
+        "b2": TrimDecision("b2", 1, "k1", "s1").to_json(),
+    },
     summaries={"s1": "what was said"},
     parent="parent",
     steps={"default": StepState("work", 2, ("read", "write"), is_set=True), "writer": StepState()},
@@ -29,6 +32,8 @@ def test_what_was_read_before_is_not_read_again() -> None:
     assert states.read(value) is states.read(bytes(bytearray(value)))
 
 
-@pytest.mark.parametrize("value", [None, 7, "text", b"", b"{", b"[]", b'{"epochs": 7}', b'{"steps":{"a":1}}', b"\xff"])
+@pytest.mark.parametrize(
+    "value", [None, 7, "text", b"", b"{", b"[]", b'{"trim_decisions": 7}', b'{"steps":{"a":1}}', b"\xff"]
+)
 def test_what_is_no_state_is_none(value: object) -> None:
     assert states.read(value) == SessionState()

@@ -24,7 +24,7 @@ from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.errors import StoreUnavailable
 from gateway.core.http.headers import Headers, ProviderAddress
 from gateway.core.http.request import Outgoing
-from gateway.core.ledger.arithmetic import Claim, Granted, Refused, Standing
+from gateway.core.ledger.arithmetic import Balance, Claim, Granted, Refused
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
@@ -169,9 +169,9 @@ class AwayStore(MemoryStore):
             raise StoreUnavailable("no answer in time")
         return granted
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         self._look("standings", is_read=True)
-        return await super().standings(claims)
+        return await super().balances(claims)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
         self._look("missing_results")
@@ -222,7 +222,7 @@ class World:
             self.store,
             self.settler.settle,
             lease_s=60,
-            is_away=lambda: self.settler.is_away,
+            is_unavailable=lambda: self.settler.is_unavailable,
             away=self.settler.away,
             note=self._note,
         )
@@ -274,7 +274,7 @@ class World:
             query="",
             headers=[(b"x-session-id", b"s"), (b"content-type", b"application/json")],
             body=body,
-            unpacked=False,
+            decompressed=False,
             endpoint=endpoint("POST", path),
             caller=Caller("alice"),
             path_session=None,

@@ -118,8 +118,8 @@ async def test_of_a_long_body_the_beginning_is_kept_and_its_size_is_said() -> No
     ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)]
 )
 async def test_a_packed_answer_is_unpacked_for_the_log(encoding: str, pack: Any) -> None:
-    packed = pack(b'{"a":1}')
-    assert (await told(Answer([packed[:5], packed[5:]], encoding)))["response"] == '{"a":1}'
+    compressed = pack(b'{"a":1}')
+    assert (await told(Answer([compressed[:5], compressed[5:]], encoding)))["response"] == '{"a":1}'
     bomb = pack(b"x" * 10_000_000)
     assert (await told(Answer([bomb], encoding)))["response"] == "x" * MOST + "…"
 

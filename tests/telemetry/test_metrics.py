@@ -40,7 +40,7 @@ REFUSED = replace(
     CALL, status=400, outcome="refused", error_code="budget_exhausted", charge=None, first_byte_s=None, tools=(),
     context=None,
 )  # fmt: skip
-WELL = State("1.2.3", 1_000.5, 3, 2, is_store_away=False, waiting=0, providers={"openai": True, "ollama": False})
+WELL = State("1.2.3", 1_000.5, 3, 2, is_store_unavailable=False, waiting=0, providers={"openai": True, "ollama": False})
 WHERE = {"provider": "openai", "model": "gpt-5"}
 
 
@@ -167,10 +167,10 @@ def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
 
 
 def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_for_them() -> None:
-    weighed = replace(CONTEXT, tool_weights={"search": ToolResultTokens(2, 25), "read": ToolResultTokens(1, 5)})
-    refused = replace(REFUSED, context=weighed)
-    estimated = replace(CALL, context=weighed, charge=Charge(Usage.of(90, 1), "estimated"))
-    found = counted(replace(CALL, context=weighed), estimated, refused)
+    counted_tokens = replace(CONTEXT, tool_weights={"search": ToolResultTokens(2, 25), "read": ToolResultTokens(1, 5)})
+    refused = replace(REFUSED, context=counted_tokens)
+    estimated = replace(CALL, context=counted_tokens, charge=Charge(Usage.of(90, 1), "estimated"))
+    found = counted(replace(CALL, context=counted_tokens), estimated, refused)
     assert found.value("gateway_tool_result_tokens_total", tool="search") == 50
     assert found.value("gateway_tool_result_tokens_total", tool="read") == 10
 
@@ -237,7 +237,7 @@ def test_no_session_is_told_of() -> None:
 
 def test_how_the_worker_is_doing_is_shown_as_it_was_noted_last() -> None:
     metrics = Metrics()
-    metrics.look(replace(WELL, calls=9, is_store_away=True))
+    metrics.look(replace(WELL, calls=9, is_store_unavailable=True))
     metrics.look(WELL)
     found = read(metrics.text())
     assert found.value("gateway_running_calls", worker="1") == 3
@@ -341,8 +341,8 @@ def test_what_becomes_of_events_for_webhooks_is_counted() -> None:
 
 def everything() -> Samples:
     metrics = Metrics()
-    weighed = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolResultTokens(1, 30)}))
-    for call in (weighed, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
+    counted_tokens = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolResultTokens(1, 30)}))
+    for call in (counted_tokens, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
         metrics.record(call, None)
     metrics.look(WELL)
     metrics.sent("sent")

@@ -41,8 +41,8 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                packed = self.headers.get("content-encoding") == "gzip"
-                collector.received.append((self.path, gzip.decompress(body) if packed else body))
+                compressed = self.headers.get("content-encoding") == "gzip"
+                collector.received.append((self.path, gzip.decompress(body) if compressed else body))
                 self.send_response(200)
                 self.end_headers()
 

@@ -49,7 +49,7 @@ async def webhook(
     *,
     timeout_s: float = 10.0,
     key: bytes | None = signing_key(SECRET),
-    patience_s: float = 5,
+    max_wait_s: float = 5,
 ) -> AsyncIterator[WebhookSender]:
     target = WebhookTarget(
         url, "127.0.0.1", frozenset({"on_finish"}), key, [(b"authorization", b"Bearer hush")], timeout_s
@@ -61,7 +61,7 @@ async def webhook(
     try:
         yield made
     finally:
-        await made.aclose(patience_s)
+        await made.aclose(max_wait_s)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -265,7 +265,7 @@ async def test_no_secret_and_no_path_is_ever_logged(receiver: Receiver, caplog: 
 
 async def test_what_waits_is_sent_before_the_end(receiver: Receiver) -> None:
     counted = Counted()
-    async with asyncio.timeout(LIMIT_S), webhook(receiver.url, counted, patience_s=10 * LIMIT_S) as made:
+    async with asyncio.timeout(LIMIT_S), webhook(receiver.url, counted, max_wait_s=10 * LIMIT_S) as made:
         for number in range(30):
             made.put(f"m{number}", b"{}")
     assert counted.results == ["sent"] * 30
@@ -274,7 +274,7 @@ async def test_what_waits_is_sent_before_the_end(receiver: Receiver) -> None:
 async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     receiver.gate.clear()
     began = time.monotonic()
-    async with webhook(receiver.url, Counted(), timeout_s=60, patience_s=0.2) as made:
+    async with webhook(receiver.url, Counted(), timeout_s=60, max_wait_s=0.2) as made:
         for number in range(30):
             made.put(f"m{number}", b"{}")
         await eventually(lambda: receiver.at_once == SENDERS)
@@ -283,5 +283,5 @@ async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pyt
 
 
 async def test_a_webhook_that_was_never_used_ends_at_once() -> None:
-    async with asyncio.timeout(LIMIT_S), webhook("http://127.0.0.1:1/", Counted(), patience_s=10 * LIMIT_S):
+    async with asyncio.timeout(LIMIT_S), webhook("http://127.0.0.1:1/", Counted(), max_wait_s=10 * LIMIT_S):
         pass

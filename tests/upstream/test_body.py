@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 
-from gateway.upstream.body import AlreadyRead, unpacked
+from gateway.upstream.body import AlreadyRead, decompressed
 from tests.support.timing import turns_counted
 
 
@@ -12,7 +12,7 @@ async def test_others_have_their_turn_while_much_comes_of_a_small_piece() -> Non
     size = 64 * 2**20
     answer = AlreadyRead(200, [(b"content-encoding", b"gzip")], gzip.compress(bytes(size)))
     async with turns_counted() as turns:
-        parts = [len(part) async for part in unpacked(answer)]
+        parts = [len(part) async for part in decompressed(answer)]
         made = turns()
     assert sum(parts) == size
     assert made >= len(parts) > 100

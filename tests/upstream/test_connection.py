@@ -22,16 +22,16 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def connected(server: Answering | asyncio.Server) -> AsyncIterator[Connection]:
-    lost = asyncio.Event()
+    orphaned = asyncio.Event()
     port = server.port if isinstance(server, Answering) else server.sockets[0].getsockname()[1]
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: Connection(lambda _: lost.set()), "127.0.0.1", port
+        lambda: Connection(lambda _: orphaned.set()), "127.0.0.1", port
     )
     try:
         yield connection
     finally:
         connection.abort()
-        await lost.wait()
+        await orphaned.wait()
 
 
 async def next_of(answer: HttpResponse) -> bytes:
@@ -48,7 +48,7 @@ async def whole(answer: HttpResponse) -> bytes:
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
-    ("came", "body", "is_kept"),
+    ("original", "body", "is_kept"),
     [
         (ok(b"body"), b"body", True),
         (ok(b""), b"", True),
@@ -68,13 +68,13 @@ async def whole(answer: HttpResponse) -> bytes:
         (ok(b"body") + b"nonsense", b"body", False),
     ],
 )
-async def test_an_answer_is_read_as_it_is_framed(came: bytes, body: bytes, is_kept: bool, at_once: bool) -> None:
-    async with answering(came if at_once else b"") as server, connected(server) as connection:
+async def test_an_answer_is_read_as_it_is_framed(original: bytes, body: bytes, is_kept: bool, at_once: bool) -> None:
+    async with answering(original if at_once else b"") as server, connected(server) as connection:
         asked = asyncio.ensure_future(connection.ask(GET))
         if not at_once:
             await eventually(lambda: server.requests, "the request is there")
-            for place in range(len(came)):
-                server.writers[0].write(came[place : place + 1])
+            for place in range(len(original)):
+                server.writers[0].write(original[place : place + 1])
                 await asyncio.sleep(0)
         answer = await asked
         assert await whole(answer) == body
@@ -83,14 +83,14 @@ async def test_an_answer_is_read_as_it_is_framed(came: bytes, body: bytes, is_ke
             name.lower() in (b"content-length", b"transfer-encoding", b"connection") for name, _ in answer.headers
         )
         # What belongs to no answer may still be on its way, and is noticed then.
-        await eventually(lambda: not answer.is_tainted or connection.is_lost, "it is hung up on")
+        await eventually(lambda: not answer.is_tainted or connection.is_orphaned, "it is hung up on")
         if at_once or is_kept:
             assert connection.leave() is is_kept
 
 
 async def test_names_of_headers_come_without_blanks_and_in_lower_case() -> None:
-    came = b"HTTP/1.1 200 OK\r\nContent-Length : 4\r\nConnection : keep-alive\r\n\r\nbody"
-    async with answering(came) as server, connected(server) as connection:
+    original = b"HTTP/1.1 200 OK\r\nContent-Length : 4\r\nConnection : keep-alive\r\n\r\nbody"
+    async with answering(original) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await whole(answer) == b"body"
         assert [name for name, _ in answer.headers] == [b"content-length", b"connection"]
@@ -104,8 +104,8 @@ async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
 
 async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_a_reset() -> None:
     open_ended = (b"HTTP/1.1 200 OK\r\n\r\nbody", b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\nbody")
-    for is_reset, came in itertools.product((False, True), open_ended):
-        async with answering(came) as server, connected(server) as connection:
+    for is_reset, original in itertools.product((False, True), open_ended):
+        async with answering(original) as server, connected(server) as connection:
             answer = await connection.ask(GET)
             assert await next_of(answer) == b"body"
             if is_reset:
@@ -120,7 +120,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_
 
 
 @pytest.mark.parametrize(
-    ("came", "kind"),
+    ("original", "kind"),
     [
         (None, NoAnswer),
         (b"SSH-2.0-OpenSSH\r\n", NotHttp),
@@ -132,11 +132,11 @@ async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_
         (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nbody", NotHttp),
     ],
 )
-async def test_what_is_no_answer_is_told_of_and_hung_up_on(came: bytes | None, kind: type[Exception]) -> None:
-    async with answering(came) as server, connected(server) as connection:
+async def test_what_is_no_answer_is_told_of_and_hung_up_on(original: bytes | None, kind: type[Exception]) -> None:
+    async with answering(original) as server, connected(server) as connection:
         with pytest.raises(kind):
             await asyncio.wait_for(connection.ask(GET), LIMIT_S)
-        await eventually(lambda: connection.is_lost, "it is hung up on")
+        await eventually(lambda: connection.is_orphaned, "it is hung up on")
         assert not connection.leave()
 
 
@@ -145,7 +145,7 @@ async def test_what_comes_while_nothing_was_asked_for_ends_the_connection() -> N
         await whole(await connection.ask(GET))
         assert connection.leave()
         server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-        await eventually(lambda: connection.is_lost, "it is hung up on")
+        await eventually(lambda: connection.is_orphaned, "it is hung up on")
         with pytest.raises(NoAnswer):
             await connection.ask(GET)
 
@@ -212,7 +212,7 @@ async def test_an_answer_that_we_end_ourselves_is_no_whole_one() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n\r\nbody") as server, connected(server) as connection:
         answer = await connection.ask(GET)
         connection.abort()
-        await eventually(lambda: connection.is_lost, "it has ended")
+        await eventually(lambda: connection.is_orphaned, "it has ended")
         assert await next_of(answer) == b"body"
         with pytest.raises(BrokenOff):
             await next_of(answer)
@@ -261,7 +261,7 @@ async def test_an_answer_that_says_nothing_at_length_is_hung_up_on(endless: byte
     async with answering(CHUNKED + b"3\r\nabc\r\n" + endless) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await next_of(answer) == b"abc"
-        while not connection.is_lost:
+        while not connection.is_orphaned:
             server.writers[0].write(b"x" * 10_000)
             await asyncio.sleep(0)
         with pytest.raises(BrokenOff):

@@ -273,7 +273,7 @@ async def test_an_answer_that_becomes_nonsense_while_nobody_reads_is_the_provide
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         has_begun.set()
         connection = cast(Any, reply).answer._connection
-        await eventually(lambda: connection.is_lost, "it is hung up on")
+        await eventually(lambda: connection.is_orphaned, "it is hung up on")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
         with pytest.raises(UpstreamProtocolError):
@@ -328,7 +328,7 @@ async def test_an_answer_that_is_left_in_its_middle_leaves_no_timer_behind(byte_
 
     def timers() -> list[str]:
         scheduled = cast(Any, asyncio.get_running_loop())._scheduled
-        return [repr(timer) for timer in scheduled if not timer.cancelled() and "Silence" in repr(timer)]
+        return [repr(timer) for timer in scheduled if not timer.cancelled() and "ReadTimeout" in repr(timer)]
 
     server = byte_server(script)
     async with upstream_of(server.url) as upstream:

@@ -199,7 +199,7 @@ async def test_names_that_nobody_answers_for_keep_no_others_waiting(monkeypatch:
 async def test_addresses_that_were_known_hold_while_nobody_says_any(
     is_mute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(origin, "_MAX_WAIT_S", 0.05)
     monkeypatch.setattr(origin, "_ADDRESSES_S", 0.0)
 
     answer = threading.Event()
@@ -252,7 +252,7 @@ async def test_one_that_the_other_side_has_closed_is_not_used() -> None:
         await used(first)
         place.give(first)
         server.writers[0].close()
-        await eventually(lambda: first.is_lost, "it is noticed")
+        await eventually(lambda: first.is_orphaned, "it is noticed")
         assert not place._idle
         second = await place.take()
         assert second is not first
@@ -309,8 +309,8 @@ async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.06)
         await used(second)
         place.give(second)
-        await eventually(lambda: first.is_lost, "the first is old")
-        await eventually(lambda: second.is_lost, "and so is the second")
+        await eventually(lambda: first.is_orphaned, "the first is old")
+        await eventually(lambda: second.is_orphaned, "and so is the second")
         assert not place._all
 
 

@@ -270,9 +270,9 @@ class Hashed:
 _is_some: Final = cast("Callable[[bytes | None], TypeGuard[bytes]]", partial(is_not, None))
 
 
-def instead(came: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
+def instead(original: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
     """Bytes with others in the place of some; None stands for nothing."""
-    return tuple(filter(_is_some, map(changes.get, count(), came)))
+    return tuple(filter(_is_some, map(changes.get, count(), original)))
 
 
 def hashed(raws: Sequence[bytes] | Hashed) -> Hashed:
@@ -378,7 +378,7 @@ def text_parts(content: object) -> str:
     return "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
-def sketch(raw: bytes) -> MessageOutline:
+def outline_of(raw: bytes) -> MessageOutline:
     """Read a message, but for its cache marks; never raises."""
     raw = plain(raw)
     message, is_odd = read(raw)

@@ -27,7 +27,7 @@ from gateway.core.conversation.message import (
     digest,
     encode,
     hashed,
-    sketch,
+    outline_of,
 )
 from gateway.core.values import dataclass
 
@@ -36,7 +36,7 @@ from gateway.core.values import dataclass
 class ConversationOutline:
     """What messages are, and which belong together: all that depends on nothing but themselves and their order."""
 
-    sketches: tuple[MessageOutline, ...] = ()
+    outlines: tuple[MessageOutline, ...] = ()
     roles: tuple[str, ...] = ()
     #: see `MessageOutline.identity`
     identities: tuple[bytes, ...] = ()
@@ -53,19 +53,19 @@ class ConversationOutline:
 
     def plus(self, more: Sequence[MessageOutline]) -> ConversationOutline:
         """The outline with these messages behind the others."""
-        sketches = (*self.sketches, *more)
-        numbered = list(enumerate(more, len(self.sketches)))
+        outlines = (*self.outlines, *more)
+        numbered = list(enumerate(more, len(self.outlines)))
         fixed = [index for index, one in numbered if one.role in SYSTEM_ROLES or not one.is_known]
         users = [index for index, one in numbered if one.role == "user"]
         # only the last unit may go on in what follows
         closed, start = self.spans[:-1], self.spans[-1][0] if self.spans else 0
         return ConversationOutline(
-            sketches,
+            outlines,
             (*self.roles, *[one.role for one in more]),
             (*self.identities, *[one.identity for one in more]),
             (*self.calls, *[len(one.calls) for one in more]),
             self.letters + sum([one.letters for one in more]),
-            (*closed, *_spans(sketches, start)),
+            (*closed, *_spans(outlines, start)),
             self.fixed.union(fixed),
             (*self.users, *users),
         )
@@ -183,11 +183,11 @@ class Conversation:
         """
         if priorities and not all(0 <= priority < inf for priority in priorities.values()):
             raise ValueError("a priority is a number of 0 or more")
-        came = hashed(messages)
+        original = hashed(messages)
         return cls(
-            came.raws,
-            came.keys,
-            came.marked,
+            original.raws,
+            original.keys,
+            original.marked,
             wanted=frozenset(pinned),
             needed=frozenset(needed),
             following=frozenset(following),
@@ -228,8 +228,8 @@ class Conversation:
     @property
     def last_words(self) -> range:
         """What the assistant said last, with the results of its calls."""
-        sketches = self.sketches
-        return next((range(*span) for span in reversed(self.spans) if sketches[span[0]].role == "assistant"), range(0))
+        outlines = self.outlines
+        return next((range(*span) for span in reversed(self.spans) if outlines[span[0]].role == "assistant"), range(0))
 
     @property
     def last_turn(self) -> Sequence[int]:
@@ -250,10 +250,10 @@ class Conversation:
         may think once in a turn, before its first call. Where all of the turn begins with thinking, so does whatever is
         left of it.
         """
-        roles, sketches = self.outline.roles, self.sketches
+        roles, outlines = self.outline.roles, self.outlines
         # Turns are long, and most have no thinking in them.
         first = next((index for index in range(self._behind_user, len(roles)) if roles[index] == "assistant"), None)
-        if first is None or not sketches[first].thinks or all(sketches[index].thinks for index in self.last_turn):
+        if first is None or not outlines[first].thinks or all(outlines[index].thinks for index in self.last_turn):
             return self.leading
         return self.leading | {first}
 
@@ -261,13 +261,13 @@ class Conversation:
     def outline(self) -> ConversationOutline:
         """What the messages are together."""
         if self.book is None:
-            return ConversationOutline().plus([sketch(raw) for raw in self.messages])
+            return ConversationOutline().plus([outline_of(raw) for raw in self.messages])
         return self.book.outline(self.keys, self.messages)
 
     @property
-    def sketches(self) -> Sequence[MessageOutline]:
+    def outlines(self) -> Sequence[MessageOutline]:
         """What each message is."""
-        return self.outline.sketches
+        return self.outline.outlines
 
     @property
     def spans(self) -> Sequence[tuple[int, int]]:
@@ -287,8 +287,8 @@ class Conversation:
             must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
         if outline.spans:
             must.update(range(*outline.spans[-1]))
-        must.update(index for index in self.leaders if outline.sketches[index].sealed)
-        must.update(index for index in self.wanted if 0 <= index < len(outline.sketches))
+        must.update(index for index in self.leaders if outline.outlines[index].sealed)
+        must.update(index for index in self.wanted if 0 <= index < len(outline.outlines))
         return frozenset(must)
 
     @cached_property
@@ -308,7 +308,7 @@ class Conversation:
                 breakpoint=index in marked,
                 key=key,
             )
-            for index, (one, key) in enumerate(zip(self.sketches, self.keys, strict=True))
+            for index, (one, key) in enumerate(zip(self.outlines, self.keys, strict=True))
         )
 
     @cached_property
@@ -338,13 +338,13 @@ class Conversation:
 
     def _units_of(self, run: Sequence[tuple[int, int]]) -> Iterator[Unit]:
         """One for all of a run; where some of it must be sent, one for each span, so that the others can be cut."""
-        holding, leaders, sketches = self._holding, self.leaders, self.sketches
+        holding, leaders, outlines = self._holding, self.leaders, self.outlines
         held = [any(index in holding for index in range(*span)) for span in run]
         must = any(held) or not leaders.isdisjoint(range(run[0][0], run[-1][1]))
         if not must:
             run, held = [(run[0][0], run[-1][1])], [False]
         for (start, stop), is_held in zip(run, held, strict=True):
-            sealed = any(one.sealed for one in sketches[start:stop])
+            sealed = any(one.sealed for one in outlines[start:stop])
             yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=must and not is_held)
 
     @cached_property
@@ -367,26 +367,26 @@ class Conversation:
         return found
 
 
-def _spans(sketches: Sequence[MessageOutline], start: int) -> Iterator[tuple[int, int]]:
+def _spans(outlines: Sequence[MessageOutline], start: int) -> Iterator[tuple[int, int]]:
     """Calls with the results that follow them; everything else alone. From `start` on, where a unit begins."""
-    while start < len(sketches):
+    while start < len(outlines):
         stop = start + 1
-        if sketches[start].calls:
-            calls = sketches[start].calls
-            stop = _answered(sketches, stop, Counter(calls) if len(calls) > 1 else dict.fromkeys(calls, 1))
+        if outlines[start].calls:
+            calls = outlines[start].calls
+            stop = _answered(outlines, stop, Counter(calls) if len(calls) > 1 else dict.fromkeys(calls, 1))
         yield start, stop
         start = stop
 
 
-def _answered(sketches: Sequence[MessageOutline], stop: int, waiting: dict[str, int]) -> int:
+def _answered(outlines: Sequence[MessageOutline], stop: int, waiting: dict[str, int]) -> int:
     """Where the results of calls end. A result among them that answers no call, or cannot be read, stays with them."""
-    while stop < len(sketches) and waiting:
-        answers = sketches[stop].answers
+    while stop < len(outlines) and waiting:
+        answers = outlines[stop].answers
         if answers is not None and answers in waiting:
             waiting[answers] -= 1
             if not waiting[answers]:
                 del waiting[answers]
-        elif sketches[stop].is_known and sketches[stop].role not in RESULT_ROLES:
+        elif outlines[stop].is_known and outlines[stop].role not in RESULT_ROLES:
             break
         stop += 1
     return stop

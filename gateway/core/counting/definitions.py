@@ -59,19 +59,19 @@ class ToolDefinitions:
 NO_TOOLS: Final = ToolDefinitions()
 
 
-def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> ToolDefinitions:
+def count_tools(value: object, counter: TokenCounter, depth: int = 0) -> ToolDefinitions:
     """Definitions of tools in any wire format, decoded. Their order does not matter."""
     total = NO_TOOLS
     for tool in value if isinstance(value, list) else [value]:
-        total = total.plus(_weigh_tool(tool, counter, depth))
+        total = total.plus(_count_tool(tool, counter, depth))
     return total
 
 
-def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> ToolDefinitions:
+def _count_tool(tool: object, counter: TokenCounter, depth: int) -> ToolDefinitions:
     if not isinstance(tool, Mapping):
         return ToolDefinitions(server_json=counter.count(readable(tool)[0]))
     if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
-        return weigh_tools(tool["tools"], counter, depth + 1)
+        return count_tools(tool["tools"], counter, depth + 1)
     inner = tool.get("function", tool.get("custom"))
     holder = inner if isinstance(inner, Mapping) else tool
     name, description = holder.get("name"), holder.get("description")

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from gateway.core.conversation.message import IGNORED, keys_of, plain
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
-from gateway.core.counting.definitions import NO_TOOLS, ToolDefinitions, shown_schema, weigh_tools
+from gateway.core.counting.definitions import NO_TOOLS, ToolDefinitions, count_tools, shown_schema
 from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.counting.images import image_doubt, image_tokens
 from gateway.core.counting.measure import (
@@ -66,7 +66,7 @@ class Estimate:
         family: the name of the family whose numbers were used.
         counter: the name of the token counter.
         context: the parts of the context.
-        beside: the part of `tokens` that belongs to no message: what frames the request, tools, schema, a system text
+        overhead: the part of `tokens` that belongs to no message: what frames the request, tools, schema, a system text
             that is no message. `message_tokens` adds up to the rest, and to the thinking that the provider drops.
         frames: the number of its tool calls, or of its messages where no tools are offered. What a provider adds beyond
             its family's numbers comes once for each of these, or once for the request.
@@ -81,7 +81,7 @@ class Estimate:
     family: str
     counter: str
     context: ContextCounts
-    beside: int = 0
+    overhead: int = 0
     frames: int = 0
     newest: int = 0
 
@@ -89,7 +89,7 @@ class Estimate:
         """The same for a request of so many frames."""
         return Estimate(
             self.tokens, self.source, self.spread, self.doubt, self.shape, self.family, self.counter, self.context,
-            self.beside, frames, self.newest,
+            self.overhead, frames, self.newest,
         )  # fmt: skip
 
     @property
@@ -142,40 +142,40 @@ class Estimator:
 
     def estimate(self, request: RequestParts, *, keys: Sequence[bytes] | None = None) -> Estimate:
         """The prompt tokens of a request. `keys`: what `keys_of` says of its messages, where it was asked before."""
-        beside = self.beside(request)
+        overhead = self.overhead(request)
         if keys is None:
-            return self.of(beside, self.sums(beside, request.messages))
-        return self.having(beside, request.messages, keys)
+            return self.of(overhead, self.sums(overhead, request.messages))
+        return self.having(overhead, request.messages, keys)
 
-    def having(self, beside: Overhead, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
+    def having(self, overhead: Overhead, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
         """The prompt tokens of a request with these messages, of which `keys_of` says `keys`.
 
         The sums of the messages go on from those of a shorter conversation.
         """
 
         def extend(start: int, known: MessageSums | None) -> MessageSums:
-            return self.sums(beside, messages[start:], keys[start:], known)
+            return self.sums(overhead, messages[start:], keys[start:], known)
 
-        sums = self._runs.extended(f"sums\0{beside.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
-        return self.of(beside, sums)
+        sums = self._runs.extended(f"sums\0{overhead.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
+        return self.of(overhead, sums)
 
-    def of(self, beside: Overhead, total: MessageSums) -> Estimate:
+    def of(self, overhead: Overhead, total: MessageSums) -> Estimate:
         """The prompt tokens of a request. `total`: the sums of its messages, which the request need not hold then."""
-        request, counter, tools = beside.request, beside.counter, beside.tools
+        request, counter, tools = overhead.request, overhead.counter, overhead.tools
         family = self.family(request)
         counts, media, system = total.kept(family.thoughts), total.media, total.system
         said = counts_tokens(counts, family) + sum([media_tokens(item, family) for item in media])
-        system_field = sum([_measure_tokens(item, family) for item in beside.system])
+        system_field = sum([_measure_tokens(item, family) for item in overhead.system])
         tokens = (
             said
             + family.start
             + family.system * system
-            + _tools_tokens(beside, family, system=system)
-            + (family.with_schema + family.schema * beside.schema if request.schema is not None else 0)
+            + _tools_tokens(overhead, family, system=system)
+            + (family.with_schema + family.schema * overhead.schema if request.schema is not None else 0)
             + family.thinking_on * request.thinking
-            + sum([_measure_tokens(item, family) for item in beside.others])
+            + sum([_measure_tokens(item, family) for item in overhead.others])
         )
-        shape = _shape(beside, counts, media, system=system)
+        shape = _shape(overhead, counts, media, system=system)
         exact = (
             family.exact and shape in ("", "system") and not counts.calls and counter.name.endswith(family.tokenizer)
         )
@@ -183,17 +183,17 @@ class Estimator:
             tokens=max(0, round(tokens)),
             source="exact" if exact else "calibrated",
             spread=0.0 if exact else family.spread,
-            doubt=round(sum([media_doubt(item, family) for item in (*media, *beside.media)])),
+            doubt=round(sum([media_doubt(item, family) for item in (*media, *overhead.media)])),
             shape=shape,
             family=family.name,
             counter=counter.name,
             context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
-            beside=math.ceil(tokens - said + system_field),
+            overhead=math.ceil(tokens - said + system_field),
             frames=counts.calls if tools.count else counts.messages,
             newest=round(counts_tokens(total.new, family)) if total.new is not None else 0,
         )
 
-    def beside(self, request: RequestParts) -> Overhead:
+    def overhead(self, request: RequestParts) -> Overhead:
         """What stands beside the messages of a request, measured."""
         counter = self.counter(request)
         system, tools, others = (
@@ -251,7 +251,7 @@ class Estimator:
 
     def sums(
         self,
-        beside: Overhead,
+        overhead: Overhead,
         messages: Sequence[Piece],
         keys: Sequence[bytes] | None = None,
         before: MessageSums | None = None,
@@ -259,17 +259,17 @@ class Estimator:
         """Sums of messages of a request, and of its system text where that is none of them.
 
         Args:
-            beside: what stands beside them.
+            overhead: what stands beside them.
             messages: to be measured.
             keys: what `keys_of` says of them, where it was asked before.
             before: the sums of all that come before them; of one kind with the request's, see `Overhead.kind`.
         """
-        wire = beside.request.wire
-        measures = self._of_messages(wire, messages, self._once(beside.counter, wire), keys)
+        wire = overhead.request.wire
+        measures = self._of_messages(wire, messages, self._once(overhead.counter, wire), keys)
         starts = [place for place, item in enumerate(measures) if item.is_all]
         if starts:
             measures, before = measures[starts[-1] :], None
-        return (beside.start if before is None else before).plus(measures)
+        return (overhead.start if before is None else before).plus(measures)
 
     def _system(self, request: RequestParts, counter: TokenCounter) -> tuple[MeasuredMessage, ...]:
         if request.system is None:
@@ -314,7 +314,7 @@ class Estimator:
     def _tools(self, request: RequestParts, counter: TokenCounter) -> ToolDefinitions:
         kind = f"tools\0{counter.name}"
         found = [
-            self._kept(kind, piece, lambda value: weigh_tools(value, counter), lambda _: 100) for piece in request.tools
+            self._kept(kind, piece, lambda value: count_tools(value, counter), lambda _: 100) for piece in request.tools
         ]
         return reduce(ToolDefinitions.plus, found) if found else NO_TOOLS
 
@@ -342,19 +342,19 @@ class Estimator:
         )
 
 
-def _tools_tokens(beside: Overhead, family: TokenizerFamily, *, system: bool) -> float:
-    tools, request = beside.tools, beside.request
+def _tools_tokens(overhead: Overhead, family: TokenizerFamily, *, system: bool) -> float:
+    tools, request = overhead.tools, overhead.request
     tokens = tools.server * family.server_tool + tools.server_json * family.other
     if not tools.count and not (tools.server and family.server_tool):
         return tokens
     tokens += family.tools_system if system and family.tools_system is not None else family.tools
     if family.rendering == "typescript":
-        tokens += family.tool_text * (tools.typescript + beside.namespace)
+        tokens += family.tool_text * (tools.typescript + overhead.namespace)
     else:
         tokens += family.tool_text * tools.json
     tokens += family.per_tool * tools.count + family.forced * request.forced
     if request.forced_name:
-        tokens += family.forced_name + (beside.forced_name if family.forced_name else 0)
+        tokens += family.forced_name + (overhead.forced_name if family.forced_name else 0)
     return tokens
 
 
@@ -412,8 +412,8 @@ _VIDEO_BYTES_A_TOKEN: Final = 400
 _FILE_BYTES_A_TOKEN: Final = 40
 
 
-def _shape(beside: Overhead, counts: ContentTokens, media: Sequence[Media], *, system: bool) -> str:
-    marks = {*beside.marks, *["image" if item.kind == "image" else "media" for item in media]}
+def _shape(overhead: Overhead, counts: ContentTokens, media: Sequence[Media], *, system: bool) -> str:
+    marks = {*overhead.marks, *["image" if item.kind == "image" else "media" for item in media]}
     if system:
         marks.add("system")
     if counts.sealed > 0:

@@ -22,27 +22,27 @@ class RequestPart(NamedTuple):
     tokens: int
 
 
-def heaviest_beside(
-    wire: Wire, fields: Mapping[str, bytes], weigh: Callable[[Mapping[str, Piece]], int]
+def largest_overhead(
+    wire: Wire, fields: Mapping[str, bytes], count_tokens: Callable[[Mapping[str, Piece]], int]
 ) -> RequestPart | None:
     """The field beside the messages that takes most tokens, or the tool in it that takes most of these.
 
-    `weigh`: the tokens of a request of these fields, without its messages.
+    `count_tokens`: the tokens of a request of these fields, without its messages.
     """
-    beside: dict[str, Piece] = {name: raw for name, raw in fields.items() if name != ITEMS[wire]}
-    longest = sorted(beside, key=lambda name: len(beside[name]), reverse=True)[:_MOST_FIELDS]
-    whole = weigh(beside)
+    overhead: dict[str, Piece] = {name: raw for name, raw in fields.items() if name != ITEMS[wire]}
+    longest = sorted(overhead, key=lambda name: len(overhead[name]), reverse=True)[:_MOST_FIELDS]
+    whole = count_tokens(overhead)
     parts = [
-        RequestPart(name, whole - weigh({other: raw for other, raw in beside.items() if other != name}))
+        RequestPart(name, whole - count_tokens({other: raw for other, raw in overhead.items() if other != name}))
         for name in longest
     ]
     field = max(parts, key=lambda part: part.tokens, default=None)
     if field is None or field.tokens <= 0:
         return None
-    elements = decoded(beside[field.param]) if field.param in ("tools", "functions") else None
+    elements = decoded(overhead[field.param]) if field.param in ("tools", "functions") else None
     if not isinstance(elements, list) or len(elements) < 2:  # noqa: PLR2004
         return field
     index = max(range(len(elements)), key=lambda place: len(compact(elements[place])))
     rest = elements[:index] + elements[index + 1 :]
-    element = RequestPart(f"{field.param}[{index}]", whole - weigh({**beside, field.param: rest}))
+    element = RequestPart(f"{field.param}[{index}]", whole - count_tokens({**overhead, field.param: rest}))
     return element if element.tokens >= _MOST_OF_IT * field.tokens else field

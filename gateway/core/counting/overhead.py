@@ -88,9 +88,9 @@ class RecentOverheads:
         """What is kept under a key, see `keep`."""
         return cast("Overhead | None", self._cache.peek("", key))
 
-    def keep(self, key: Hashable, beside: Overhead, size: int) -> None:
+    def keep(self, key: Hashable, overhead: Overhead, size: int) -> None:
         """Keep one. `key`: all that its request was read from; `size`: the bytes of that."""
-        self._cache.put("", key, beside, _BYTES + size)
+        self._cache.put("", key, overhead, _BYTES + size)
 
     @property
     def size_bytes(self) -> int:

@@ -48,7 +48,7 @@ _UNREAD: Final = frozenset({"models", "provider", "metadata", "user", "stop", "s
 _STEERING: Final = _UNREAD | {"model", "tools", "functions", "tool_choice", "function_call"}
 #: by format: fields that make no difference to what stands beside the messages, and those that are no others
 _UNTOLD: Final = {wire: _UNREAD | {items} for wire, items in ITEMS.items()}
-_WEIGHED: Final = {wire: _STEERING | {items, _SYSTEM_FIELDS.get(wire, "")} for wire, items in ITEMS.items()}
+_COUNTED: Final = {wire: _STEERING | {items, _SYSTEM_FIELDS.get(wire, "")} for wire, items in ITEMS.items()}
 #: fields whose value is read, however short
 _READ: Final = frozenset(
     {
@@ -147,8 +147,8 @@ def key_of_fields(wire: Wire, fields: Mapping[str, bytes]) -> Hashable:
     Of short fields that it reads no value of, all that matters is whether they are there: ids in them may differ with
     each call.
     """
-    untold, weighed = _UNTOLD[wire], _WEIGHED[wire]
-    others = sum([len(raw) for name, raw in fields.items() if name not in weighed])
+    untold, counted = _UNTOLD[wire], _COUNTED[wire]
+    others = sum([len(raw) for name, raw in fields.items() if name not in counted])
     read = _READ if others <= _FEW_BYTES else fields
     return tuple(
         [(name, again(raw) if name in read else raw == b"null") for name, raw in fields.items() if name not in untold]
@@ -190,7 +190,7 @@ def _given(body: Mapping[str, Piece], field: str) -> Piece:
 
 def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
     """The fields that are weighed nowhere else; none where they are short."""
-    known = _WEIGHED[wire].union(FORM_FIELDS[wire] if has_schema else ())
+    known = _COUNTED[wire].union(FORM_FIELDS[wire] if has_schema else ())
     found = [piece for name, piece in body.items() if name not in known]
     return tuple(found) if sum(map(_size, found)) > _FEW_BYTES else ()
 

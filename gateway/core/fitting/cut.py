@@ -129,7 +129,7 @@ def with_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
     share = limit - system_tokens(draft)
     little = max(_TASK_TOKENS, int(_TASK * share))
     room = min(limit - draft.total(), int(_MOST_TASK * share) if may_drop else little)
-    if draft.came[task] - draft.weight(task) <= room:
+    if draft.original[task] - draft.weight(task) <= room:
         return draft.having({task: KEEP})
     known = draft.known(task)
     kept, first = draft.decisions[task], {*leading(known, min(room, little) - GAP_TOKENS)}
@@ -168,7 +168,7 @@ def given_up(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
 def dropped(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True) -> Draft:
     """Whole units left out of the conversation as it came, if that is allowed."""
     if policy.may_drop:
-        untouched = Draft.untouched(draft.conversation, draft.reader, came=draft.came)
+        untouched = Draft.untouched(draft.conversation, draft.reader, original=draft.original)
         draft = Drop(reads=reads).apply(untouched, limit)
     weights = draft.weights()
     if sum(weights) <= limit:
@@ -188,14 +188,14 @@ def _low(draft: Draft, limit: int, policy: TrimPolicy) -> int:
 
     What must stay on this turn can mostly be cut on the next.
     """
-    must = min(limit, sum(draft.came[index] for index in draft.conversation.pinned))
+    must = min(limit, sum(draft.original[index] for index in draft.conversation.pinned))
     return must + int((limit - must) * policy.depth)
 
 
 def system_tokens(draft: Draft) -> int:
     """Tokens of what no cut can take: shares of a limit are of the rest."""
     outline = draft.conversation.outline
-    return sum(draft.weight(index) for index in outline.fixed if outline.sketches[index].role in SYSTEM_ROLES)
+    return sum(draft.weight(index) for index in outline.fixed if outline.outlines[index].role in SYSTEM_ROLES)
 
 
 def _protected(draft: Draft, limit: int) -> int:

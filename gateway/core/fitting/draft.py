@@ -78,7 +78,7 @@ class ChosenBlocks(NamedTuple):
 
 #: nothing is sent in the place of a message
 _GONE: Final = RenderedMessage(None, 0, b"")
-#: stands for the tokens of a message that is sent as it came: `Draft.came` has them
+#: stands for the tokens of a message that is sent as it came: `Draft.original` has them
 _AS_IT_CAME: Final = 0
 
 
@@ -102,7 +102,7 @@ class Draft:
     conversation: Conversation
     reader: Reader
     #: tokens of each message as it came
-    came: Sequence[int]
+    original: Sequence[int]
     decisions: tuple[Decision, ...]
     #: index of the first message that may be changed
     first: int = 0
@@ -115,7 +115,7 @@ class Draft:
     watch: Deadline = field(default_factory=Deadline)
     memo: _Memo = field(default_factory=_Memo, repr=False)
     #: what `weights` gave: one value once it was asked for, none before
-    _weighed: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _counted: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
     #: what `weights` gave for a draft that this one was made of, and the messages that may weigh something else here;
     #: none where that was not asked for
     _before: list[tuple[Sequence[int], AbstractSet[int]]] = field(
@@ -128,12 +128,12 @@ class Draft:
         conversation: Conversation,
         reader: Reader,
         *,
-        came: Sequence[int] | None = None,
+        original: Sequence[int] | None = None,
         watch: Deadline | None = None,
     ) -> Draft:
-        """Everything as it came; `came`: its tokens, where they are known."""
-        came = reader.weights(conversation) if came is None else came
-        return cls(conversation, reader, came, (KEEP,) * len(came), watch=watch or Deadline())
+        """Everything as it came; `original`: its tokens, where they are known."""
+        original = reader.weights(conversation) if original is None else original
+        return cls(conversation, reader, original, (KEEP,) * len(original), watch=watch or Deadline())
 
     def having(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
         """The draft with other decisions for some messages; `steps`: how blocks were chosen, None for as before."""
@@ -145,7 +145,7 @@ class Draft:
 
     def _followed(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
         """Tell `draft`, made of this one, that all messages but `changed` weigh in it what they weigh here."""
-        for weights, stale in ((self._weighed[0], frozenset[int]()),) if self._weighed else self._before:
+        for weights, stale in ((self._counted[0], frozenset[int]()),) if self._counted else self._before:
             draft._before.append((weights, stale | changed))
         return draft
 
@@ -168,7 +168,7 @@ class Draft:
         """The draft with its first messages as decided before; `made`: what some of these became then."""
         rest = len(self.decisions) - len(decisions)
         draft = Draft(
-            self.conversation, self.reader, self.came, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
+            self.conversation, self.reader, self.original, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
             self.steps, self.watch, self.memo,
         )  # fmt: skip
         for index, one in made.items():
@@ -240,7 +240,7 @@ class Draft:
 
     def weight(self, index: int) -> int:
         """Tokens of what is sent in the place of a message."""
-        return self._weighed[0][index] if self._weighed else self.weigh(index, self.made(index))
+        return self._counted[0][index] if self._counted else self.count_tokens(index, self.made(index))
 
     def weight_as(self, index: int, decision: Decision) -> int:
         """The same if this were decided of it."""
@@ -250,21 +250,21 @@ class Draft:
 
     def weights(self) -> Sequence[int]:
         """Tokens of each message, 0 for those that are left out."""
-        if not self._weighed:
-            weights, stale = self._before[0] if self._before else (self.came, self.changed())
+        if not self._counted:
+            weights, stale = self._before[0] if self._before else (self.original, self.changed())
             weights, wanted = list(weights), sorted(stale)
             for index, made in zip(wanted, self._made(wanted), strict=True):
-                weights[index] = self.weigh(index, made)
-            self._weighed.append(weights)
-        return self._weighed[0]
+                weights[index] = self.count_tokens(index, made)
+            self._counted.append(weights)
+        return self._counted[0]
 
-    def weigh(self, index: int, made: RenderedMessage) -> int:
+    def count_tokens(self, index: int, made: RenderedMessage) -> int:
         """Tokens of a message when `made` is sent in its place."""
         return self._weight_as(self.decisions[index], index, made)
 
     def _weight_as(self, decision: Decision, index: int, made: RenderedMessage) -> int:
         if decision == KEEP and index not in self.recalls:
-            return self.came[index]
+            return self.original[index]
         if made.raw is None:
             return 0
         calls = 0 if isinstance(decision, SummaryEntry) else self.conversation.outline.calls[index]
@@ -338,7 +338,7 @@ class Draft:
     def _text_of(self, lines: Lines) -> str:
         texts = []
         for source, numbers in lines:
-            role, blocks = self.conversation.sketches[source].role, self.known(source).sliced.lines
+            role, blocks = self.conversation.outlines[source].role, self.known(source).sliced.lines
             texts.append(f"{role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
         return "\n".join([EARLIER, *texts])
 

@@ -167,7 +167,7 @@ class UnitCandidate:
             if taken and more > ratio * price:
                 said.update(terms[taken[-1][1]])
                 if not said.isdisjoint(terms[place]):
-                    more = gain + _beside(scores, place, said)
+                    more = gain + _overhead(scores, place, said)
             if more <= ratio * price:  # it would not raise the ratio; those after it are offered once the unit is open
                 break
             gain, cost, ratio = more, price, more / price
@@ -199,6 +199,6 @@ def _best(
         heapreplace(ranks, (rank, place))
 
 
-def _beside(scores: Scores, place: int, said: set[str]) -> float:
+def _overhead(scores: Scores, place: int, said: set[str]) -> float:
     """What a block adds beside others that hold the terms `said`."""
     return sum([scores.left[term] for term in scores.terms[place] if term not in said]) * scores.factors[place]

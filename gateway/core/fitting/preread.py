@@ -36,7 +36,7 @@ class _Passing:
 
     def outline(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> ConversationOutline:
         """See `SketchBook.outline`."""
-        return ConversationOutline().plus(self._reader.sketches(keys, messages))
+        return ConversationOutline().plus(self._reader.outlines(keys, messages))
 
 
 def due(count: int, filled: float) -> range:
@@ -60,7 +60,7 @@ def read_ahead(messages: Hashed, reader: Reader, expired: Callable[[], bool] = n
             RenderOrder(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed
         ]
         made = reader.make(orders, watch)
-        reader.sketches([one.key for one in made], [one.raw or b"" for one in made])
+        reader.outlines([one.key for one in made], [one.raw or b"" for one in made])
         for item, raw in zip(part.items, part.messages, strict=True):
             if may_share(item):
                 parts_of(item, raw, reader, watch)

@@ -23,9 +23,9 @@ from gateway.core.conversation.message import (
     decode,
     digest,
     encode,
+    outline_of,
     plain,
     read,
-    sketch,
     text_of,
 )
 from gateway.core.conversation.units import Conversation, ConversationOutline, Item
@@ -42,7 +42,7 @@ T = TypeVar("T")
 #: tokens of a text
 Count = Callable[[str], int]
 #: tokens of each of some messages, framing included
-Weigh = Callable[[Sequence[bytes]], Sequence[int]]
+CountTokens = Callable[[Sequence[bytes]], Sequence[int]]
 #: what is to be made of a message: these blocks of it, or the same with another content
 What = tuple[int, ...] | str
 
@@ -53,7 +53,7 @@ FRAME: Final = 4
 GAP_MARK: Final = encode({"role": "assistant", "content": GAP})
 
 #: What things take beside their texts, in bytes: objects, tables, references.
-_SKETCH_BYTES: Final = 650
+_OUTLINE_BYTES: Final = 650
 _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
@@ -66,16 +66,16 @@ _CONVERSATIONS_SHARE: Final = 2
 _BATCH: Final = 8
 
 
-def weigher(count: Count) -> Weigh:
-    """A `Weigh` for those who have nothing better: role, text, calls and ids, and four tokens around them.
+def counter_of(count: Count) -> CountTokens:
+    """A `CountTokens` for those who have nothing better: role, text, calls and ids, and four tokens around them.
 
     What is no text is counted as written, which is far too much for an image and so never too little.
     """
 
-    def weigh(messages: Sequence[bytes]) -> list[int]:
+    def count_tokens(messages: Sequence[bytes]) -> list[int]:
         return [count(_written(raw)) + FRAME for raw in messages]
 
-    return weigh
+    return count_tokens
 
 
 def _written(raw: bytes) -> str:
@@ -170,19 +170,19 @@ class Reader:
     """Reads messages and remembers.
 
     Args:
-        weigh: tokens of messages. It must say the same of the same bytes every time.
+        count_tokens: tokens of messages. It must say the same of the same bytes every time.
         limit_bytes: what all that is remembered may take together.
         lock: guards the tables where threads share them.
     """
 
     def __init__(
         self,
-        weigh: Weigh,
+        count_tokens: CountTokens,
         *,
         limit_bytes: int = 64 * 1024 * 1024,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._weigh = weigh
+        self._count_tokens = count_tokens
         self._name = ""
         #: Added only to weights that are asked for: it changes from turn to turn as it is learned, so that all that is
         #: remembered, and all that is made, is weighed without it
@@ -193,9 +193,9 @@ class Reader:
         self._conversations = CountCache(conversations, lock)
         self._runs = RunCache(self._conversations)
 
-    def weighing(self, weigh: Weigh, name: str, framing: Framing = _UNFRAMED) -> Reader:
-        """A reader with the same memory and other weights; of readers of one name `weigh` must say the same."""
-        other = Reader(weigh, limit_bytes=0)
+    def counts(self, count_tokens: CountTokens, name: str, framing: Framing = _UNFRAMED) -> Reader:
+        """A reader with the same memory and other weights; of readers of one name `count_tokens` must say the same."""
+        other = Reader(count_tokens, limit_bytes=0)
         other.framing = framing
         other._name, other._lexicon, other._runs = name, self._lexicon, self._runs
         other._cache, other._conversations = self._cache, self._conversations
@@ -206,17 +206,17 @@ class Reader:
         """What is remembered takes about so much."""
         return self._cache.size_bytes + self._conversations.size_bytes + self._lexicon.size_bytes
 
-    def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
+    def outlines(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
         """What each message is."""
         return self._cache.get_keyed(
-            "sketch", keys, lambda missing: [sketch(messages[index]) for index in missing], _sketch_bytes
+            "sketch", keys, lambda missing: [outline_of(messages[index]) for index in missing], _outline_size
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
         """What the messages are together."""
 
         def extend(start: int, known: ConversationOutline | None) -> ConversationOutline:
-            return (known or ConversationOutline()).plus(self.sketches(keys[start:], messages[start:]))
+            return (known or ConversationOutline()).plus(self.outlines(keys[start:], messages[start:]))
 
         return self._runs.extended("outline", keys, extend, _outline_bytes)
 
@@ -232,7 +232,7 @@ class Reader:
 
     def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
-            f"weight\0{self._name}", keys, lambda missing: self._weigh([messages[index] for index in missing])
+            f"weight\0{self._name}", keys, lambda missing: self._count_tokens([messages[index] for index in missing])
         )
 
     def sliced(self, item: Item, raw: bytes, watch: Deadline) -> SlicedMessage:
@@ -259,8 +259,8 @@ class Reader:
 
         def compute(missing: Sequence[int]) -> Iterator[KnownBlocks]:
             # Cache marks are not part of the keys: what is kept under one is read without them.
-            sketches = self.sketches([keys[index] for index in missing], [raws[index] for index in missing])
-            return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, sketches, strict=True))
+            outlines = self.outlines([keys[index] for index in missing], [raws[index] for index in missing])
+            return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, outlines, strict=True))
 
         return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
 
@@ -271,13 +271,13 @@ class Reader:
         return self._cache.get_keyed(
             f"made\0{self._name}",
             keys,
-            lambda missing: self._weighed([self._render(orders[index], watch) for index in missing], watch),
+            lambda missing: self._counted([self._render(orders[index], watch) for index in missing], watch),
             _made_bytes,
         )
 
     def made(self, message: Message) -> RenderedMessage:
         """A message that is made for one place only, weighed."""
-        return self._weighed([encode(message)], Deadline())[0]
+        return self._counted([encode(message)], Deadline())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here of a conversation, under a key of their own, about what this reader has weighed."""
@@ -308,7 +308,7 @@ class Reader:
             return encode(emptied(message))
         return encode(render(message, self.sliced(item, raw, watch), what))
 
-    def _weighed(self, messages: Sequence[bytes], watch: Deadline) -> list[RenderedMessage]:
+    def _counted(self, messages: Sequence[bytes], watch: Deadline) -> list[RenderedMessage]:
         keys = [digest(raw) for raw in messages]
         weights: list[int] = []
         for start in range(0, len(messages), _BATCH):
@@ -348,13 +348,13 @@ def _named(terms: Mapping[str, int]) -> frozenset[str]:
     return frozenset(compress(terms, terms.values()))  # of all kinds `WORD` alone is 0
 
 
-def _sketch_bytes(found: MessageOutline) -> int:
-    return _SKETCH_BYTES + _CALL_BYTES * len(found.calls) + found.letters
+def _outline_size(found: MessageOutline) -> int:
+    return _OUTLINE_BYTES + _CALL_BYTES * len(found.calls) + found.letters
 
 
 def _outline_bytes(found: ConversationOutline) -> int:
     # Sketches may be kept here alone: in the table by message they are not asked for any more.
-    return _SKETCH_BYTES * len(found.sketches) + _CALL_BYTES * sum(found.calls) + found.letters
+    return _OUTLINE_BYTES * len(found.outlines) + _CALL_BYTES * sum(found.calls) + found.letters
 
 
 def _numbers_bytes(found: Sequence[int]) -> int:

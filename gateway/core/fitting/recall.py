@@ -48,7 +48,7 @@ def recall(draft: Draft, room: float, who: Recall, worth: RelevanceFactors) -> D
     if who == "off" or room < _LEAST:
         return draft
     last = len(draft.decisions) - 1
-    message = draft.conversation.sketches[last]
+    message = draft.conversation.outlines[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
     # An old result's text stands among results as it always did: nobody is told anything by another voice.
@@ -142,7 +142,7 @@ def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
     parameters = draft.parameters if asked_too else NO_PARAMETERS
     # Conversations with and without thinking have the same prefix, and only without can be repeated.
-    sealed = tuple(index for index, one in enumerate(draft.conversation.sketches[:size]) if one.sealed)
+    sealed = tuple(index for index, one in enumerate(draft.conversation.outlines[:size]) if one.sealed)
     key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters, sealed
     past = draft.reader.kept(
         "past", key, lambda: _read_past(draft, size, speakers, parameters), lambda past: past.size_bytes
@@ -163,7 +163,7 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         known = draft.known(index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
-        is_spoken = draft.conversation.sketches[index].role in speakers
+        is_spoken = draft.conversation.outlines[index].role in speakers
         numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked(parameters, known))
         draft.watch.tick(1 + len(numbers))
         for place, number in enumerate(numbers, len(lengths)):
@@ -186,10 +186,10 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
         for unit in draft.conversation.units
         for index in unit.indices
         if index < size
-        and not draft.conversation.sketches[index].sealed
+        and not draft.conversation.outlines[index].sealed
         and draft.decisions[index] != KEEP
         and not isinstance(draft.decisions[index], DuplicateResult)
-        and draft.conversation.sketches[index].role in speakers
+        and draft.conversation.outlines[index].role in speakers
     ]
 
 
@@ -238,7 +238,7 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
     last: dict[str, int] = {}
     said: Counter[str] = Counter()
     named: set[str] = set()
-    for index, message in enumerate(draft.conversation.sketches[:size]):
+    for index, message in enumerate(draft.conversation.outlines[:size]):
         known = draft.known(index)
         found = terms & known.all_terms.keys()
         last.update(dict.fromkeys(found, index))
@@ -305,7 +305,7 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
 def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: RelevanceFactors) -> dict[str, float]:
     """By term of the lines that no later message has either: its worth."""
     end = len(draft.decisions)
-    is_question = draft.conversation.sketches[-1].role == "user"
+    is_question = draft.conversation.outlines[-1].role == "user"
     wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
     odds = {one: _odds(one, end, worth) for one in {*wanted.values()}}
     left = {term: odds[one] for term, one in wanted.items()}

@@ -164,10 +164,10 @@ def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]
 
 def last_words(draft: Draft) -> dict[str, float]:
     """Terms of the last user message, of what the conversation ends with, and of the last assistant text."""
-    conversation, sketches = draft.conversation, draft.conversation.sketches
-    spoken = {index for index in conversation.pinned if sketches[index].role not in SYSTEM_ROLES}
+    conversation, outlines = draft.conversation, draft.conversation.outlines
+    spoken = {index for index in conversation.pinned if outlines[index].role not in SYSTEM_ROLES}
     said = next(
-        (i for i in reversed(range(len(sketches))) if sketches[i].role == "assistant" and sketches[i].length), None
+        (i for i in reversed(range(len(outlines))) if outlines[i].role == "assistant" and outlines[i].length), None
     )
     if said is not None:
         spoken.add(said)
@@ -182,11 +182,11 @@ def _weights(draft: Draft, worth: RelevanceFactors) -> Mapping[str, float]:
     """Odds that a term is needed next, each in relation to the others: the same for all choices about a request."""
     found = draft.memo.weights.get(worth)
     if found is None:
-        found = draft.memo.weights[worth] = _weighed(draft, worth)
+        found = draft.memo.weights[worth] = _counted(draft, worth)
     return found
 
 
-def _weighed(draft: Draft, worth: RelevanceFactors) -> dict[str, float]:
+def _counted(draft: Draft, worth: RelevanceFactors) -> dict[str, float]:
     # Whole tables at a time: term by term this would be the larger part of a choice.
     uses = draft.memo.uses
     if not uses:
@@ -266,6 +266,6 @@ def answered(score: float, length: float) -> float:
 
 
 def _spilled(scores: Sequence[float], share: float) -> list[float]:
-    beside = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
+    overhead = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
     # thousands of times in a choice, and `max` would take the half of that
-    return [score + share * (before if before > after else after) for score, before, after in beside]  # noqa: FURB136
+    return [score + share * (before if before > after else after) for score, before, after in overhead]  # noqa: FURB136

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from gateway.core.conversation.message import instead, read
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Decision, Draft, DuplicateResult, Lines, SummaryEntry, is_summed
-from gateway.core.fitting.epoch import TrimDecision
 from gateway.core.fitting.reader import Framing, RenderedMessage
+from gateway.core.fitting.trim_decision import TrimDecision
 from gateway.core.values import dataclass
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class TrimmedPrefix:
     #: those in whose place another message stands: a summary, or the mark of what may not be changed
     new: frozenset[int]
     #: what `weights` said last, and for which framing: that changes on few turns
-    _weighed: dict[Framing, RenderedTokens] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _counted: dict[Framing, RenderedTokens] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, draft: Draft) -> TrimmedPrefix:
@@ -174,9 +174,9 @@ class TrimmedPrefix:
             hows={**self.hows, index: "recall"},
         )
 
-    def weights(self, came: Sequence[int], framing: Framing) -> RenderedTokens:
-        """What they weigh; `came`: what all messages weighed as they came, in this framing."""
-        known = self._weighed.get(framing)
+    def weights(self, original: Sequence[int], framing: Framing) -> RenderedTokens:
+        """What they weigh; `original`: what all messages weighed as they came, in this framing."""
+        known = self._counted.get(framing)
         if known is not None:
             return known
         tokens = dict(self._bare)
@@ -185,11 +185,11 @@ class TrimmedPrefix:
             zip(framed, framing.added_to([*map(tokens.__getitem__, framed)], [*framed.values()]), strict=True)
         )
         # The shares are as good in any framing.
-        last = next(iter(self._weighed.values()), None)
-        shares = last.saved_by_rule if last is not None else self._saved_by_rule(came, tokens)
-        weights = RenderedTokens(tokens, sum(map(came.__getitem__, tokens)) - sum(tokens.values()), shares)
-        self._weighed.clear()
-        self._weighed[framing] = weights
+        last = next(iter(self._counted.values()), None)
+        shares = last.saved_by_rule if last is not None else self._saved_by_rule(original, tokens)
+        weights = RenderedTokens(tokens, sum(map(original.__getitem__, tokens)) - sum(tokens.values()), shares)
+        self._counted.clear()
+        self._counted[framing] = weights
         return weights
 
     @cached_property
@@ -202,11 +202,11 @@ class TrimmedPrefix:
         """How many calls each makes of those that make any."""
         return {index: calls for index, calls in self.calls.items() if calls}
 
-    def _saved_by_rule(self, came: Sequence[int], tokens: Mapping[int, int]) -> Mapping[str, int]:
+    def _saved_by_rule(self, original: Sequence[int], tokens: Mapping[int, int]) -> Mapping[str, int]:
         saved = Counter[str]()
         for index, now in tokens.items():
-            if now < came[index]:
-                saved[self.hows[index]] += came[index] - now
+            if now < original[index]:
+                saved[self.hows[index]] += original[index] - now
         return saved
 
     @cached_property
@@ -230,10 +230,10 @@ class TrimmedPrefix:
 
 
 def _new(draft: Draft, made: Iterable[int]) -> Iterator[int]:
-    sketches = draft.conversation.sketches
+    outlines = draft.conversation.outlines
     for index in made:
         decision = draft.decisions[index]
-        if isinstance(decision, SummaryEntry) or (decision == () and sketches[index].sealed):
+        if isinstance(decision, SummaryEntry) or (decision == () and outlines[index].sealed):
             yield index
 
 
@@ -264,11 +264,11 @@ class TrimmedConversation:
     tokens: int
     changed: bool
     #: what to remember; None while everything fits, and the one that was given where nothing new was decided
-    epoch: TrimDecision | None
+    trim_decision: TrimDecision | None
     #: the strategies that changed something in this turn; empty where what was sent before still fits
     applied: tuple[str, ...]
     conversation: Conversation = field(repr=False)
-    came: Sequence[int] = field(repr=False)
+    original: Sequence[int] = field(repr=False)
     sent: TrimmedPrefix | None = field(repr=False)
     #: of the messages that are not sent as they came
     weights: Mapping[int, int] = field(repr=False)
@@ -276,23 +276,23 @@ class TrimmedConversation:
     saved_by_rule: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> TrimmedConversation:
+    def untouched(cls, conversation: Conversation, original: Sequence[int], tokens: int) -> TrimmedConversation:
         """Everything as it came."""
         return cls(
-            tokens, tokens, changed=False, epoch=None, applied=(),
-            conversation=conversation, came=came, sent=None, weights={},
+            tokens, tokens, changed=False, trim_decision=None, applied=(),
+            conversation=conversation, original=original, sent=None, weights={},
         )  # fmt: skip
 
     @classmethod
     def having(
         cls,
         conversation: Conversation,
-        came: Sequence[int],
+        original: Sequence[int],
         tokens: int,
         *,
         sent: TrimmedPrefix,
         weights: RenderedTokens,
-        epoch: TrimDecision,
+        trim_decision: TrimDecision,
         applied: tuple[str, ...] = (),
     ) -> TrimmedConversation:
         """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
@@ -300,10 +300,10 @@ class TrimmedConversation:
             tokens_before=tokens,
             tokens=tokens - weights.saved,
             changed=True,
-            epoch=epoch,
+            trim_decision=trim_decision,
             applied=applied,
             conversation=conversation,
-            came=came,
+            original=original,
             sent=sent,
             weights=weights.tokens,
             saved_by_rule=weights.saved_by_rule,
@@ -336,7 +336,7 @@ class TrimmedConversation:
         roles, pinned = self.conversation.outline.roles, dict.fromkeys(self.conversation.pinned, "pinned")
         hows = {**pinned, **self.sent.hows} if self.sent is not None else pinned
         rules = _by_index(hows, repeat("kept", len(roles)))
-        return Fates.in_columns(roles, self.came, _by_index(self.weights, self.came), list(rules))
+        return Fates.in_columns(roles, self.original, _by_index(self.weights, self.original), list(rules))
 
     def decoded(self) -> list[Any]:
         """The messages to send as values; None for bytes that are no JSON."""

@@ -71,7 +71,7 @@ def without_marks(draft: Draft) -> Draft:
 def _roles(conversation: Conversation) -> Sequence[str]:
     """Of each message; those of all results are one, and the system has none, as it takes no turns."""
     same = {**dict.fromkeys(RESULT_ROLES, "tool"), **dict.fromkeys(SYSTEM_ROLES, "")}
-    return [same.get(one.role, one.role) for one in conversation.sketches]
+    return [same.get(one.role, one.role) for one in conversation.outlines]
 
 
 def _told(draft: Draft, roles: Sequence[str]) -> Sequence[int]:

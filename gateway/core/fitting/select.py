@@ -84,7 +84,7 @@ class _Choice:
         draft = self._draft
         for _ in range(_ROUNDS):
             waiting = self._fill(waiting)
-            draft = self._weighed()
+            draft = self._counted()
             if not waiting or self._room < _CLOSE * self._limit:
                 break
         return self._within(draft)
@@ -103,7 +103,7 @@ class _Choice:
                 for index, number in step.added:
                     opening.picked[index].add(number)
                 self._steps.append(step)
-        return self._within(self._weighed())
+        return self._within(self._counted())
 
     def _bound(self) -> Iterator[UnitCandidate]:
         """What is sent in any case, at least its frame."""
@@ -114,10 +114,10 @@ class _Choice:
             freed = 0.0
             while self._steps and freed <= -self._room:
                 freed += self._take_back()
-            draft = self._weighed()
+            draft = self._counted()
         return draft
 
-    def _weighed(self) -> Draft:
+    def _counted(self) -> Draft:
         openings = [self._units[start] for start in self._touched]
         items = self._draft.conversation.items
         changes = {

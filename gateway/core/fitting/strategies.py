@@ -218,9 +218,9 @@ def _sent_behind_the_task(draft: Draft) -> list[Unit]:
     thinking that is left of the turn, and refused for that.
     """
     conversation = draft.conversation
-    task, turn, sketches = conversation.task, conversation.last_turn, conversation.sketches
-    may_go = bool(turn) and sketches[turn[0]].thinks and turn[0] not in conversation.leaders
-    stop = turn[0] if may_go else len(sketches)
+    task, turn, outlines = conversation.task, conversation.last_turn, conversation.outlines
+    may_go = bool(turn) and outlines[turn[0]].thinks and turn[0] not in conversation.leaders
+    stop = turn[0] if may_go else len(outlines)
     return [
         unit
         for unit in by_priority(draft)

@@ -139,10 +139,10 @@ def within(
         tokens = count(messages)
         if tokens <= room:
             return messages
-        beside = count(least)
-        if beside >= room:
+        overhead = count(least)
+        if overhead >= room:
             return None
-        most = int(most * _SHORTER * (room - beside) / (tokens - beside))
+        most = int(most * _SHORTER * (room - overhead) / (tokens - overhead))
     return None
 
 

@@ -26,15 +26,15 @@ def problems(
 
     `summary`: the place in `after` of the one message that `before` does not have, and its bytes.
     """
-    found = list(_faults(after.sketches))
+    found = list(_faults(after.outlines))
     if found:
-        known = set(_faults(before.sketches))
+        known = set(_faults(before.outlines))
         found = [fault for fault in found if fault not in known]
     found.extend(_thoughtless(before, after))
     if summary is not None:
         found.extend(_misplaced(after, *summary))
         after = _without(after, summary[0])
-    found.extend(_lost(before, after))
+    found.extend(_orphaned(before, after))
     found.extend(_strangers(before, after))
     found.extend(_invented(before, after))
     found.extend(_pointless(before, after))
@@ -65,7 +65,7 @@ def _thoughtless(before: Conversation, after: Conversation) -> Iterator[str]:
 
 
 def _begins_with_thinking(conversation: Conversation) -> bool:
-    return any(conversation.sketches[index].thinks for index in conversation.last_turn[:1])
+    return any(conversation.outlines[index].thinks for index in conversation.last_turn[:1])
 
 
 def _broken_calls(messages: Sequence[MessageOutline]) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _misplaced(after: Conversation, place: int, raw: bytes) -> Iterator[str]:
     told, _ = read(raw)
     if set(told) != {"role", "content"} or told["role"] != "assistant" or not isinstance(told["content"], str):
         yield "the summary is more than a text of the assistant's"
-    if all(message.role != "user" for message in after.sketches[:place]):
+    if all(message.role != "user" for message in after.outlines[:place]):
         yield "the summary stands before the task"
 
 
@@ -113,9 +113,9 @@ def _invented(before: Conversation, after: Conversation) -> Iterator[str]:
 
     In the place of a sealed one there stands nothing but a mark.
     """
-    came = iter(before.items)
-    for one, key, raw in zip(after.sketches, after.keys, after.messages, strict=True):
-        if one.role not in RESULT_ROLES and not any(_may_become(item, one, key, raw) for item in came):
+    original = iter(before.items)
+    for one, key, raw in zip(after.outlines, after.keys, after.messages, strict=True):
+        if one.role not in RESULT_ROLES and not any(_may_become(item, one, key, raw) for item in original):
             yield f"a message ({one.role}) that never came"
             return
 
@@ -126,7 +126,7 @@ def _may_become(item: Item, now: MessageOutline, key: bytes, raw: bytes) -> bool
     return not item.sealed or item.key == key or raw == GAP_MARK
 
 
-def _lost(before: Conversation, after: Conversation) -> Iterator[str]:
+def _orphaned(before: Conversation, after: Conversation) -> Iterator[str]:
     """What must be there as it was, and in the order it was."""
     items = before.items
     position = 0
@@ -138,7 +138,7 @@ def _lost(before: Conversation, after: Conversation) -> Iterator[str]:
             yield f"messages[{item.index}] ({item.role}) was changed, moved or lost"
         else:
             position = found + 1
-    if items and after.sketches and after.sketches[-1].role != items[-1].role:
+    if items and after.outlines and after.outlines[-1].role != items[-1].role:
         yield "it does not end as it ended"
 
 
@@ -149,7 +149,7 @@ def _position(before: Conversation, after: Conversation, item: Item, start: int)
     if same is not None or item.role not in RESULT_ROLES | {"user"}:
         return same
     raw = before.messages[item.index]
-    alike = (i for i in places if after.sketches[i].role == item.role and after.sketches[i].answers == item.answers)
+    alike = (i for i in places if after.outlines[i].role == item.role and after.outlines[i].answers == item.answers)
     return next((index for index in alike if _continues(raw, after.messages[index])), None)
 
 
@@ -173,8 +173,8 @@ def _begins(old: Any, new: Any) -> bool:
 def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:
     """Calls that were never made, and sealed messages that are not as they were."""
     as_they_were = set(before.keys)
-    names = {pair for message in before.sketches for pair in message.names}
-    for message, key in zip(after.sketches, after.keys, strict=True):
+    names = {pair for message in before.outlines for pair in message.names}
+    for message, key in zip(after.outlines, after.keys, strict=True):
         if key in as_they_were:
             continue
         yield from (f"call {pair[0]} was never made" for pair in message.names if pair not in names)
@@ -187,16 +187,16 @@ def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
     as_they_were = set(before.keys)
     changed = [
         (place, message.answers, raw)
-        for place, (message, key, raw) in enumerate(zip(after.sketches, after.keys, after.messages, strict=True))
+        for place, (message, key, raw) in enumerate(zip(after.outlines, after.keys, after.messages, strict=True))
         if message.role in RESULT_ROLES and key not in as_they_were and b" the result of " in raw
     ]
-    came, sent = (_results(before), _results(after)) if changed else ({}, {})
+    original, sent = (_results(before), _results(after)) if changed else ({}, {})
     for place, call, raw in changed:
         # What a tool says of itself is no such word.
-        said = "".join(_text(one) for _, one in came.get(call, ()))
+        said = "".join(_text(one) for _, one in original.get(call, ()))
         for found in _POINTS.finditer(_text(raw)):
             now = [one for at, one in sent.get(found[1], ()) if at < place]
-            if found[0] not in said and not _is_whole([one for _, one in came.get(found[1], ())], now):
+            if found[0] not in said and not _is_whole([one for _, one in original.get(found[1], ())], now):
                 yield f"{found[0]} is not true"
 
 
@@ -209,20 +209,20 @@ def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
         return
     sent = set(after.keys)
     for run in before.runs:
-        is_sealed = all(before.sketches[start].sealed for start, _ in run)
+        is_sealed = all(before.outlines[start].sealed for start, _ in run)
         if is_sealed and len({before.keys[start] in sent for start, _ in run}) > 1:
             yield f"messages[{run[0][0]}] without all that came of the same"
 
 
-def _is_whole(came: Sequence[bytes], sent: Sequence[bytes]) -> bool:
+def _is_whole(original: Sequence[bytes], sent: Sequence[bytes]) -> bool:
     """Whether one of these results is sent as it came, perhaps with more behind it."""
-    return any(plain(was) == plain(now) or _continues(was, now) for was in came for now in sent)
+    return any(plain(was) == plain(now) or _continues(was, now) for was in original for now in sent)
 
 
 def _results(conversation: Conversation) -> Mapping[str | None, Sequence[tuple[int, bytes]]]:
     """Results and where they stand, by the call that they answer."""
     found: dict[str | None, list[tuple[int, bytes]]] = {}
-    for place, (message, raw) in enumerate(zip(conversation.sketches, conversation.messages, strict=True)):
+    for place, (message, raw) in enumerate(zip(conversation.outlines, conversation.messages, strict=True)):
         if message.role in RESULT_ROLES:
             found.setdefault(message.answers, []).append((place, raw))
     return found

@@ -61,19 +61,19 @@ class Unpacker:
             if not rest and len(out) < at_most:
                 return
 
-    def _step(self, packed: bytes, at_most: int) -> tuple[bytes, bytes]:
+    def _step(self, compressed: bytes, at_most: int) -> tuple[bytes, bytes]:
         """One piece of output, and the input that is left."""
         if self._inflate.eof:
-            if not packed.startswith(_GZIP_MAGIC):
+            if not compressed.startswith(_GZIP_MAGIC):
                 # Another member may have begun; anything else is padding.
-                self._head = packed if _GZIP_MAGIC.startswith(packed) else b""
+                self._head = compressed if _GZIP_MAGIC.startswith(compressed) else b""
                 return b"", b""
             self._inflate = zlib.decompressobj(_ANY_HEADER)
         try:
-            out = self._inflate.decompress(packed, at_most)
+            out = self._inflate.decompress(compressed, at_most)
         except zlib.error:
             self._try_raw_deflate()
-            return self._step(packed, at_most)
+            return self._step(compressed, at_most)
         self._header_known = True
         if self._left is not None:
             self._left -= len(out)
@@ -101,7 +101,7 @@ def unpack(body: bytes, limit: int) -> bytes:
         TooLarge, Corrupt: as `Unpacker.feed`.
     """
     unpacker = Unpacker(limit)
-    unpacked = b"".join(unpacker.feed(body))
+    decompressed = b"".join(unpacker.feed(body))
     if not unpacker.complete:
         raise Corrupt
-    return unpacked
+    return decompressed

@@ -182,7 +182,7 @@ def request_headers(
     provider: ProviderAddress,
     *,
     client_key_headers: frozenset[bytes],
-    unpacked: bool,
+    decompressed: bool,
 ) -> Headers:
     """The headers to send to a provider.
 
@@ -190,13 +190,13 @@ def request_headers(
         headers: as the client sent them.
         provider: who gets them.
         client_key_headers: those that held one of the gateway's own keys; never forwarded.
-        unpacked: the body was packed and is sent unpacked.
+        decompressed: the body was packed and is sent unpacked.
     """
     names = dict(headers)
     dropped = _NOT_SENT.intersection(names) | _named_by_connection(headers)
     if provider.has_key:
         dropped |= _ACCOUNTS
-    if unpacked:
+    if decompressed:
         dropped |= {b"content-encoding"}
     dropped |= _credentials_among(names if provider.holds_credential else client_key_headers)
     sent = [pair for pair in headers if pair[0] not in dropped]
@@ -263,10 +263,10 @@ def _owners(key: str, providers: Iterable[ProviderAddress]) -> list[str]:
     return sorted({name for length, name in claims if length == longest})
 
 
-def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) -> Headers:
-    """The provider's headers that its client may see. `unpacked`: content-encoding no longer holds."""
+def response_headers(headers: Sequence[tuple[bytes, bytes]], *, decompressed: bool) -> Headers:
+    """The provider's headers that its client may see. `decompressed`: content-encoding no longer holds."""
     dropped = _NOT_RETURNED | _named_by_connection(headers)
-    if unpacked:
+    if decompressed:
         dropped |= {b"content-encoding"}
     returned: Headers = []
     is_page = True

@@ -16,7 +16,7 @@ class WorkObserver(Protocol):
         """`is_so`: whether one may be, from now on."""
 
 
-def told_nobody(*, is_so: bool) -> None:
+def notify_nobody(*, is_so: bool) -> None:
     """The `WorkObserver` for those who need not be told."""
     del is_so
 
@@ -34,6 +34,6 @@ class Outgoing:
     headers: Headers
     body: bytes
     note: Callable[[str, str], None] = lambda _name, _text: None
-    at_work: WorkObserver = told_nobody
+    at_work: WorkObserver = notify_nobody
     call_id: str = ""
     has_next: bool = False

@@ -132,14 +132,14 @@ class Account:
         opened: when its window began; None where it has none, or none yet.
         decided: limits that an operator set for this account alone, None for "lifted"; they stand in place of the
             configured ones.
-        epoch: how often what is used began anew: by a reset, a new window, or because its session was deleted.
+        period: how often what is used began anew: by a reset, a new window, or because its session was deleted.
     """
 
     used: Amount = NOTHING
     held: Amount = NOTHING
     opened: Moment | None = None
     decided: Mapping[Dimension, int | None] = field(default_factory=dict)
-    epoch: int = 0
+    period: int = 0
 
 
 EMPTY: Final = Account()
@@ -168,10 +168,11 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How an account stands, with the limits in force. `resets_s`: seconds until its window ends; None without one.
+class Balance:
+    """What an account has used and holds, with its limits in force.
 
-    `is_absent`: a store that may lose keys has no such account. `is_lost`: and it has calls that were charged to it.
+    `resets_s`: seconds until its window ends; None without a window. `is_absent`: a store that may lose keys has no such
+    account. `is_orphaned`: the store has calls that were charged to it.
     """
 
     key: AccountKey
@@ -180,9 +181,9 @@ class Standing:
     held: Amount
     resets_s: float | None = None
     is_absent: bool = field(default=False, compare=False)
-    is_lost: bool = field(default=False, compare=False)
+    is_orphaned: bool = field(default=False, compare=False)
 
-    def lowered(self, to: Limits) -> Standing:
+    def lowered(self, to: Limits) -> Balance:
         """The same for a call that declares these limits."""
         return self if to.is_none else replace(self, limits=self.limits.lowered(to))
 
@@ -228,20 +229,20 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The hold was taken, with so many units. `standings`: of each claim after it, in their order."""
+    """The hold was taken, with so many units. `balances`: of each claim after it, in their order."""
 
     units: int
-    standings: tuple[Standing, ...]
+    balances: tuple[Balance, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The hold was taken on no account, as the one of `standing` has too little left in `dimension`.
+    """The hold was taken on no account, as the one of `balance_of` has too little left in `dimension`.
 
     `needed`: the least that was asked of it. `is_busy`: what it lacks is held by calls under way, and may come back.
     """
 
-    standing: Standing
+    balance_of: Balance
     dimension: Dimension
     needed: int
     is_busy: bool
@@ -249,54 +250,54 @@ class Refused:
     @property
     def is_passing(self) -> bool:
         """Whether it helps to wait: for what others hold, or for the minute whose requests are counted to end."""
-        return self.is_busy or self.standing.key.kind == "rate"
+        return self.is_busy or self.balance_of.key.kind == "rate"
 
 
 Accounts = Mapping[AccountKey, Account]
 Changes = dict[AccountKey, Account]
-Epochs = Mapping[AccountKey, int]
+Periods = Mapping[AccountKey, int]
 
 
-def standing(account: Account, claim: Claim, now: Moment) -> Standing:
+def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
     """How an account stands for a call."""
     limits = claim.limits(account)
     current = _current(account, limits.window_s, now)
     resets = None
     if limits.window_s is not None:
         resets = limits.window_s - (now.since(current.opened) if current.opened else 0.0)
-    return Standing(claim.key, limits, current.used, current.held, resets)
+    return Balance(claim.key, limits, current.used, current.held, resets)
 
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
     """Take a hold on all its accounts: the most units that every one of them has left. A missing account is empty."""
-    before = [standing(accounts.get(claim.key, EMPTY), claim, now) for claim in hold.claims]
+    before = [balance_of(accounts.get(claim.key, EMPTY), claim, now) for claim in hold.claims]
     found = refused(before, hold)
     if found is not None:
         return found
     units = hold.most
-    for stands in before:
-        units = units_left(stands, hold.fixed, hold.unit, units)
-    granted, changes, standings = hold.amount(units), Changes(), []
-    for claim, stands in zip(hold.claims, before, strict=True):
+    for balance in before:
+        units = units_left(balance, hold.fixed, hold.unit, units)
+    granted, changes, balances = hold.amount(units), Changes(), []
+    for claim, balance in zip(hold.claims, before, strict=True):
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
         changes[claim.key] = taken = _take(account, claim.key, granted)
-        standings.append(Standing(claim.key, stands.limits, taken.used, taken.held, stands.resets_s))
-    return Granted(units, tuple(standings)), changes
+        balances.append(Balance(claim.key, balance.limits, taken.used, taken.held, balance.resets_s))
+    return Granted(units, tuple(balances)), changes
 
 
 def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Granted, Changes]:
     """Hold up to so many more units; as many as every account has left, which may be none."""
     for claim in hold.claims:
-        stands = standing(accounts.get(claim.key, EMPTY), claim, now)
-        units = units_left(stands, NOTHING, hold.unit, units)
+        balance = balance_of(accounts.get(claim.key, EMPTY), claim, now)
+        units = units_left(balance, NOTHING, hold.unit, units)
     more = NOTHING.plus(hold.unit, units)
-    changes, standings = Changes(), []
+    changes, balances = Changes(), []
     for claim in hold.claims:
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
         # The count of requests holds nothing, and nothing would be given back there.
         changes[claim.key] = taken = account if claim.key.kind == "rate" else _hold(account, more)
-        standings.append(standing(taken, claim, now))
-    return Granted(units, tuple(standings)), changes
+        balances.append(balance_of(taken, claim, now))
+    return Granted(units, tuple(balances)), changes
 
 
 def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: Amount) -> Changes:
@@ -306,16 +307,16 @@ def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: 
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
             used, given_back = account.used.plus(spent), account.held.less(held)
-            changes[key] = Account(used, given_back, account.opened, account.decided, account.epoch)
+            changes[key] = Account(used, given_back, account.opened, account.decided, account.period)
     return changes
 
 
-def epochs(accounts: Accounts, keys: Iterable[AccountKey]) -> Epochs:
+def periods(accounts: Accounts, keys: Iterable[AccountKey]) -> Periods:
     """In which epoch each of these accounts is now."""
-    return {key: accounts.get(key, EMPTY).epoch for key in keys if key.kind != "rate"}
+    return {key: accounts.get(key, EMPTY).period for key in keys if key.kind != "rate"}
 
 
-def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount, charged: Epochs) -> Changes:
+def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount, charged: Periods) -> Changes:
     """Put what was really spent in the place of what it was taken for when a hold had run out.
 
     `charged`: the epoch in which `wrong` was added to each account. Where an account has begun anew since, `wrong` is
@@ -325,19 +326,19 @@ def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
-            used = account.used.less(wrong) if charged.get(key) == account.epoch else account.used
+            used = account.used.less(wrong) if charged.get(key) == account.period else account.used
             changes[key] = replace(account, used=used.plus(right))
     return changes
 
 
 def anew(account: Account) -> Account:
     """Nothing is used any more. What calls under way hold stays held, until each of them gives its own back."""
-    return replace(account, used=NOTHING, epoch=account.epoch + 1)
+    return replace(account, used=NOTHING, period=account.period + 1)
 
 
 def forgotten(account: Account) -> Account:
     """What stays of an account whose session was deleted: what calls under way hold, and how often it began anew."""
-    return Account(held=account.held, epoch=account.epoch + 1)
+    return Account(held=account.held, period=account.period + 1)
 
 
 def is_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
@@ -345,9 +346,9 @@ def is_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
     return not now.is_of_boot(renewed) or now.since(renewed) > lease_s
 
 
-def narrowest(standings: Sequence[Standing]) -> Standing | None:
+def narrowest(balances: Sequence[Balance]) -> Balance | None:
     """The account that has the largest share used; None where nothing is limited."""
-    limited = [one for one in standings if one.used_fraction is not None and one.key.kind != "rate"]
+    limited = [one for one in balances if one.used_fraction is not None and one.key.kind != "rate"]
     return max(limited, key=lambda one: one.used_fraction or 0.0, default=None)
 
 
@@ -370,31 +371,31 @@ def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
 
 
 def _hold(account: Account, amount: Amount) -> Account:
-    return Account(account.used, account.held.plus(amount), account.opened, account.decided, account.epoch)
+    return Account(account.used, account.held.plus(amount), account.opened, account.decided, account.period)
 
 
-def refused(standings: Iterable[Standing], hold: Hold) -> Refused | None:
+def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
     """Why a hold cannot be taken on accounts that stand so; None where it can.
 
     What will not come back goes before what others hold, and before the count of a minute: nobody should wait in vain.
     """
     passing, least = None, hold.amount(hold.least)
-    for stands in standings:
+    for balance in balances:
         for at, name in enumerate(DIMENSIONS):
-            limit = stands.limits.of(name)
-            if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
-                found = Refused(stands, name, least[at], stands.used[at] + least[at] <= limit)
+            limit = balance.limits.of(name)
+            if limit is not None and least[at] and balance.used[at] + balance.held[at] + least[at] > limit:
+                found = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
                 if not found.is_passing:
                     return found
                 passing = passing or found
     return passing
 
 
-def units_left(stands: Standing, fixed: Amount, unit: Amount, most: int) -> int:
+def units_left(balance: Balance, fixed: Amount, unit: Amount, most: int) -> int:
     """Units, up to `most`, that an account has left beside `fixed`."""
     units = most
     for at, name in enumerate(DIMENSIONS):
-        left = stands.left(name)
+        left = balance.left(name)
         if left is not None and unit[at]:
             units = min(units, max(0, left - fixed[at]) // unit[at])
     return units

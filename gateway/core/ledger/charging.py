@@ -18,11 +18,11 @@ from gateway.core.ledger.arithmetic import (
     NOTHING,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Granted,
     Hold,
     Limits,
-    Standing,
     nano,
     narrowest,
     units_left,
@@ -204,38 +204,38 @@ def room_in(window: int | None, tokens: int) -> int | None:
 
 
 def hold_for(
-    call_id: str, claims: tuple[Claim, ...], standings: Sequence[Standing], need: CallNeed, *, clamp: bool
+    call_id: str, claims: tuple[Claim, ...], balances: Sequence[Balance], need: CallNeed, *, clamp: bool
 ) -> Hold:
-    """What to hold for a call; `standings`: of its accounts, as they were read."""
+    """What to hold for a call; `balances`: of its accounts, as they were read."""
     rate = need.rate or TokenRate(Decimal(0), Decimal(0))
     fixed = Amount(max(1, need.input_tokens), nano(rate.input * need.input_tokens), 1)
     if not need.has_output:
         return Hold(call_id, claims, fixed)
     unit = Amount(need.answers, nano(rate.output * need.answers))
-    most = _longest(need, fixed, unit, standings)
+    most = _longest(need, fixed, unit, balances)
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
-    least = _shortest(most, fixed, unit, standings) if clamp or need.output is None else most
+    least = _shortest(most, fixed, unit, balances) if clamp or need.output is None else most
     return Hold(call_id, claims, fixed, unit, max(least, min(need.least_output, most)), most)
 
 
-def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
+def _shortest(most: int, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
     """The fewest units that are worth a call.
 
     What others hold may come back, so that it is better to wait for it than to take a small part of an answer now.
     """
-    if not any(any(stands.held) for stands in standings):
+    if not any(any(balance.held) for balance in balances):
         return min(most, USEFUL)
-    alone = _units_left([replace(stands, held=NOTHING) for stands in standings], fixed, unit, most)
+    alone = _units_left([replace(balance, held=NOTHING) for balance in balances], fixed, unit, most)
     return min(most, max(USEFUL, alone // _STUMP))
 
 
-def _longest(need: CallNeed, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
+def _longest(need: CallNeed, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
     """Units of an answer that nothing but the budget cuts short."""
     if need.output is not None:
         return need.output if need.model_output is None else min(need.output, need.model_output)
     most = need.model_output or DEFAULT_OUTPUT
-    left = _units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
+    left = _units_left(balances, fixed, unit, most * _OUTPUT_SHARE)
     units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
     # Where the longest answer of the model is held, no limit is set: it is the provider's to fit it into the window.
     return units if units == need.model_output else _roomy(units, need)
@@ -246,14 +246,14 @@ def _roomy(units: int, need: CallNeed) -> int:
     return units if need.room is None else min(units, need.room)
 
 
-def _units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most: int) -> int:
+def _units_left(balances: Sequence[Balance], fixed: Amount, unit: Amount, most: int) -> int:
     """Units, up to `most`, that every account has left beside `fixed`."""
-    return min((units_left(stands, fixed, unit, most) for stands in standings), default=most)
+    return min((units_left(balance, fixed, unit, most) for balance in balances), default=most)
 
 
 def limit_to_set(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
     """The limit that the call has to be sent with, so that its answer stays within what is held; None: as it is."""
-    if not need.has_output or not bounds_answers(granted.standings):
+    if not need.has_output or not bounds_answers(granted.balances):
         return None
     if need.output is not None:
         return granted.units if granted.units < need.output else None
@@ -261,7 +261,7 @@ def limit_to_set(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
     if not need.can_grow:
         return _roomy(granted.units, need) if need.model_output is None or granted.units < most else None
     # The hold grows with the answer; what is left bounds it at the provider too.
-    total = granted.units + _units_left(granted.standings, NOTHING, hold.unit, most)
+    total = granted.units + _units_left(granted.balances, NOTHING, hold.unit, most)
     return _roomy(total, need) if total < most else None
 
 
@@ -275,28 +275,28 @@ def most_text(held: int) -> int:
     return held + held // 2 + STREAM_STEP // 4
 
 
-def bounds_answers(standings: Sequence[Standing]) -> bool:
+def bounds_answers(balances: Sequence[Balance]) -> bool:
     """Whether a budget is in force in which a longer answer counts more."""
-    for stands in standings:
-        limits = stands.limits
-        if stands.key.kind != "rate" and (limits.tokens is not None or limits.nano_usd is not None):
+    for balance in balances:
+        limits = balance.limits
+        if balance.key.kind != "rate" and (limits.tokens is not None or limits.nano_usd is not None):
             return True
     return False
 
 
-def budgets_in(standings: Sequence[Standing]) -> tuple[Standing, ...]:
+def budgets_in(balances: Sequence[Balance]) -> tuple[Balance, ...]:
     """Those in which a budget is in force; the count of a client key's requests is none."""
-    return tuple([stands for stands in standings if stands.key.kind != "rate" and not stands.limits.is_none])
+    return tuple([balance for balance in balances if balance.key.kind != "rate" and not balance.limits.is_none])
 
 
-def affordable_input(standings: Sequence[Standing], output: int | None, rate: TokenRate | None) -> int | None:
+def affordable_input(balances: Sequence[Balance], output: int | None, rate: TokenRate | None) -> int | None:
     """Input tokens that the budgets still allow; None where no budget limits them.
 
     Room is kept for the answer: for as much as the call asks for, but at most a quarter of what is left.
     """
     found = []
-    for stands in standings:
-        tokens, usd = stands.left("tokens"), stands.left("nano_usd")
+    for balance in balances:
+        tokens, usd = balance.left("tokens"), balance.left("nano_usd")
         if tokens is not None:
             found.append(tokens - min(output or _OUTPUT_LEAST, tokens // _ANSWER_SHARE))
         if usd is not None and rate is not None and rate.input > 0:
@@ -305,7 +305,7 @@ def affordable_input(standings: Sequence[Standing], output: int | None, rate: To
     return max(1, min(found)) if found else None
 
 
-def remaining_fraction(standings: Sequence[Standing]) -> float:
+def remaining_fraction(balances: Sequence[Balance]) -> float:
     """The share, 0 to 1, that is left of the narrowest budget, holds not taken off. 1 where there is no budget."""
-    stands = narrowest(standings)
-    return 1.0 if stands is None else max(0.0, 1.0 - (stands.used_fraction or 0.0))
+    balance = narrowest(balances)
+    return 1.0 if balance is None else max(0.0, 1.0 - (balance.used_fraction or 0.0))

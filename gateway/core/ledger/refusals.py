@@ -17,10 +17,10 @@ from gateway.core.ledger.arithmetic import (
     MOST_USD,
     NANO,
     AccountKey,
+    Balance,
     Claim,
     Dimension,
     Refused,
-    Standing,
     nano,
     narrowest,
 )
@@ -46,14 +46,14 @@ class Allowance:
     warning: float | None = None
 
 
-def allowance(standings: Sequence[Standing], warn_at: float) -> Allowance | None:
+def allowance(balances: Sequence[Balance], warn_at: float) -> Allowance | None:
     """What to tell of these accounts; None where nothing is limited."""
-    nearest = narrowest(standings)
+    nearest = narrowest(balances)
     if nearest is None:
         return None
     used = nearest.used_fraction or 0.0
-    limit_tokens, left_tokens = _least_left(standings, "tokens")
-    limit_nano, left_nano = _least_left(standings, "nano_usd")
+    limit_tokens, left_tokens = _least_left(balances, "tokens")
+    limit_nano, left_nano = _least_left(balances, "nano_usd")
     return Allowance(
         limit_tokens,
         left_tokens,
@@ -63,12 +63,12 @@ def allowance(standings: Sequence[Standing], warn_at: float) -> Allowance | None
     )
 
 
-def _least_left(standings: Sequence[Standing], name: Literal["tokens", "nano_usd"]) -> tuple[int | None, int | None]:
+def _least_left(balances: Sequence[Balance], name: Literal["tokens", "nano_usd"]) -> tuple[int | None, int | None]:
     """Limit and what is left of it, of the account that has the least left."""
     found = [
         (left, limit)
-        for stands in standings
-        if (left := stands.left(name)) is not None and (limit := stands.limits.of(name)) is not None
+        for balance in balances
+        if (left := balance.left(name)) is not None and (limit := balance.limits.of(name)) is not None
     ]
     left, limit = min(found, default=(None, None))
     return limit, left
@@ -76,41 +76,43 @@ def _least_left(standings: Sequence[Standing], name: Literal["tokens", "nano_usd
 
 def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) -> BudgetFault:
     """What the caller is told. `now`: the time of day, seconds since the epoch."""
-    stands, name = refused.standing, refused.dimension
+    balance, name = refused.balance_of, refused.dimension
     at = DIMENSIONS.index(name)
-    arithmetic = dimension_json(stands, name, now) | {"needed": _number(refused.needed, name)}
-    if stands.key.kind == "rate":
+    arithmetic = dimension_json(balance, name, now) | {"needed": _number(refused.needed, name)}
+    if balance.key.kind == "rate":
         limited = RateLimited(
-            f"The client key makes more than its {stands.limits.calls:,} requests a minute. "
-            f"Wait {ceil(stands.resets_s or 0)} s.",
+            f"The client key makes more than its {balance.limits.calls:,} requests a minute. "
+            f"Wait {ceil(balance.resets_s or 0)} s.",
             arithmetic,
         )
-        limited.retry_after = max(1, ceil(stands.resets_s or 0))
+        limited.retry_after = max(1, ceil(balance.resets_s or 0))
         return limited
-    limit = stands.limits.of(name) or 0
-    whose = f'Session "{stands.key.id}"' if stands.key.kind == "session" else f'The client key "{stands.key.namespace}"'
-    used = f"{whose} has used {_said(stands.used[at], name)} of its {_said(limit, name, unit=True)}"
+    limit = balance.limits.of(name) or 0
+    whose = (
+        f'Session "{balance.key.id}"' if balance.key.kind == "session" else f'The client key "{balance.key.namespace}"'
+    )
+    used = f"{whose} has used {_said(balance.used[at], name)} of its {_said(limit, name, unit=True)}"
     if refused.is_busy:
         return BudgetBusy(
-            f"{used}, and calls under way hold {_said(stands.held[at], name)}: this one needs "
+            f"{used}, and calls under way hold {_said(balance.held[at], name)}: this one needs "
             f"{_said(refused.needed, name)}. Try again when one of them has ended.",
             arithmetic,
         )
-    short = "" if stands.used[at] >= limit else f", and this call needs {_said(refused.needed, name)}"
-    exhausted = BudgetExhausted(f"{used}{short}. {_remedy(stands, name, claim, refused.needed)}", arithmetic)
+    short = "" if balance.used[at] >= limit else f", and this call needs {_said(refused.needed, name)}"
+    exhausted = BudgetExhausted(f"{used}{short}. {_remedy(balance, name, claim, refused.needed)}", arithmetic)
     exhausted.status = policy.exhausted_status
     return exhausted
 
 
-def _remedy(stands: Standing, name: Dimension, claim: Claim, needed: int) -> str:
-    refills = f"It refills in {_time(stands.resets_s)}. " if stands.resets_s is not None else ""
-    limit, at = stands.limits.of(name) or 0, DIMENSIONS.index(name)
+def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str:
+    refills = f"It refills in {_time(balance.resets_s)}. " if balance.resets_s is not None else ""
+    limit, at = balance.limits.of(name) or 0, DIMENSIONS.index(name)
     if claim.declared.of(name) == limit:
         header = {"tokens": BUDGET_TOKENS, "nano_usd": BUDGET_USD}.get(name, b"").decode()
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
-    if stands.key.kind == "key":
+    if balance.key.kind == "key":
         return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
-    command = _command(stands.key, name, max(2 * limit, stands.used[at] + 2 * needed))
+    command = _command(balance.key, name, max(2 * limit, balance.used[at] + 2 * needed))
     return f"{refills}Raise it with: {command}, or start a new session."
 
 
@@ -129,23 +131,25 @@ def _command(key: AccountKey, name: Dimension, enough: int) -> str:
     return " ".join(["gateway sessions budget", *words])
 
 
-def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, int | str | None]:
+def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, int | str | None]:
     """Return one budget for programs: whose account, its unit, limit and use, what is held, and when it refills.
 
     `id`: of the session, or the name of the client key.
     """
     at = DIMENSIONS.index(name)
     resets = None
-    if stands.resets_s is not None:
-        resets = datetime.fromtimestamp(now + stands.resets_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    limit = stands.limits.of(name)
+    if balance.resets_s is not None:
+        resets = (
+            datetime.fromtimestamp(now + balance.resets_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        )
+    limit = balance.limits.of(name)
     return {
-        "account": stands.key.kind,
-        "id": stands.key.id if stands.key.kind == "session" else stands.key.namespace,
+        "account": balance.key.kind,
+        "id": balance.key.id if balance.key.kind == "session" else balance.key.namespace,
         "unit": _UNITS[name],
         "limit": _number(limit, name) if limit is not None else None,
-        "used": _number(stands.used[at], name),
-        "held": _number(stands.held[at], name),
+        "used": _number(balance.used[at], name),
+        "held": _number(balance.held[at], name),
         "resets_at": resets,
     }
 

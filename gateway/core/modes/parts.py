@@ -42,13 +42,13 @@ class _Media:
 class _Part:
     """A part that may be left out. `path`: where its texts stand in it, one string or a list of plain texts."""
 
-    came: Mapping[str, Any]
+    original: Mapping[str, Any]
     path: tuple[str, ...] = ()
     media: _Media | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
-        value: Any = self.came if self.path else ()
+        value: Any = self.original if self.path else ()
         for name in self.path:
             value = value[name]
         return (value,) if isinstance(value, str) else tuple(part["text"] for part in value)
@@ -56,12 +56,12 @@ class _Part:
     @property
     def reads(self) -> str:
         """Its texts, and what names them, each in lines of its own."""
-        named = () if self.path == _PLAIN else (self.came.get(name) for name in _NAMES)
+        named = () if self.path == _PLAIN else (self.original.get(name) for name in _NAMES)
         return "\n".join([*(name for name in named if isinstance(name, str)), *self.texts])
 
     def shaped(self, shape: Callable[[str], str]) -> Any:
         """The part with each of its texts in another form."""
-        return _shaped(self.came, self.path, shape)
+        return _shaped(self.original, self.path, shape)
 
 
 class ResultContent:
@@ -95,7 +95,7 @@ class ResultContent:
         """What a short form stands for: the text, or the parts as a JSON list where they are more than plain text."""
         if self._is_plain:
             return self.text
-        return encode([part.came for part in self._parts.values()]).decode()
+        return encode([part.original for part in self._parts.values()]).decode()
 
     @property
     def media(self) -> str:
@@ -118,7 +118,7 @@ class ResultContent:
         if isinstance(self._content, str):
             return text
         last = max(self._parts)
-        plain = [one.came for one in self._parts.values() if one.path == _PLAIN] or [{"type": "text"}]
+        plain = [one.original for one in self._parts.values() if one.path == _PLAIN] or [{"type": "text"}]
         fields = {name: value for part in plain for name, value in part.items() if name not in CACHE_MARKS}
         short = {**fields, "text": text, **self._mark(last)}
         return [

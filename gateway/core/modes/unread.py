@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import RESULT_ROLES, Message, encode, read, sketch, text_parts
+from gateway.core.conversation.message import RESULT_ROLES, Message, encode, outline_of, read, text_parts
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.draft import KEEP, Decision, Draft
@@ -132,7 +132,7 @@ def _name(raw: bytes) -> str:
     """Return a hash of a tool result, the same with and without cache marks; empty for other and short messages."""
     if len(raw) <= SHORTEST:
         return ""
-    found = sketch(raw)
+    found = outline_of(raw)
     return found.identity[:_NAME_BYTES].hex() if found.role in RESULT_ROLES else ""
 
 
@@ -165,7 +165,7 @@ def chosen_blocks(
     if room < _LEAST:
         return dict.fromkeys(texts, ())
     calls = _calls(messages)
-    asked = [calls.get(sketch(messages[index]).answers, ("", "")) for index in texts]
+    asked = [calls.get(outline_of(messages[index]).answers, ("", "")) for index in texts]
     case: list[Message] = []
     for number, (text, (name, _)) in enumerate(zip(texts.values(), asked, strict=True)):
         made = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -173,10 +173,10 @@ def chosen_blocks(
         case.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
     case.append({"role": "user", "content": "\n".join([_question(messages), *(arguments for _, arguments in asked)])})
     draft = Draft.untouched(Conversation.of_messages(case, reader), reader, watch=Deadline(expired))
-    beside = sum(weight for index, weight in enumerate(draft.weights()) if case[index]["role"] != "tool")
+    overhead = sum(weight for index, weight in enumerate(draft.weights()) if case[index]["role"] != "tool")
     places = dict(zip(range(1, len(case), 2), texts, strict=False))
     around = _around(draft, [*places], _AROUND * room)
-    decisions = condense(draft, room - round(around.tokens) + beside, RelevanceFactors()).decisions
+    decisions = condense(draft, room - round(around.tokens) + overhead, RelevanceFactors()).decisions
     return {
         index: _picked(draft, place, decisions[place], around.blocks[place])
         for place, index in places.items()

@@ -27,8 +27,8 @@ def new_faults(
     if wire not in _CHECKS:
         return []
     check, bare, size = _CHECKS[wire]
-    came, sent = hashed(before), hashed(after)
-    may_think = wire == "messages" and any(b"thinking" in raw for raw in came.raws)
+    original, sent = hashed(before), hashed(after)
+    may_think = wire == "messages" and any(b"thinking" in raw for raw in original.raws)
 
     def all_of(some: Hashed) -> Counter[str]:
         elements = entries(f"bare {wire}", some, book, lambda raw: bare(_value(raw)), size, marks=False)
@@ -36,7 +36,7 @@ def new_faults(
         return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
 
     found = all_of(sent)
-    return [*(found - all_of(came))] if found else []
+    return [*(found - all_of(original))] if found else []
 
 
 class _Served(NamedTuple):

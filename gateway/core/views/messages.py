@@ -72,29 +72,29 @@ class _Form(NamedTuple):
 class MessagesView(View):
     """The `messages` of a Messages request."""
 
-    def __init__(self, came: Hashed, book: ElementCache | None = None) -> None:
-        reads = entries("messages", came, book, read_message, size_of)
-        found = _pieces(came.raws, reads)
+    def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
+        reads = entries("messages", original, book, read_message, size_of)
+        found = _pieces(original.raws, reads)
         self._blocks = [piece.blocks for piece, _ in found]
         self._kinds = [one.kind for one in reads]
         begins = _Begins.of(reads)
         self._alone = begins.alone
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
-        must = {compact, *_beside(self._kinds, self._system), *_asked(begins), *_unread(reads)}
+        must = {compact, *_overhead(self._kinds, self._system), *_asked(begins), *_unread(reads)}
         leaders = {*_leaders(reads, begins), *_unread_calls(reads)}
-        beside = {*_beside_results(reads, leaders, begins)}
+        overhead = {*_beside_results(reads, leaders, begins)}
         kept = after_signed(reads)
         super().__init__(
-            came,
+            original,
             # What lies before a compaction is neither read nor billed: it stays, and is no part of any choice.
             together([_IGNORED if places[-1] < compact else piece.message for piece, places in found]),
             [places for _, places in found],
             held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
             needed=loaders([(piece.loads, piece.calls) for piece, _ in found]),
             leading=[i for i, (_, places) in enumerate(found) if not leaders.isdisjoint(places)] if leaders else (),
-            following=[i for i, (piece, places) in enumerate(found) if not piece.is_result and places[0] in beside]
-            if beside
+            following=[i for i, (piece, places) in enumerate(found) if not piece.is_result and places[0] in overhead]
+            if overhead
             else (),
             bound=[i for i, (_, places) in enumerate(found) if kept and places[-1] in kept],
             book=book,
@@ -135,13 +135,13 @@ class MessagesView(View):
         return next((kind for kind in kinds if kind not in SYSTEM), "") == "thought"
 
     def _changed(self, element: int, forms: Changes) -> bytes:
-        came = self.elements[element]
+        original = self.elements[element]
         others = {index: form for index, form in self._others(forms) if form is None or form.is_other}
         if not others or any(len(self.places[index]) > 1 for index in others):
-            return came
-        fields = fields_of(came)
+            return original
+        fields = fields_of(original)
         left = list(self._left(element, fields["content"], others))
-        return object_of({**fields, "content": list_of(left)}) if left else came
+        return object_of({**fields, "content": list_of(left)}) if left else original
 
     def _others(self, forms: Changes) -> Iterator[tuple[int, _Form | None]]:
         """What messages are sent as, read."""
@@ -167,8 +167,8 @@ class MessagesView(View):
                 yield raw if call is None else _called(raw, call["function"]["arguments"])
             elif form is not None and index not in done:
                 done.add(index)
-                came = [blocks[mine] for mine in self._of(index, len(blocks))]
-                yield from _formed(came, form.message)
+                original = [blocks[mine] for mine in self._of(index, len(blocks))]
+                yield from _formed(original, form.message)
 
     def _of(self, index: int, count: int) -> Iterable[int]:
         """The blocks that a message is made of, by their place among the `count` blocks of its element."""
@@ -261,8 +261,8 @@ def _unread(reads: Sequence[ReadMessage]) -> Iterator[int]:
     for number, turn in enumerate(turns):
         if any(reads[place].is_tied for place in turn):
             yield from turn
-            beside = number + 1 if reads[turn[0]].kind in SPOKEN else number - 1
-            yield from turns[beside] if 0 <= beside < len(turns) else ()
+            overhead = number + 1 if reads[turn[0]].kind in SPOKEN else number - 1
+            yield from turns[overhead] if 0 <= overhead < len(turns) else ()
 
 
 def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
@@ -275,7 +275,7 @@ def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
     )
 
 
-def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
+def _overhead(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
     """What must stay beside system messages: all that is next to one that must not move, and what the last one ends.
 
     A text, or a tool that is withdrawn or offered by name, may as well stand a message later. The definition of a tool
@@ -398,13 +398,13 @@ def _called(raw: bytes, arguments: str) -> bytes:
     return raw if is_same else object_of(fields | {"input": arguments.encode()})
 
 
-def _formed(came: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[bytes]:
+def _formed(original: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[bytes]:
     """What stands in the place of a message's blocks: a result with another content, or other texts."""
     content = form.get("content")
-    fields = fields_of(came[0])
+    fields = fields_of(original[0])
     if decode(fields.get("type", b"null")) != "tool_result":
         is_gone = form.get("tool_calls") and says_nothing(content)
-        return () if is_gone else as_came(_texts(content), came)
+        return () if is_gone else as_came(_texts(content), original)
     if isinstance(content, list):
         written = list_of(as_came(content, items_of(fields.get("content", b""))))
     else:

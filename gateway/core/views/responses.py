@@ -80,8 +80,8 @@ class ResponsesView(View):
 
     array = "input"
 
-    def __init__(self, came: Hashed, book: ElementCache | None = None) -> None:
-        grouping, items = _Grouping(), entries("responses", came, book, read_item, size_of)
+    def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
+        grouping, items = _Grouping(), entries("responses", original, book, read_item, size_of)
         for place, item in enumerate(items):
             grouping.add(place, item)
         # A message of several items keeps them all; those at the end of the input must stay as they came.
@@ -93,8 +93,8 @@ class ResponsesView(View):
         #: what messages were changed to last, with both read: a message may be several items
         self._forms: dict[int, tuple[bytes, _Form]] = {}
         super().__init__(
-            came,
-            together(_messages(groups, came, book)),
+            original,
+            together(_messages(groups, original, book)),
             [group.places for group in groups],
             held=[index for index, group in enumerate(groups) if id(group) in kept],
             stale=[index for index, group in enumerate(groups) if id(group) in old],
@@ -104,20 +104,20 @@ class ResponsesView(View):
         )
 
     def _changed(self, element: int, forms: Changes) -> bytes | None:
-        came = self.elements[element]
+        original = self.elements[element]
         index, form = next((index, form) for index, form in forms.items() if form is not None)
         if index in self._bound:
-            return came  # reasoning and what came of it stand as they came or not at all
+            return original  # reasoning and what came of it stand as they came or not at all
         item, (now, was) = self._items[element], self._form(index, form)
         if item.kind == "call":
             number = self.places[index].index(element) - len(self.places[index])
-            return _called(came, item, now["tool_calls"][number]) if now.get("tool_calls") else came
+            return _called(original, item, now["tool_calls"][number]) if now.get("tool_calls") else original
         name, content = _CHANGED.get(item.kind), now.get("content")
         if name is None or content == was.get("content"):
-            return came
+            return original
         if item.kind == "said" and was.get("tool_calls") and says_nothing(content):
             return None
-        fields = fields_of(came)
+        fields = fields_of(original)
         if isinstance(content, str):
             return object_of({**fields, name: encode(content)})
         text = "output_text" if item.role == "assistant" else "input_text"
@@ -214,7 +214,7 @@ class _Grouping:
     def _made(self, place: int, item: ReadItem) -> _Group:
         if item.kind == "said":
             return self._said(place, item)
-        return self._stands(place, item) if item.kind == "compact" else self._did(place, item)
+        return self._balance(place, item) if item.kind == "compact" else self._did(place, item)
 
     def _alone(self, group: _Group) -> None:
         if self._open is not None and self._open.binds and not self._open.is_made:
@@ -223,7 +223,7 @@ class _Grouping:
         self.alone.append(group)
         self._opened(group, is_open=False)
 
-    def _stands(self, place: int, item: ReadItem) -> _Group:
+    def _balance(self, place: int, item: ReadItem) -> _Group:
         if self._compact is not None:
             self.alone.remove(self._compact)
         self._compact = group = _Group([place], item.message)
@@ -335,13 +335,15 @@ def _calls_of(group: _Group) -> bool:
     return isinstance(group.message, dict) and bool(group.message["tool_calls"])
 
 
-def _called(came: bytes, item: ReadItem, call: Mapping[str, Any]) -> bytes:
+def _called(original: bytes, item: ReadItem, call: Mapping[str, Any]) -> bytes:
     """A call with the arguments that it has in a chat message."""
     arguments = call["function"]["arguments"]
     if item.part is not None and item.part["function"]["arguments"] == arguments:
-        return came
-    is_text = isinstance(decode(came).get("arguments"), str)
-    return object_of(fields_of(came) | ({"arguments": encode(arguments)} if is_text else fields_of(arguments.encode())))
+        return original
+    is_text = isinstance(decode(original).get("arguments"), str)
+    return object_of(
+        fields_of(original) | ({"arguments": encode(arguments)} if is_text else fields_of(arguments.encode()))
+    )
 
 
 def _silent() -> dict[str, Any]:
@@ -353,7 +355,7 @@ def _is_sealed(group: _Group) -> bool:
     return isinstance(group.message, dict) and SEAL.keys() <= group.message.keys()
 
 
-def _messages(groups: Sequence[_Group], came: Hashed, book: ElementCache | None) -> list[ChatMessage]:
+def _messages(groups: Sequence[_Group], original: Hashed, book: ElementCache | None) -> list[ChatMessage]:
     """The message of each group; one of several items is written once for all that it is made of."""
     joined = [group for group in groups if isinstance(group.message, dict)]
 
@@ -364,7 +366,7 @@ def _messages(groups: Sequence[_Group], came: Hashed, book: ElementCache | None)
         written = iter([*compute(range(len(joined)))])
     else:
         # What stands before a group may have sealed it.
-        names = [(_is_sealed(group), *(came.digests[at] for at in group.places)) for group in joined]
+        names = [(_is_sealed(group), *(original.digests[at] for at in group.places)) for group in joined]
         written = iter(book.get_keyed("joined items", names, compute, lambda one: MESSAGE_BYTES + len(one.raw)))
     return [group.message if isinstance(group.message, ChatMessage) else next(written) for group in groups]
 

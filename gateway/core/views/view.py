@@ -112,7 +112,7 @@ class View(ABC):
     the calls that came of it). The elements stay the truth: one that nobody changes goes out as the bytes that came.
 
     Attributes:
-        came: the elements as they stand in the body.
+        original: the elements as they stand in the body.
         chat: chat messages, each result directly behind the message that called for it.
         places: of each message, the elements it is made of, ascending.
         held: messages that must be sent as they came, whatever the rules would do with them.
@@ -130,7 +130,7 @@ class View(ABC):
 
     def __init__(
         self,
-        came: Hashed,
+        original: Hashed,
         chat: Hashed,
         places: Sequence[Sequence[int]],
         *,
@@ -142,7 +142,7 @@ class View(ABC):
         bound: Collection[int] = (),
         book: ElementCache | None = None,
     ) -> None:
-        self.came = came
+        self.original = original
         self.chat = chat
         self.places = tuple(map(tuple, places))
         self.held = frozenset(held)
@@ -156,7 +156,7 @@ class View(ABC):
     @property
     def elements(self) -> tuple[bytes, ...]:
         """The elements as they stand in the body."""
-        return self.came.raws
+        return self.original.raws
 
     @property
     def messages(self) -> tuple[bytes, ...]:
@@ -182,15 +182,15 @@ class View(ABC):
         if new:
             return to_send(list(self._sent(changes, new)))
         made = self._made(changes)
-        came = enumerate(zip(self.elements, self.came.keys, strict=True))
-        sent = [made.get(place, element) for place, element in came]
+        original = enumerate(zip(self.elements, self.original.keys, strict=True))
+        sent = [made.get(place, element) for place, element in original]
         left = list(filter(None, sent))
         return Hashed([raw for raw, _ in left], [key for _, key in left])
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[SentElement]:
         """The elements to send, where other messages stand in the place of some; what these stand for is left out."""
         made = self._made({index: None if index in new else form for index, form in changes.items()})
-        for place, element in enumerate(zip(self.elements, self.came.keys, strict=True)):
+        for place, element in enumerate(zip(self.elements, self.original.keys, strict=True)):
             for index in self.owned[place]:
                 added = changes.get(index) if index in new and self.places[index][0] == place else None
                 if added is not None:
@@ -262,8 +262,8 @@ class View(ABC):
         mine = self.owned[element]
         if len(mine) == len(forms) == 1 and len(self.places[mine[0]]) == 1:
             index = mine[0]
-            return self.came.digests[element], self._trait(index), self.chat.digests[index], forms[index]
-        return self.came.digests[element], *(self._part(index, element, forms) for index in mine)
+            return self.original.digests[element], self._trait(index), self.chat.digests[index], forms[index]
+        return self.original.digests[element], *(self._part(index, element, forms) for index in mine)
 
     def _part(self, index: int, element: int, forms: Changes) -> Hashable:
         """All that `_changed` knows of one of the messages of an element."""
@@ -286,9 +286,9 @@ class View(ABC):
 class ChatView(View):
     """Chat messages, which are their own view."""
 
-    def __init__(self, came: Hashed, book: ElementCache | None = None) -> None:
+    def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
         del book  # nothing has to be read
-        super().__init__(came, came, list(zip(range(len(came.raws)))))
+        super().__init__(original, original, list(zip(range(len(original.raws)))))
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
         """See `View.restored`."""
@@ -347,9 +347,9 @@ def says_nothing(content: Any) -> bool:
     return content is None or (isinstance(content, list) and all(part.get("text") == GAP for part in content))
 
 
-def as_came(parts: Iterable[Any], came: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:
-    """Parts of a changed message as bytes; one that was not changed, as the bytes in `came` that it was read of."""
-    known = dict(zip(map(encode, said([decode(raw) for raw in came])), came, strict=True))
+def as_came(parts: Iterable[Any], original: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:
+    """Parts of a changed message as bytes; one that was not changed, as the bytes in `original` that it was read of."""
+    known = dict(zip(map(encode, said([decode(raw) for raw in original])), original, strict=True))
     for part in parts:
         yield known.get(encode(part)) or write(part)
 

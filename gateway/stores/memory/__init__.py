@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Epochs, Granted, Moment, Refused, Standing
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Periods, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
@@ -101,7 +101,7 @@ class _Assumed:
     """When a call that was taken for lost was charged: after how many resets of its session, and in which epochs."""
 
     resets: int = 0
-    epochs: Epochs = field(default_factory=dict)
+    periods: Periods = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -129,7 +129,7 @@ class MemoryStore:
         self._assumed: dict[str, _Assumed] = {}
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
-        self._kept_elsewhere: dict[SessionKey, str] = {}
+        self._kept_by_provider: dict[SessionKey, str] = {}
         #: who is above sessions: as long as their accounts, however many states there are
         self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
@@ -145,7 +145,7 @@ class MemoryStore:
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
-        return CallClosing(await self.settle(record, ending), self._books.standings(claims))
+        return CallClosing(await self.settle(record, ending), self._books.balances(claims))
 
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
@@ -164,26 +164,26 @@ class MemoryStore:
             self._noted += 1
         return totals or Totals()
 
-    def _charge(self, record: CallRecord, lost: CallRecord | None) -> None:
-        """Charge a call; `lost`: what it was charged as when it was taken for lost, which is taken back."""
+    def _charge(self, record: CallRecord, orphaned: CallRecord | None) -> None:
+        """Charge a call; `orphaned`: what it was charged as when it was taken for lost, which is taken back."""
         key, assumed = record.session, self._assumed.pop(record.call_id, _Assumed())
-        if lost is None:
+        if orphaned is None:
             self._books.settle(record)
         else:
-            self._books.correct(record, lost, assumed.epochs)
+            self._books.correct(record, orphaned, assumed.periods)
         resets = self._resets.get(key, 0) if key is not None else 0
         if key is not None:
-            self._add(key, record, lost if assumed.resets == resets else None)
+            self._add(key, record, orphaned if assumed.resets == resets else None)
         if record.is_provisional:
-            self._assumed[record.call_id] = _Assumed(resets, self._books.epochs(record.accounts))
+            self._assumed[record.call_id] = _Assumed(resets, self._books.periods(record.accounts))
 
-    def _add(self, key: SessionKey, record: CallRecord, lost: CallRecord | None) -> None:
-        """Add a call to its session's totals; `lost`: what it was charged as there before, None: nothing."""
-        wrong = lost.charge if lost is not None else None
+    def _add(self, key: SessionKey, record: CallRecord, orphaned: CallRecord | None) -> None:
+        """Add a call to its session's totals; `orphaned`: what it was charged as there before, None: nothing."""
+        wrong = orphaned.charge if orphaned is not None else None
         view = self._sessions.get(key)
         totals, tools = (view.totals, view.tools) if view else (Totals(), ToolUse())
-        if lost is not None and wrong is not None:
-            totals = totals.without(wrong, lost.saved_tokens)
+        if orphaned is not None and wrong is not None:
+            totals = totals.without(wrong, orphaned.saved_tokens)
         if record.charge is not None:
             totals = stopped(totals.add(record.charge, record.saved_tokens))
         tools = tools.with_calls(record.counted_tools)
@@ -200,7 +200,7 @@ class MemoryStore:
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
         if record.counted_kept:
-            self._kept_elsewhere[key] = (record.counted_kept + self._kept_elsewhere.get(key, ""))[:MAX_KEPT]
+            self._kept_by_provider[key] = (record.counted_kept + self._kept_by_provider.get(key, ""))[:MAX_KEPT]
 
     def _show(self, view: SessionView) -> None:
         """Put a session into the lists as it is now."""
@@ -255,9 +255,9 @@ class MemoryStore:
         """See `Store.overdue`."""
         return self._books.overdue(limit)
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
-        return self._books.standings(claims)
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
+        """See `Store.balances`."""
+        return self._books.balances(claims)
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
@@ -265,7 +265,7 @@ class MemoryStore:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
         parents = tuple([self._parents.get(key) for key in above])
-        return CallOpening(await self.remembered(session), self._books.standings(claims), totals, parents)
+        return CallOpening(await self.remembered(session), self._books.balances(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -329,7 +329,7 @@ class MemoryStore:
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
-        return Remembered(self._state(session), self._last_turns.get(session), self._kept_elsewhere.get(session, ""))
+        return Remembered(self._state(session), self._last_turns.get(session), self._kept_by_provider.get(session, ""))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -428,7 +428,7 @@ class MemoryStore:
             self._gone.add(record.call_id)
             assumed = self._assumed.get(record.call_id)
             if assumed is not None:
-                self._assumed[record.call_id] = _Assumed(_DELETED, assumed.epochs)
+                self._assumed[record.call_id] = _Assumed(_DELETED, assumed.periods)
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:
@@ -436,7 +436,7 @@ class MemoryStore:
         for one in self._sorted.values():
             one.change(session)
         self._last_turns.pop(session, None)
-        self._kept_elsewhere.pop(session, None)
+        self._kept_by_provider.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
         for record in self._taken_calls(session):

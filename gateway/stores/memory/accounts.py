@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from gateway.core.ledger import arithmetic as ledger
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.values import dataclass
@@ -43,10 +43,10 @@ class MemoryLedger:
         """See `Store.reserve`. `is_settled`: its call is over."""
         leased = self._holds.get(opened.hold.id)
         if leased is not None:
-            return Granted(leased.opened.units, self.standings(opened.hold.claims))
+            return Granted(leased.opened.units, self.balances(opened.hold.claims))
         if is_settled:
             # This comes late: a hold that is taken now would never be given back.
-            return Granted(opened.hold.least, self.standings(opened.hold.claims))
+            return Granted(opened.hold.least, self.balances(opened.hold.claims))
         outcome = ledger.reserve(self._accounts, opened.hold, self._moment())
         if isinstance(outcome, Refused):
             return outcome
@@ -80,10 +80,10 @@ class MemoryLedger:
         over = (one.opened for one in self._holds.values() if ledger.is_over(one.renewed, one.lease_s, now))
         return list(islice(over, limit))
 
-    def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
+    def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
+        """See `Store.balances`."""
         now = self._moment()
-        return tuple(ledger.standing(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
+        return tuple(ledger.balance_of(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
 
     def decide(self, key: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -100,13 +100,13 @@ class MemoryLedger:
             self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
         self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
 
-    def correct(self, record: CallRecord, lost: CallRecord, epochs: ledger.Epochs) -> None:
-        """Charge a call that was charged as `lost` before, in these epochs."""
-        self._keep(ledger.correct(self._accounts, record.accounts, lost.spent, record.spent, epochs))
+    def correct(self, record: CallRecord, orphaned: CallRecord, periods: ledger.Periods) -> None:
+        """Charge a call that was charged as `orphaned` before, in these epochs."""
+        self._keep(ledger.correct(self._accounts, record.accounts, orphaned.spent, record.spent, periods))
 
-    def epochs(self, keys: Sequence[AccountKey]) -> ledger.Epochs:
+    def periods(self, keys: Sequence[AccountKey]) -> ledger.Periods:
         """The epochs that accounts are in."""
-        return ledger.epochs(self._accounts, keys)
+        return ledger.periods(self._accounts, keys)
 
     def clear(self, key: AccountKey) -> None:
         """Let what is used of an account begin anew; it is no younger for that."""

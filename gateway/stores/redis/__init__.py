@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
-from gateway.core.ledger.arithmetic import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
+from gateway.core.ledger.arithmetic import DIMENSIONS, AccountKey, Balance, Claim, Dimension, Granted, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
@@ -36,9 +36,9 @@ from gateway.core.stored import (
 )
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
+from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import Refusing, UnreadKeys, UnreadSessions
-from gateway.stores.packed import Packed, unpacked
 from gateway.stores.redis import values
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.folding import Folding
@@ -136,17 +136,17 @@ class RedisStore:
         await self._look()
         return await self._books.overdue(limit)
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
-        asked = self._books.ask_standings(claims)
-        return self._books.standings(claims, await self._link.call(*asked)) if asked else ()
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
+        """See `Store.balances`."""
+        asked = self._books.ask_balances(claims)
+        return self._books.balances(claims, await self._link.call(*asked)) if asked else ()
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallOpening:
         """See `Store.opening`."""
         tag = _tag(session)
-        asked = self._books.ask_standings(claims)
+        asked = self._books.ask_balances(claims)
         (version, state), (key, residual, frames, kept, *sums), *replies = await self._link.call(
             ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
@@ -155,10 +155,10 @@ class RedisStore:
         )
         if state is not None:
             self._moves.saw(session, StoredState.of(version, state))
-        stands = self._books.standings(claims, replies[: len(asked)])
+        balance = self._books.balances(claims, replies[: len(asked)])
         remembered = _remembered(state, key, residual, frames, kept)
         parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
-        return CallOpening(remembered, stands, values.totals(sums) if with_totals else None, parents)
+        return CallOpening(remembered, balance, values.totals(sums) if with_totals else None, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -222,9 +222,9 @@ class RedisStore:
                 return results
             was = [old[name] for name in new]
             arguments = self._clerk.basic() | {"names": list(new), "was": [one is not None for one in was]}
-            packed = (*(one or b"" for one in was), *new.values())
+            compressed = (*(one or b"" for one in was), *new.values())
             keys = (self._keys.lessons, self._keys.lesson_times)
-            [(done, *rest)] = await self._link.call(self._verb("teach", keys, arguments, *packed))
+            [(done, *rest)] = await self._link.call(self._verb("teach", keys, arguments, *compressed))
             if done:
                 return results
             old |= dict(zip(new, rest[0], strict=True))
@@ -279,11 +279,11 @@ class RedisStore:
         return [handle.decode() for handle in refused]
 
     def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
-        packed = [*map(Packed.of, texts.values())]
-        sizes = [one.size for one in packed]
+        compressed = [*map(Compressed.of, texts.values())]
+        sizes = [one.size for one in compressed]
         arguments = self._clerk.basic() | {"handles": list(texts), "sizes": sizes, "most": most}
         name = self._keys.results(_tag(session))
-        return self._verb("keep_results", (name,), arguments, *(one.text for one in packed))
+        return self._verb("keep_results", (name,), arguments, *(one.text for one in compressed))
 
     async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
         """See `Store.results`."""
@@ -291,7 +291,7 @@ class RedisStore:
             return {}
         fields = [f"={handle}" for handle in handles]
         [texts] = await self._link.call(("HMGET", self._keys.results(_tag(session)), *fields))
-        return {handle: unpacked(text) for handle, text in zip(handles, texts, strict=True) if text is not None}
+        return {handle: decompressed(text) for handle, text in zip(handles, texts, strict=True) if text is not None}
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """See `Store.result`."""
@@ -300,7 +300,7 @@ class RedisStore:
             with self._unread_sessions.passed_over(tag):
                 [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
                 if text is not None and session_of(tag) is not None:
-                    return unpacked(text)
+                    return decompressed(text)
         return None
 
     async def keys(self) -> Sequence[StoredKey]:

@@ -253,7 +253,7 @@ class SingleLink:
             self._idle.append(wire)
             self._free += 1
 
-    def lost(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
+    def orphaned(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
         """See `Owner`."""
         self._good.discard(wire)
         if wire in self._idle:

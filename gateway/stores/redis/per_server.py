@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Refused, Standing
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Refused
 from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, SORTS, CallClosing, OpenHold
 from gateway.core.usage import Totals
@@ -36,8 +36,8 @@ class LedgerVerbs(Protocol):
     """What of a store deals with budgets; see `Store` for each.
 
     A settlement with a `move` changes its session's state in the same step; where the state is another one by now,
-    nothing is written, and that state is given. `claims`: of accounts that are read after it. `ask_standings` gives the
-    commands that ask how accounts stand, to be sent together with others; `standings` reads their replies.
+    nothing is written, and that state is given. `claims`: of accounts that are read after it. `ask_balances` gives the
+    commands that ask how accounts stand, to be sent together with others; `balances` reads their replies.
     """
 
     async def settle(  # noqa: D102
@@ -47,8 +47,8 @@ class LedgerVerbs(Protocol):
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
     async def renew(self, noted: Mapping[str, int]) -> frozenset[str]: ...  # noqa: D102
     async def overdue(self, limit: int) -> Sequence[OpenHold]: ...  # noqa: D102
-    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]: ...  # noqa: D102
-    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]: ...  # noqa: D102
+    def ask_balances(self, claims: Sequence[Claim]) -> list[Command]: ...  # noqa: D102
+    def balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...]: ...  # noqa: D102
 
 
 def home_of(record: CallRecord) -> str:
@@ -57,11 +57,11 @@ def home_of(record: CallRecord) -> str:
     return tag_of(key.namespace, key.id) if key is not None else tag_of_call(record.call_id)
 
 
-def settlement(record: CallRecord, reply: Sequence[Any], standings: tuple[Standing, ...] | None) -> Settlement:
+def settlement(record: CallRecord, reply: Sequence[Any], balances: tuple[Balance, ...] | None) -> Settlement:
     """What the verb says of a settlement, and how accounts stand after it."""
     _, sums, _, version = reply
     totals = values.totals(sums) if record.session is not None else Totals()
-    return Settlement(CallClosing(totals, standings), version)
+    return Settlement(CallClosing(totals, balances), version)
 
 
 class LedgerScripts:
@@ -104,7 +104,7 @@ class LedgerScripts:
             "started": repr(float(record.started_at)),
             "ended": repr(float(record.started_at + record.duration_s)),
             **values.last_turn(record),
-            **values.kept_elsewhere(record),
+            **values.kept_by_provider(record),
             **values.tools(record),
         }
 
@@ -182,28 +182,28 @@ class PerServerLedger:
         arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
         arguments["index"] = clerk.index(record)
         keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
-        commands = [clerk.settle(keys, arguments, record, move), *self.ask_standings(claims)]
+        commands = [clerk.settle(keys, arguments, record, move), *self.ask_balances(claims)]
         # Settled is settled, also where an account cannot be read after it.
-        reply, *stands = await each(self._link, commands)
+        reply, *balance = await each(self._link, commands)
         reply = sound(reply)
-        return values.kept(reply) or settlement(record, reply, self._found(claims, stands) if claims else ())
+        return values.kept(reply) or settlement(record, reply, self._found(claims, balance) if claims else ())
 
-    def _found(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...] | None:
+    def _found(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...] | None:
         is_damaged = any(isinstance(reply, StoreDamaged) for reply in replies)
-        return None if is_damaged else self.standings(claims, replies)
+        return None if is_damaged else self.balances(claims, replies)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
         clerk, hold = self._clerk, opened.hold
         keys = (
             self._keys.hold(hold.id),
-            self._keys.calls(home_of(opened.lost))[0],
+            self._keys.calls(home_of(opened.orphaned))[0],
             *(self._keys.account(claim.key) for claim in hold.claims),
         )
         noticed = clerk.noticed([claim.key for claim in hold.claims])
         arguments = clerk.taking(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
-        packed = values.held(hold, hold.claims, self._keys)
-        verb = clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
+        compressed = values.held(hold, hold.claims, self._keys)
+        verb = clerk.call("reserve", keys, arguments, compressed, values.encode_json(opened))
         [(status, *reply)] = await self._link.call(verb)
         return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
 
@@ -251,14 +251,14 @@ class PerServerLedger:
             await self._link.call(("ZREM", self._keys.holds, *gone))
         return found[:limit]
 
-    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
+    def ask_balances(self, claims: Sequence[Claim]) -> list[Command]:
         """See `LedgerVerbs`. One verb for all."""
         keys = [self._keys.account(claim.key) for claim in claims]
         return [self._clerk.call("standings", keys, {})] if keys else []
 
-    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
-        return tuple(one for now, rows in replies for one in values.standings(claims, now, rows))
+    def balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...]:
+        """See `Store.balances`."""
+        return tuple(one for now, rows in replies for one in values.balances(claims, now, rows))
 
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Granted, Hold, Refused, Standing, refused
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Hold, Refused, refused
 from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, OpenHold, Sort
 from gateway.stores.damage import UnreadHolds
@@ -42,7 +42,7 @@ class _Part:
     hold: str
     units: int
     claims: Sequence[Claim]
-    standings: tuple[Standing, ...]
+    balances: tuple[Balance, ...]
 
 
 class PerSlotLedger:
@@ -60,7 +60,7 @@ class PerSlotLedger:
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
-        hold, home = opened.hold, home_of(opened.lost)
+        hold, home = opened.hold, home_of(opened.orphaned)
         wanted = _by_tag(home, hold.claims)
         arguments = self._clerk.taking(opened, lease_s) | {"others": _listed(tag for tag, _ in wanted if tag != home)}
         arguments["deadline"] = await self._announce(hold, home, arguments["lease"])
@@ -85,8 +85,8 @@ class PerSlotLedger:
             raise found
         if not found.is_passing:
             return found
-        stands = self.standings(hold.claims, await self._link.call(*self.ask_standings(hold.claims)))
-        sure = refused(stands, hold)
+        balance = self.balances(hold.claims, await self._link.call(*self.ask_balances(hold.claims)))
+        sure = refused(balance, hold)
         return found if sure is None or sure.is_passing else sure
 
     async def _announce(self, hold: Hold, home: str, lease: int) -> int:
@@ -102,8 +102,8 @@ class PerSlotLedger:
         name = self._keys.hold(hold.id, tag)
         settled = self._keys.calls(tag)[0] if arguments["home"] else self._keys.settled(tag, hold.id)
         keys = (name, settled, *(self._keys.account(claim.key) for claim in claims))
-        packed = values.held(hold, claims, self._keys)
-        verb = self._clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
+        compressed = values.held(hold, claims, self._keys)
+        verb = self._clerk.call("reserve", keys, arguments, compressed, values.encode_json(opened))
         try:
             [(status, *reply)] = await self._link.call(verb)
         except StoreDamaged as error:
@@ -113,7 +113,7 @@ class PerSlotLedger:
         if status == 0:
             return values.refused(replace(hold, most=arguments["most"]), claims, reply)
         granted = values.granted(claims, reply)
-        return _Part(name, granted.units, claims, granted.standings)
+        return _Part(name, granted.units, claims, granted.balances)
 
     async def _undo(self, parts: Sequence[_Part], hold_id: str) -> None:
         for part in reversed(parts):
@@ -128,9 +128,9 @@ class PerSlotLedger:
                 arguments = self._clerk.basic() | {"units": part.units - units}
                 [reply] = await self._link.call(self._clerk.call("lessen", (part.hold,), arguments))
                 if reply is not None:
-                    part.standings = values.standings(part.claims, *reply)
-        stands = {one.key: one for part in parts for one in part.standings}
-        return Granted(units, tuple(stands[claim.key] for claim in claims))
+                    part.balances = values.balances(part.claims, *reply)
+        balance = {one.key: one for part in parts for one in part.balances}
+        return Granted(units, tuple(balance[claim.key] for claim in claims))
 
     # --- open holds ---------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class PerSlotLedger:
                 # It is being settled.
                 return None
             granted = values.granted(claims, reply)
-            parts.append(_Part(name, granted.units, claims, granted.standings))
+            parts.append(_Part(name, granted.units, claims, granted.balances))
         return await self._level(parts, opened.hold.claims)
 
     async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
@@ -231,8 +231,8 @@ class PerSlotLedger:
         if changed is not None:
             return changed  # what was done on other servers is done once, and passed over when it is asked for again
         after = [*self._index(record, home, reply), *self._forgetting(record.call_id)]
-        _, stands = await asyncio.gather(self._link.call(*after), self._stands(claims))
-        return settlement(record, reply, stands)
+        _, balance = await asyncio.gather(self._link.call(*after), self._balance(claims))
+        return settlement(record, reply, balance)
 
     async def _settle(
         self, record: CallRecord, home: str, held: Sequence[AccountKey] | None, move: StateUpdate | None
@@ -251,10 +251,10 @@ class PerSlotLedger:
         found: Sequence[Any] = reply
         return found
 
-    async def _stands(self, claims: Sequence[Claim]) -> tuple[Standing, ...] | None:
+    async def _balance(self, claims: Sequence[Claim]) -> tuple[Balance, ...] | None:
         """How accounts stand after a settlement, which is one also where they cannot be read."""
         with contextlib.suppress(StoreUnavailable):
-            return self.standings(claims, await self._link.call(*self.ask_standings(claims)))
+            return self.balances(claims, await self._link.call(*self.ask_balances(claims)))
         return None
 
     async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
@@ -296,16 +296,16 @@ class PerSlotLedger:
         arguments = {"member": member, "score": score.decode(), "grows": grows, "ttl": self._clerk.ttl_ms}
         return self._clerk.call("rank", (name,), arguments)
 
-    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
+    def ask_balances(self, claims: Sequence[Claim]) -> list[Command]:
         """See `LedgerVerbs`. A verb for each, which may go to another server."""
         return [self._clerk.call("standings", (self._keys.account(claim.key),), {}) for claim in claims]
 
-    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
+    def balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...]:
+        """See `Store.balances`."""
         return tuple(
             stand
             for claim, (now, rows) in zip(claims, replies, strict=True)
-            for stand in values.standings((claim,), now, rows)
+            for stand in values.balances((claim,), now, rows)
         )
 
 

@@ -58,9 +58,9 @@ def pool_of(address: Address, timeout_s: float, connections: int) -> ConnectionP
 
 def _sentinel(address: Address, timeout_s: float) -> Sentinel:
     """The sentinels. One that is silent leaves time to ask the others."""
-    patience_s = timeout_s / len(address.hosts)
+    max_wait_s = timeout_s / len(address.hosts)
     told = dict(address.options)
-    asked = _options(address, patience_s, patience_s) | {
+    asked = _options(address, max_wait_s, max_wait_s) | {
         "ssl": address.tls,
         "username": told.get("sentinel_username"),
         "password": told.get("sentinel_password"),
@@ -70,7 +70,7 @@ def _sentinel(address: Address, timeout_s: float) -> Sentinel:
 
 def cluster_of(address: Address, timeout_s: float) -> RedisCluster:
     """A client of a cluster, which is asked where keys are, and for nothing else."""
-    patience_s = timeout_s / 3  # behind two servers that are silent there is time for a third
+    max_wait_s = timeout_s / 3  # behind two servers that are silent there is time for a third
     return RedisCluster(
         startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
         # A part of the keys without a server is no reason not to serve the others.
@@ -78,5 +78,5 @@ def cluster_of(address: Address, timeout_s: float) -> RedisCluster:
         ssl=address.tls,
         username=address.username,
         password=address.password,
-        **_options(address, patience_s, patience_s),
+        **_options(address, max_wait_s, max_wait_s),
     )

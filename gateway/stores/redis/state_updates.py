@@ -121,7 +121,7 @@ class StateUpdates:
                 async with self._turn(session):
                     result = await self._ended(session, work)
                 # Each of the others would wait for an absent store anew.
-                away = result if _is_away(result) else None
+                away = result if _is_unavailable(result) else None
             results.append(away or result)
         return results
 
@@ -195,7 +195,7 @@ async def pause(number: int) -> None:
     await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
 
 
-def _is_away(result: object) -> TypeGuard[StoreUnavailable]:
+def _is_unavailable(result: object) -> TypeGuard[StoreUnavailable]:
     return isinstance(result, StoreUnavailable) and not isinstance(result, StoreConflict | StoreDamaged)
 
 

@@ -16,6 +16,7 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Dimension,
     Granted,
@@ -23,7 +24,6 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Moment,
     Refused,
-    Standing,
 )
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
@@ -94,12 +94,14 @@ def _limit(limit: int | None) -> int:
 
 def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
     """ARGV[3] of reserve.lua: what a hold holds at once and for each unit, and on which accounts, with their limits."""
-    packed = []
+    compressed = []
     for claim in claims:
         window = claim.configured.window_s
         limits = (*_limits(claim.configured), *_limits(claim.declared))
-        packed.append((keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits))
-    return _pack((_amount(hold.fixed), _amount(hold.unit), packed))
+        compressed.append(
+            (keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits)
+        )
+    return _pack((_amount(hold.fixed), _amount(hold.unit), compressed))
 
 
 def accounts_of(accounts: Iterable[AccountKey], keys: Keys) -> list[tuple[str, str]]:
@@ -127,7 +129,7 @@ def last_turn(record: CallRecord) -> dict[str, str]:
     return {"last_key": last.key, "residual": residual, "frames": frames}
 
 
-def kept_elsewhere(record: CallRecord) -> dict[str, str | int]:
+def kept_by_provider(record: CallRecord) -> dict[str, str | int]:
     """What the session remembers of what the call's provider keeps."""
     kept = record.counted_kept
     return {"kept": kept, "most_kept": MAX_KEPT} if kept else {}
@@ -147,21 +149,21 @@ def _moment(micros: int) -> Moment:
     return Moment(micros / _MICRO, micros / _MICRO)
 
 
-def standings(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[int]]) -> tuple[Standing, ...]:
+def balances(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[int]]) -> tuple[Balance, ...]:
     """How the accounts stand by the server's clock."""
     moment = _moment(now)
-    return tuple(_standing(row, claim, moment) for claim, row in zip(claims, rows, strict=True))
+    return tuple(_balance_of(row, claim, moment) for claim, row in zip(claims, rows, strict=True))
 
 
-def _standing(row: Sequence[int], claim: Claim, moment: Moment) -> Standing:
-    stands = ledger.standing(account(row), claim, moment)
-    return replace(stands, is_absent=row[10] > 0, is_lost=row[10] > 1) if row[10] else stands
+def _balance_of(row: Sequence[int], claim: Claim, moment: Moment) -> Balance:
+    balance = ledger.balance_of(account(row), claim, moment)
+    return replace(balance, is_absent=row[10] > 0, is_orphaned=row[10] > 1) if row[10] else balance
 
 
 def granted(claims: Sequence[Claim], reply: Sequence[Any]) -> Granted:
     """Units, and how the accounts stand after it."""
     units, now, rows = reply
-    return Granted(units, standings(claims, now, rows))
+    return Granted(units, balances(claims, now, rows))
 
 
 def refused(hold: Hold, claims: Sequence[Claim], reply: Sequence[Any]) -> Refused:
@@ -194,9 +196,9 @@ def entry(call_id: str, tag: str, sums: Sequence[bytes | None]) -> bytes:
     return _pack((call_id, tag, [None if one is None else one.decode() for one in sums]))
 
 
-def noted(packed: bytes) -> tuple[str, str, Totals]:
+def noted(compressed: bytes) -> tuple[str, str, Totals]:
     """What `entry` or settle.lua has packed."""
-    call_id, tag, sums = _ENTRIES.decode(packed)
+    call_id, tag, sums = _ENTRIES.decode(compressed)
     return call_id, tag, totals_of([int(one or 0) for one in sums])
 
 

@@ -29,7 +29,7 @@ _MORE: Final = object()
 class PendingCommands:
     """Commands as they are sent, how many they are, and who waits for the replies to all of them."""
 
-    packed: bytes
+    compressed: bytes
     count: int
     done: asyncio.Future[list[Any]]
 
@@ -55,7 +55,7 @@ class Owner(Protocol):
     def rested(self, wire: Wire) -> None:
         """All was answered. There may be more to ask."""
 
-    def lost(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
+    def orphaned(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
         """The connection is gone, and these have no reply."""
 
     def sent_elsewhere(self) -> None:
@@ -89,7 +89,7 @@ class Wire(asyncio.Protocol):
         self._deadline = deadline
         if self._watch is None:
             self._watch = self._loop.call_at(deadline, self._look, deadline)
-        self._transport.write(b"".join([request.packed for request in batch]))
+        self._transport.write(b"".join([request.compressed for request in batch]))
 
     def _look(self, deadline: float) -> None:
         self._watch = None
@@ -146,4 +146,4 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
         if self._watch is not None:
             self._watch.cancel()
-        self._owner.lost(self, self._asked[self._answered :], error)
+        self._owner.orphaned(self, self._asked[self._answered :], error)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger.arithmetic import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
@@ -41,9 +41,9 @@ from gateway.core.stored import (
 )
 from gateway.core.usage import Totals
 from gateway.stores import clock
+from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
-from gateway.stores.packed import Packed
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
@@ -124,10 +124,10 @@ class SqliteStore:
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
-        totals, stands = await self.settle(record, ending), None
+        totals, balance = await self.settle(record, ending), None
         with contextlib.suppress(StoreUnavailable):
-            stands = await self.standings(claims)
-        return CallClosing(totals, stands)
+            balance = await self.balances(claims)
+        return CallClosing(totals, balance)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -145,9 +145,9 @@ class SqliteStore:
         """See `Store.overdue`."""
         return await self._in_thread(lambda db: accounts.overdue(db, limit, self._moment(), self._unread))
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
-        return self._in_loop(lambda db: accounts.standings(db, claims, self._moment()))
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
+        """See `Store.balances`."""
+        return self._in_loop(lambda db: accounts.balances(db, claims, self._moment()))
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
@@ -215,8 +215,8 @@ class SqliteStore:
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
         # Megabytes of them take longer than anybody in the loop can wait.
-        packed = await asyncio.to_thread(lambda: {handle: Packed.of(text) for handle, text in texts.items()})
-        return await self._writer.write(lambda db: rows.add_results(db, session, packed, most, self._now()))
+        compressed = await asyncio.to_thread(lambda: {handle: Compressed.of(text) for handle, text in texts.items()})
+        return await self._writer.write(lambda db: rows.add_results(db, session, compressed, most, self._now()))
 
     async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
         """See `Store.results`."""

@@ -19,12 +19,12 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Dimension,
     Granted,
     Moment,
     Refused,
-    Standing,
 )
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
@@ -104,10 +104,10 @@ def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Momen
     at = _at(hold.id)
     units, is_settled = db.execute(_KNOWN, at).fetchone()
     if units is not None:
-        return Granted(units, standings(db, hold.claims, now))
+        return Granted(units, balances(db, hold.claims, now))
     if is_settled:
         # The call is over, and this comes late: a hold that is taken now would never be given back.
-        return Granted(hold.least, standings(db, hold.claims, now))
+        return Granted(hold.least, balances(db, hold.claims, now))
     outcome = ledger.reserve(_accounts(db, (claim.key for claim in hold.claims)), hold, now)
     if isinstance(outcome, Refused):
         return outcome
@@ -151,12 +151,12 @@ def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds
     return found[:limit]
 
 
-def standings(
+def balances(
     db: sqlite3.Connection, claims: Sequence[Claim], now: Moment, known: ledger.Accounts = _NO_ACCOUNTS
-) -> tuple[Standing, ...]:
-    """See `Store.standings`. `known`: accounts that were just read."""
+) -> tuple[Balance, ...]:
+    """See `Store.balances`. `known`: accounts that were just read."""
     accounts = {**_accounts(db, [claim.key for claim in claims if claim.key not in known]), **known}
-    return tuple([ledger.standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims])
+    return tuple([ledger.balance_of(accounts.get(claim.key, EMPTY), claim, now) for claim in claims])
 
 
 def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, int | None] | None, now: Moment) -> None:
@@ -195,11 +195,11 @@ def found(db: sqlite3.Connection, call_id: str) -> FoundCall:
     if not rows:
         return _NOTHING_FOUND
     if "settled" in rows:
-        record, epochs, *_ = rows["settled"]
-        return FoundCall(settled=(record, epochs))
+        record, periods, *_ = rows["settled"]
+        return FoundCall(settled=(record, periods))
     if "gone" in rows:
-        record, epochs, *_ = rows["gone"]
-        return FoundCall(gone=(record, epochs))
+        record, periods, *_ = rows["gone"]
+        return FoundCall(gone=(record, periods))
     key, accounts, *amount = rows["held"]
     return FoundCall(held=HeldAccounts(key, _read(accounts), Amount(*amount)))
 
@@ -219,11 +219,11 @@ def settle(db: sqlite3.Connection, record: CallRecord, held: HeldAccounts | None
                 raise damaged(db, key)
 
 
-def correct(db: sqlite3.Connection, record: CallRecord, lost: CallRecord, charged: ledger.Epochs) -> None:
-    """Charge the accounts of a call that was taken for lost before; as `lost`, in the epochs `charged`."""
+def correct(db: sqlite3.Connection, record: CallRecord, orphaned: CallRecord, charged: ledger.Periods) -> None:
+    """Charge the accounts of a call that was taken for lost before; as `orphaned`, in the epochs `charged`."""
     accounts = _accounts(db, record.accounts)
     ended = record.started_at + record.duration_s
-    _keep(db, ledger.correct(accounts, record.accounts, lost.spent, record.spent, charged), ended)
+    _keep(db, ledger.correct(accounts, record.accounts, orphaned.spent, record.spent, charged), ended)
 
 
 def clear(db: sqlite3.Connection, key: AccountKey) -> None:
@@ -236,10 +236,10 @@ def forget(db: sqlite3.Connection, key: AccountKey) -> None:
     db.execute(_CLEAR.format(_FORGET), key)
 
 
-def epochs(db: sqlite3.Connection, keys: Sequence[AccountKey]) -> Sequence[int]:
+def periods(db: sqlite3.Connection, keys: Sequence[AccountKey]) -> Sequence[int]:
     """In which epoch each account is now."""
     accounts = _accounts(db, keys)
-    return [accounts.get(key, EMPTY).epoch for key in keys]
+    return [accounts.get(key, EMPTY).period for key in keys]
 
 
 def _at(hold_id: str) -> tuple[int, str]:
@@ -277,11 +277,11 @@ def account(db: sqlite3.Connection, key: AccountKey, row: Sequence[Any]) -> Acco
 
 
 def _account(row: Sequence[Any]) -> Account:
-    wall, decided, epoch = row[6], *row[9:]
-    if {*map(type, row[:6]), type(epoch)} != {int}:
+    wall, decided, period = row[6], *row[9:]
+    if {*map(type, row[:6]), type(period)} != {int}:
         raise TypeError(row)
     opened = Moment(*msgspec.convert(row[6:9], _Opened)) if wall is not None else None
-    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {}, epoch)
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {}, period)
 
 
 def damaged(db: sqlite3.Connection, key: AccountKey) -> StoreDamaged:
@@ -295,7 +295,7 @@ def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: fl
         opened = account.opened
         decided = msgspec.json.encode(account.decided) if account.decided else None
         times = (opened.wall, opened.mono, opened.boot) if opened is not None else (None, None, None)
-        db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, account.epoch, now))
+        db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, account.period, now))
 
 
 def _opened(row: Sequence[Any]) -> OpenHold:

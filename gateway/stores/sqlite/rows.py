@@ -9,16 +9,16 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ledger.arithmetic import EMPTY, Claim, Epochs, Moment
+from gateway.core.ledger.arithmetic import EMPTY, Claim, Moment, Periods
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
 from gateway.core.stored import CallOpening, Lesson, SessionView, Sort, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
+from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import UnreadRecords
-from gateway.stores.packed import Packed, unpacked
 from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
@@ -95,7 +95,7 @@ _RESET: Final = (
     "WHERE namespace = ? AND id = ?"
 )
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
-_EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
+_PERIODS: Final = msgspec.json.Decoder(tuple[int, ...])
 _ANSWERED: Final = (
     "SELECT call_id, record FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "
     "ORDER BY call_id DESC LIMIT 1"
@@ -133,17 +133,17 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
         return _correct(connection, record, encoded, settled)
     if gone is None:
         accounts.settle(connection, record, held)
-    elif (lost := _lost(gone, record)) is not None:
+    elif (orphaned := _orphaned(gone, record)) is not None:
         # What its session was charged for it is deleted, that of others is not.
-        accounts.correct(connection, record, lost.record, lost.epochs)
+        accounts.correct(connection, record, orphaned.record, orphaned.periods)
         connection.execute(_COME_BACK, (record.call_id,))
     else:
         return _totals(_sums(connection, record.session)), False
     sums = _charge(connection, record)
     namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
-    epochs = _epochs(connection, record)
-    values = (record.call_id, request_id, namespace, session_id, _encoded(sums), epochs, encoded, record.answer)
+    periods = _periods(connection, record)
+    values = (record.call_id, request_id, namespace, session_id, _encoded(sums), periods, encoded, record.answer)
     connection.execute(_INSERT_CALL, values)
     return _totals(sums), True
 
@@ -152,13 +152,13 @@ def _correct(
     connection: sqlite3.Connection, record: CallRecord, encoded: bytes, known: tuple[bytes, bytes | None]
 ) -> tuple[Totals, bool]:
     """See `add`, for a call that was written before."""
-    lost = _lost(known, record)
-    if lost is None:
+    orphaned = _orphaned(known, record)
+    if orphaned is None:
         return _totals(_sums(connection, record.session)), False
-    accounts.correct(connection, record, lost.record, lost.epochs)
-    _take_back(connection, lost, record.session)
+    accounts.correct(connection, record, orphaned.record, orphaned.periods)
+    _take_back(connection, orphaned, record.session)
     sums = _charge(connection, record)
-    values = (_encoded(sums), _epochs(connection, record), encoded, record.answer, record.call_id)
+    values = (_encoded(sums), _periods(connection, record), encoded, record.answer, record.call_id)
     connection.execute(_GO_ON if record.is_provisional else _CORRECT_CALL, values)
     return _totals(sums), True
 
@@ -197,40 +197,40 @@ def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lost:
+class _Orphaned:
     """A call as it was written when it was taken for lost; after how many resets of its session, in which epochs."""
 
     record: CallRecord
     resets: int
-    epochs: Epochs
+    periods: Periods
 
 
-def _lost(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _Lost | None:
+def _orphaned(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _Orphaned | None:
     """What a call was written as when it was taken for lost; None where it was not, or `record` says no more."""
-    value, epochs = known
+    value, periods = known
     if value is None:
         return None
-    lost = _RECORDS.decode(value)
-    if not record.replaces(lost):
+    orphaned = _RECORDS.decode(value)
+    if not record.replaces(orphaned):
         return None
     # An older version kept no epochs, and did not count them.
-    resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(lost.accounts))
-    return _Lost(lost, resets, dict(zip(lost.accounts, of_accounts, strict=True)))
+    resets, *of_accounts = _PERIODS.decode(periods) if periods else [0] * (1 + len(orphaned.accounts))
+    return _Orphaned(orphaned, resets, dict(zip(orphaned.accounts, of_accounts, strict=True)))
 
 
-def _take_back(connection: sqlite3.Connection, lost: _Lost, key: SessionKey | None) -> None:
-    if key is not None and lost.record.charge is not None:
-        wrong = sums_of(lost.record.charge, lost.record.saved_tokens)
-        connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, lost.resets))
+def _take_back(connection: sqlite3.Connection, orphaned: _Orphaned, key: SessionKey | None) -> None:
+    if key is not None and orphaned.record.charge is not None:
+        wrong = sums_of(orphaned.record.charge, orphaned.record.saved_tokens)
+        connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, orphaned.resets))
 
 
-def _epochs(connection: sqlite3.Connection, record: CallRecord) -> bytes | None:
-    """When a call that is taken for lost was charged, see `_Lost`; None for any other."""
+def _periods(connection: sqlite3.Connection, record: CallRecord) -> bytes | None:
+    """When a call that is taken for lost was charged, see `_Orphaned`; None for any other."""
     if not record.is_provisional:
         return None
     key = record.session
     row = connection.execute(_RESETS, (key.namespace, key.id)).fetchone() if key else None
-    return msgspec.json.encode((row[0] if row else 0, *accounts.epochs(connection, record.accounts)))
+    return msgspec.json.encode((row[0] if row else 0, *accounts.periods(connection, record.accounts)))
 
 
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
@@ -273,13 +273,13 @@ def opening(
     # A row that is missing is NULL in all columns, and the first of these is NULL in no row.
     columns, named = row[_ACCOUNT_AT:_SUMS_AT], key.account
     account = accounts.account(connection, named, columns) if columns[0] is not None else EMPTY
-    stands = accounts.standings(connection, claims, now, {named: account})
+    balance = accounts.balances(connection, claims, now, {named: account})
     parents = tuple([remembered(connection, one).state.parent for one in above]) if above else ()
     totals = None
     if with_totals:
         sums = row[_SUMS_AT:]
         totals = totals_of(sums) if sums[0] is not None else Totals()
-    return CallOpening(_remembered(row[:_ACCOUNT_AT]), stands, totals, parents)
+    return CallOpening(_remembered(row[:_ACCOUNT_AT]), balance, totals, parents)
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:
@@ -320,31 +320,31 @@ def results_size(connection: sqlite3.Connection, key: SessionKey) -> int:
 
 
 def add_results(
-    connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, Packed], most: int, now: float
+    connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, Compressed], most: int, now: float
 ) -> list[str]:
     """Keep texts of a session under their handles while there is room; the handles for which there was none."""
     room = most - results_size(connection, key)
     refused = []
-    for handle, packed in texts.items():
+    for handle, compressed in texts.items():
         if not has_result(connection, key, handle):
-            if packed.size > room:
+            if compressed.size > room:
                 refused.append(handle)
                 continue
-            room -= packed.size
-        connection.execute(_KEEP_RESULT, (handle, key.namespace, key.id, now, packed.text, packed.size))
+            room -= compressed.size
+        connection.execute(_KEEP_RESULT, (handle, key.namespace, key.id, now, compressed.text, compressed.size))
     return refused
 
 
 def results(connection: sqlite3.Connection, key: SessionKey, handles: Sequence[str]) -> dict[str, str]:
     """The texts that a session has under these handles."""
     found = ((handle, connection.execute(_RESULT_OF, (key.namespace, key.id, handle)).fetchone()) for handle in handles)
-    return {handle: unpacked(row[0]) for handle, row in found if row}
+    return {handle: decompressed(row[0]) for handle, row in found if row}
 
 
 def result(connection: sqlite3.Connection, namespace: str | None, handle: str) -> str | None:
     """The text under a handle."""
     row = connection.execute(_RESULT, (handle, namespace, namespace)).fetchone()
-    return unpacked(row[0]) if row else None
+    return decompressed(row[0]) if row else None
 
 
 def keys(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:

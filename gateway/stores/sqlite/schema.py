@@ -75,8 +75,8 @@ MIGRATIONS: Final = (
     UPDATE results SET size = unpacked_size(text);
     CREATE INDEX results_by_size ON results (namespace, id, size);
     """,
-    # How often an account and a session began anew. `epochs`: when a call that was taken for lost was charged, as
-    # `rows._Lost` has it.
+    # How often an account and a session began anew. `periods`: when a call that was taken for lost was charged, as
+    # `rows._Orphaned` has it.
     """
     ALTER TABLE accounts ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN resets INTEGER NOT NULL DEFAULT 0;
@@ -181,7 +181,7 @@ MIGRATIONS: Final = (
 )
 
 #: how long a worker waits for another one that migrates the file
-_PATIENCE_MS: Final = 60_000
+_MAX_WAIT_MS: Final = 60_000
 #: marks a file as ours ("GATE")
 _APPLICATION_ID: Final = 0x47415445
 
@@ -214,7 +214,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         is_due = _format_of(connection) < len(MIGRATIONS)
         if is_due:
             # Another worker may be at it: a gigabyte takes half a minute.
-            connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
+            connection.execute(f"PRAGMA busy_timeout={_MAX_WAIT_MS}")
         transact(connection, lambda db: _migrate_within(db, path))
     except sqlite3.Error as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
@@ -239,7 +239,7 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
             f"The store {path} has format {version}, this gateway knows formats up to {len(MIGRATIONS)}. "
             "It was written by a newer version: install that one, or name another file in store.url."
         )
-    connection.create_function("unpacked_size", 1, _unpacked_size)
+    connection.create_function("unpacked_size", 1, _decompressed_size)
     connection.create_function("steps_of", 1, _steps_of)
     connection.create_function("hold_key", 1, hold_key)
     if 0 < version < len(MIGRATIONS):
@@ -259,10 +259,10 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"CREATE VIEW format AS SELECT {len(MIGRATIONS)} AS version")  # a number
 
 
-def _unpacked_size(packed: object) -> int:
+def _decompressed_size(compressed: object) -> int:
     """Bytes of a text; none of one that is damaged and cannot be shown to anybody."""
     try:
-        return len(zlib.decompress(packed)) if isinstance(packed, bytes) else 0
+        return len(zlib.decompress(compressed)) if isinstance(compressed, bytes) else 0
     except zlib.error:
         return 0
 

@@ -58,7 +58,7 @@ class State:
     started_at: float
     calls: int
     holds: int
-    is_store_away: bool
+    is_store_unavailable: bool
     waiting: int
     providers: Mapping[str, bool]
     store_errors: int = 0
@@ -233,7 +233,7 @@ class Metrics(Observer):
         for tool in call.tools:
             self._tools.add(tool)
         if call.context is not None:
-            self._weigh(call, call.context)
+            self._count_tokens(call, call.context)
         if "retries" in call.notes:
             self._add("gateway_retries_total", "provider", call.provider or _NONE, _leading(call.notes["retries"]))
 
@@ -267,7 +267,7 @@ class Metrics(Observer):
         is_real = call.charge is not None and call.status < _FAILED_FROM
         return model if self._models.has(series) or (is_real and self._models.takes(series)) else _OTHER
 
-    def _weigh(self, call: CallRecord, context: ContextRecord) -> None:
+    def _count_tokens(self, call: CallRecord, context: ContextRecord) -> None:
         """How good the estimate was, what was left out, and what tool results weighed."""
         if not context.shadow:
             for rule, number in context.trimmed.items():
@@ -302,7 +302,7 @@ class Metrics(Observer):
         gauges = {
             "gateway_running_calls": float(state.calls),
             "gateway_open_holds": float(state.holds),
-            "gateway_store_up": float(not state.is_store_away),
+            "gateway_store_up": float(not state.is_store_unavailable),
             "gateway_store_waiting_records": float(state.waiting),
             "process_start_time_seconds": state.started_at,
             **_process(),

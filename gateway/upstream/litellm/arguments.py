@@ -70,14 +70,14 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "modalities": ["text"],
 }  # fmt: skip
 #: state that only the provider of the client's own API keeps
-_KEPT_ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt", "background")
+_KEPT_BY_PROVIDER: Final = ("previous_response_id", "conversation", "prompt", "background")
 #: of Messages, what only Anthropic's own API does
 _ONLY_ANTHROPIC: Final = (
     "mcp_servers", "container", "inference_geo", "speed", "thread", "compaction", "fallback_credit_token",
     "billing_policy",
 )  # fmt: skip
 #: fields that some API documents: where one is not translated, it is not passed on either
-_ALL: Final = frozenset.union(CHAT, TEXT, EMBED, MESSAGES, RESPONSES, _KEPT_ELSEWHERE, _ONLY_ANTHROPIC)
+_ALL: Final = frozenset.union(CHAT, TEXT, EMBED, MESSAGES, RESPONSES, _KEPT_BY_PROVIDER, _ONLY_ANTHROPIC)
 #: names of other fields that are refused: they would change the limit, the model or the credential
 _NOT_EXTRA: Final = re.compile(
     r"(?i)\w*model\w*|fallbacks|(?:max|min|num|n)_?\w*(?:tokens|length|predict)\w*|generation_?config"
@@ -306,14 +306,14 @@ def refuse_sound(messages: object, target: LitellmTarget) -> None:
                 raise InvalidRequest(f'"{target.provider}" takes no input_audio. Leave it out.', param="messages")
 
 
-def refuse_kept_elsewhere(body: Fields) -> None:
+def refuse_kept_by_provider(body: Fields) -> None:
     """Refuse what refers to what a provider of the Responses API keeps.
 
     Raises:
         InvalidRequest: there is such a reference.
         CompactionUnknown: there is a compaction item, which the translation would leave out.
     """
-    for name in _KEPT_ELSEWHERE:
+    for name in _KEPT_BY_PROVIDER:
         if body.get(name):
             raise InvalidRequest(
                 f'"{name}" refers to what the provider of the Responses API keeps. This model is served through a '

@@ -26,7 +26,7 @@ from gateway.upstream.litellm.arguments import (
     fitted,
     is_mistral_elsewhere,
     known_fields,
-    refuse_kept_elsewhere,
+    refuse_kept_by_provider,
     refuse_sound,
     sorted_out,
 )
@@ -184,7 +184,7 @@ class Responses:
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        refuse_kept_elsewhere(body)
+        refuse_kept_by_provider(body)
         kept, self.left_out, extra = sorted_out(body, RESPONSES, RESPONSES_HINTS, target)
         self._input = kept.pop("input", "")
         stream = kept.pop("stream", False) is True

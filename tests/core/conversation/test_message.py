@@ -21,9 +21,9 @@ from gateway.core.conversation.message import (
     instead,
     key_of,
     keys_of,
+    outline_of,
     plain,
     read,
-    sketch,
     text_of,
     text_parts,
 )
@@ -88,14 +88,14 @@ def test_hashes_of_messages_are_worked_out_when_they_are_asked_for_or_taken_as_g
 )
 def test_one_text_is_the_same_as_a_list_and_as_a_string(content: Any, is_same: bool) -> None:
     said = {"role": "user", "content": "a", "name": "n"}
-    as_list = sketch(json.dumps({**said, "content": content}).encode())
-    assert (as_list.identity == sketch(encode(said)).identity) is is_same
-    assert as_list.identity != sketch(encode({**said, "role": "assistant"})).identity
+    as_list = outline_of(json.dumps({**said, "content": content}).encode())
+    assert (as_list.identity == outline_of(encode(said)).identity) is is_same
+    assert as_list.identity != outline_of(encode({**said, "role": "assistant"})).identity
 
 
 @pytest.mark.parametrize("raw", [b"5", b"{", b'{"role":"user","content":[1]}', b'{"role":"user","content":"\\ud800"}'])
 def test_whatever_cannot_be_read_is_itself_only(raw: bytes) -> None:
-    assert sketch(raw).identity not in (b"", sketch(raw + b" ").identity)
+    assert outline_of(raw).identity not in (b"", outline_of(raw + b" ").identity)
 
 
 @pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"indent": 1}])
@@ -104,7 +104,7 @@ def test_a_client_that_removes_thinking_itself_sends_the_same_message_however_it
     left = [{"type": "text", "text": "caf\u00e9"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"n": 1.0}}]
     with_thinking = json.dumps({"role": "assistant", "content": [thought, *left]}, **style).encode()
     without = json.dumps({"role": "assistant", "content": left}, **style).encode()
-    assert sketch(with_thinking).identity == sketch(without).identity
+    assert outline_of(with_thinking).identity == outline_of(without).identity
 
 
 def test_openais_mark_is_one_like_anthropics() -> None:
@@ -113,7 +113,7 @@ def test_openais_mark_is_one_like_anthropics() -> None:
     bare, marked, both = part % b"", part % (b"," + mark), part % (b"," + mark + b"," + MARK)
     assert key(bare) == key(marked) == key(both)
     assert (is_marked(bare), is_marked(marked)) == (False, True)
-    assert not sketch(marked).sealed
+    assert not outline_of(marked).sealed
     assert key(encode({"content": "a" + marked.decode()})) != key(encode({"content": "a" + bare.decode()}))
 
 
@@ -236,7 +236,7 @@ DEEP = b"[" * (DEEPEST + 5) + b"]" * (DEEPEST + 5)
     ],
 )
 def test_what_would_not_come_back_as_it_was_is_sealed(raw: bytes) -> None:
-    found = sketch(raw)
+    found = outline_of(raw)
     assert (found.role, found.sealed) == ("user", True)
 
 
@@ -262,18 +262,18 @@ CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "fi
 def test_a_call_that_a_provider_signed_is_sealed(
     message: dict[str, Any], call: dict[str, Any], *, is_sealed: bool
 ) -> None:
-    assert sketch(
+    assert outline_of(
         encode({"role": "assistant", "content": None, "tool_calls": [{**CALL, **call}], **message})
     ).sealed is (is_sealed)
 
 
 def test_escaped_pairs_and_plain_numbers_are_nothing_special() -> None:
-    assert not sketch(b'{"role":"user","content":"\\ud83d\\ude00","x":[1.5,12345678901234567890]}').sealed
+    assert not outline_of(b'{"role":"user","content":"\\ud83d\\ude00","x":[1.5,12345678901234567890]}').sealed
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"7", b"[]", b"null", b"\xff{}", b'{"a":"\xed\xa0\x80"}', b"[" * 100_000])
 def test_what_is_no_message_has_an_unknown_role_and_is_sealed(raw: bytes) -> None:
-    found = sketch(raw)
+    found = outline_of(raw)
     assert (found.role, found.sealed, found.is_known) == (UNKNOWN, True, False)
     assert text_of(raw) == ""
 
@@ -281,7 +281,7 @@ def test_what_is_no_message_has_an_unknown_role_and_is_sealed(raw: bytes) -> Non
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 @settings(max_examples=300)
 def test_any_bytes_can_be_read(raw: bytes) -> None:
-    assert sketch(raw).sealed == read(raw)[1] or not sketch(raw).is_known
+    assert outline_of(raw).sealed == read(raw)[1] or not outline_of(raw).is_known
     assert len(keys_of([raw])) == 1
 
 
@@ -301,7 +301,7 @@ def test_arguments_of_far_too_many_values_are_not_read() -> None:
     many = "[" + "[]," * (MOST_VALUES // 2) + "broken"
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": many}}
     assert has_too_many_values(many)
-    assert sketch(encode({"role": "assistant", "content": "hm", "tool_calls": [call]})).faults == ()
+    assert outline_of(encode({"role": "assistant", "content": "hm", "tool_calls": [call]})).faults == ()
     assert not has_too_many_values("x" * (MOST_VALUES + 1))
 
 
@@ -313,7 +313,7 @@ def test_arguments_of_far_too_many_values_are_not_read() -> None:
 @example({"role": "user", "content": [{"type": [], "text": "a part of no type"}]})
 @settings(max_examples=300)
 def test_any_object_can_be_read(message: dict[str, Any]) -> None:
-    found = sketch(json.dumps(message).encode())
+    found = outline_of(json.dumps(message).encode())
     assert found.role == str(message.get("role"))
 
 
@@ -322,16 +322,18 @@ def test_a_sketch_says_what_a_message_is() -> None:
         {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
         {"id": "b", "type": "function", "function": {"name": "see", "arguments": "{"}},
     ]
-    found = sketch(encode({"role": "assistant", "content": "hm", "tool_calls": calls}))
+    found = outline_of(encode({"role": "assistant", "content": "hm", "tool_calls": calls}))
     assert (found.calls, found.names, found.length) == (("a", "b"), (("a", "look"), ("b", "see")), 2)
     assert found.faults == ("arguments of call b are not JSON",)
-    old = sketch(encode({"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}))
+    old = outline_of(
+        encode({"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}})
+    )
     assert (old.calls, old.faults, old.sealed) == (("function:look",), (), False)
-    assert sketch(encode({"role": "tool", "tool_call_id": "a", "content": "x"})).answers == "a"
-    assert sketch(encode({"role": "function", "name": "look", "content": "x"})).answers == "function:look"
-    assert sketch(encode({"role": "user", "content": None})).faults == ("a user message without content",)
+    assert outline_of(encode({"role": "tool", "tool_call_id": "a", "content": "x"})).answers == "a"
+    assert outline_of(encode({"role": "function", "name": "look", "content": "x"})).answers == "function:look"
+    assert outline_of(encode({"role": "user", "content": None})).faults == ("a user message without content",)
     same = [
-        sketch(encode({"role": role, "content": text})).text_key
+        outline_of(encode({"role": role, "content": text})).text_key
         for role, text in (("user", "a"), ("tool", "a"), ("tool", "b"))
     ]
     assert same[0] == same[1] != same[2]
@@ -352,8 +354,8 @@ def test_a_sketch_says_what_a_message_is() -> None:
     ],
 )
 def test_thinking_of_claudes_is_known_by_where_its_providers_put_it(fields: dict[str, Any], thinks: bool) -> None:
-    assert sketch(encode({"role": "assistant", "content": "so", **fields})).thinks == thinks
-    assert not sketch(encode({"role": "user", "content": "so", **fields})).thinks
+    assert outline_of(encode({"role": "assistant", "content": "so", **fields})).thinks == thinks
+    assert not outline_of(encode({"role": "user", "content": "so", **fields})).thinks
 
 
 def test_odd_contents_have_no_text() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.conversation.message import Hashed, encode, sketch
+from gateway.core.conversation.message import Hashed, encode, outline_of
 from gateway.core.conversation.units import Conversation, ConversationOutline
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     class Book:
         def outline(self, keys: Any, messages: Any) -> ConversationOutline:
             read.append(len(messages))
-            return ConversationOutline().plus([sketch(raw) for raw in messages])
+            return ConversationOutline().plus([outline_of(raw) for raw in messages])
 
     read: list[int] = []
     conversation = Conversation.of([encode(user())], Book())
@@ -215,10 +215,10 @@ MESSAGES = st.sampled_from(
 def test_an_outline_that_grew_is_that_of_all_messages_at_once(parts: list[list[dict[str, Any]]]) -> None:
     grown = ConversationOutline()
     for part in parts:
-        grown = grown.plus([sketch(encode(message)) for message in part])
+        grown = grown.plus([outline_of(encode(message)) for message in part])
     whole = Conversation.of_messages([message for part in parts for message in part])
     assert grown == whole.outline
-    assert [index for span in grown.spans for index in range(*span)] == list(range(len(grown.sketches)))
+    assert [index for span in grown.spans for index in range(*span)] == list(range(len(grown.outlines)))
 
 
 def test_messages_that_are_known_to_have_no_marks_are_not_looked_at_for_them() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.binary import SEALED, binary_of, readable
-from gateway.core.counting.definitions import weigh_tools
+from gateway.core.counting.definitions import count_tools
 from gateway.core.counting.measure import Wire, measure
 from gateway.core.counting.media import Media
 
@@ -157,4 +157,4 @@ def test_a_text_of_base64_that_the_model_reads_is_a_text(words: Any) -> None:
 def test_a_picture_in_the_definition_of_a_tool_is_no_text() -> None:
     mask = base64.b64encode(b"\x89PNG\r\n\x1a\n" + noise(30_000)).decode()
     tool = {"type": "image_generation", "input_image_mask": {"image_url": f"data:image/png;base64,{mask}"}}
-    assert weigh_tools([tool], Characters()).server_json < 200
+    assert count_tools([tool], Characters()).server_json < 200

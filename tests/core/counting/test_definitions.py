@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.core.counting.definitions import shown_schema, weigh_tools
+from gateway.core.counting.definitions import count_tools, shown_schema
 from gateway.core.counting.heuristic import HeuristicCounter
 
 
@@ -39,7 +39,7 @@ def test_tools_that_are_deferred_or_run_by_the_provider_are_told_apart() -> None
         {"type": "custom", "name": "grammar", "format": {"syntax": "lark"}},
         "what",
     ]
-    found = weigh_tools(tools, HeuristicCounter())
+    found = count_tools(tools, HeuristicCounter())
     assert (found.count, found.deferred, found.server) == (3, 1, 1)
     assert found.server_json > 0
 
@@ -47,6 +47,6 @@ def test_tools_that_are_deferred_or_run_by_the_provider_are_told_apart() -> None
 def test_the_grammar_of_a_tool_and_a_schema_of_any_kind_of_tool_are_weighed(words: Any) -> None:
     plain = {"type": "custom", "name": "run", "description": "Runs it."}
     grammar = {"type": "grammar", "syntax": "lark", "definition": "word " * 50}
-    bare, more = (weigh_tools([one], words) for one in (plain, {**plain, "format": grammar}))
+    bare, more = (count_tools([one], words) for one in (plain, {**plain, "format": grammar}))
     assert min(more.json - bare.json, more.typescript - bare.typescript) >= 50
-    assert weigh_tools([{"type": "of_a_host", "name": "f", "input_schema": {"type": "object"}}], words).count == 1
+    assert count_tools([{"type": "of_a_host", "name": "f", "input_schema": {"type": "object"}}], words).count == 1

@@ -39,7 +39,7 @@ def test_a_long_field_that_nobody_knows_is_weighed_beside_the_messages(estimator
     bare = estimator.estimate(read_request("chat", body))
     for value in ("word " * 200, [{"text": "word " * 200}]):
         found = estimator.estimate(read_request("chat", {**body, "documents": value}))
-        assert min(found.tokens - bare.tokens, found.beside - bare.beside) >= 200
+        assert min(found.tokens - bare.tokens, found.overhead - bare.overhead) >= 200
         assert (found.source, found.shape) == ("calibrated", "other")
 
 
@@ -164,7 +164,7 @@ def test_images_and_files_are_part_of_what_a_request_weighs(shipped: Estimator) 
         body = {"messages": [user("one"), {"role": "user", "content": [part]}]}
         request = read_request("chat", body, model="gpt-4o")
         found, each = shipped.estimate(request), shipped.message_tokens(request)
-        assert found.tokens == found.beside + sum(each)
+        assert found.tokens == found.overhead + sum(each)
         assert each[1] > 100
         assert found.doubt > 0
 
@@ -186,8 +186,8 @@ def test_what_is_no_message_and_the_messages_are_the_whole(estimator: Estimator,
     array = "input" if wire == "responses" else "messages"
     request = read_request(wire, {array: [user("one two"), user("three")], field: "word " * 200})
     found = estimator.estimate(request)
-    assert found.beside >= 200
-    assert abs(found.beside + sum(estimator.message_tokens(request)) - found.tokens) <= 2
+    assert found.overhead >= 200
+    assert abs(found.overhead + sum(estimator.message_tokens(request)) - found.tokens) <= 2
 
 
 def test_the_parts_of_the_context_come_with_the_estimate(estimator: Estimator) -> None:
@@ -487,10 +487,10 @@ def test_sums_that_go_on_behind_a_compaction_are_those_of_all(estimator: Estimat
         user("hi"),
         user("there"),
     ]
-    beside = estimator.beside(read_request("messages", claude(*turns)))
-    whole = estimator.sums(beside, turns)
+    overhead = estimator.overhead(read_request("messages", claude(*turns)))
+    whole = estimator.sums(overhead, turns)
     for place in range(len(turns)):
-        assert estimator.sums(beside, turns[place:], before=estimator.sums(beside, turns[:place])) == whole
+        assert estimator.sums(overhead, turns[place:], before=estimator.sums(overhead, turns[:place])) == whole
 
 
 def test_a_longer_request_whose_keys_are_known_is_added_up_from_the_shorter_one(make: Any, words: Any) -> None:

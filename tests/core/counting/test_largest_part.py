@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.estimate import Estimator
-from gateway.core.counting.largest_part import RequestPart, heaviest_beside
+from gateway.core.counting.largest_part import RequestPart, largest_overhead
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import read_request
 
@@ -19,10 +19,10 @@ HUGE = {"type": "function", "function": {"name": "huge", "description": LONG, "p
 
 
 def heaviest(estimator: Estimator, wire: Wire, body: Mapping[str, Any]) -> RequestPart | None:
-    def weigh(fields: Mapping[str, Any]) -> int:
+    def count_tokens(fields: Mapping[str, Any]) -> int:
         return estimator.estimate(read_request(wire, fields, messages=())).tokens
 
-    return heaviest_beside(wire, {name: json.dumps(value).encode() for name, value in body.items()}, weigh)
+    return largest_overhead(wire, {name: json.dumps(value).encode() for name, value in body.items()}, count_tokens)
 
 
 @pytest.mark.parametrize(

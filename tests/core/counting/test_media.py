@@ -81,10 +81,10 @@ def test_an_image_by_address_has_no_size() -> None:
 
 def test_pages_of_a_pdf_are_counted_where_they_can_be_seen() -> None:
     plain = b"%PDF-1.4\n1 0 obj<</Type /Pages /Count 3 /Kids []>>\n" + b"<</Type /Page >>" * 3
-    packed = b"%PDF-1.5\n" + zlib.compress(b"<</Type /Page>>" * 9)
+    compressed = b"%PDF-1.5\n" + zlib.compress(b"<</Type /Page>>" * 9)
     linearized = b"%PDF-1.4\n<</Linearized 1 /L 9 /N 12>>"
     assert from_base64(encoded(plain), "application/pdf").pages == 3
-    assert from_base64(encoded(packed), "application/pdf") == Media("pdf", size=len(packed))
+    assert from_base64(encoded(compressed), "application/pdf") == Media("pdf", size=len(compressed))
     assert from_base64(encoded(linearized)).pages == 12
 
 

@@ -5,19 +5,19 @@ from gateway.core.counting.overhead import Overhead, RecentOverheads
 from gateway.core.counting.request import read_request
 
 
-def _beside(estimator: Estimator, name: str) -> Overhead:
-    return estimator.beside(read_request("messages", {"tools": [{"name": name}], "system": "be kind"}))
+def _overhead(estimator: Estimator, name: str) -> Overhead:
+    return estimator.overhead(read_request("messages", {"tools": [{"name": name}], "system": "be kind"}))
 
 
 def test_one_is_found_under_its_own_key(estimator: Estimator) -> None:
-    besides, one, other = RecentOverheads(2**20), _beside(estimator, "one"), _beside(estimator, "other")
+    besides, one, other = RecentOverheads(2**20), _overhead(estimator, "one"), _overhead(estimator, "other")
     besides.keep("a", one, 10)
     besides.keep("b", other, 10)
     assert (besides.find("a"), besides.find("b"), besides.find("c")) == (one, other, None)
 
 
 def test_they_take_no_more_than_their_limit_and_the_oldest_goes_first(estimator: Estimator) -> None:
-    besides, one = RecentOverheads(20_000), _beside(estimator, "one")
+    besides, one = RecentOverheads(20_000), _overhead(estimator, "one")
     for number in range(10):
         besides.keep(number, one, 5_000)
     assert 10_000 < besides.size_bytes <= 20_000
@@ -26,13 +26,13 @@ def test_they_take_no_more_than_their_limit_and_the_oldest_goes_first(estimator:
 
 def test_a_limit_of_0_keeps_none(estimator: Estimator) -> None:
     besides = RecentOverheads(0)
-    besides.keep("a", _beside(estimator, "one"), 10)
+    besides.keep("a", _overhead(estimator, "one"), 10)
     assert (besides.find("a"), besides.size_bytes) == (None, 0)
 
 
 def test_what_is_weighed_beside_messages_needs_none_of_them(estimator: Estimator) -> None:
     body = {"tools": [{"name": "look", "description": "two words"}], "system": "be kind"}
     messages = [{"role": "user", "content": "one two"}, {"role": "user", "content": "three"}]
-    beside = estimator.beside(read_request("messages", body))
+    overhead = estimator.overhead(read_request("messages", body))
     whole = estimator.estimate(read_request("messages", body, messages=messages))
-    assert estimator.of(beside, estimator.sums(beside, messages)) == whole
+    assert estimator.of(overhead, estimator.sums(overhead, messages)) == whole

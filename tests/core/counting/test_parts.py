@@ -12,7 +12,7 @@ PAGE = {"type": "web_search_result", "title": "a page", "url": "https://x.exampl
 FOUND = [PAGE, {**PAGE, "page_age": "3 days", "url": None, "encrypted_content": "x" * 1000}]
 
 
-def weighed(words: Any, *parts: Any) -> Tally:
+def counted(words: Any, *parts: Any) -> Tally:
     tally = Tally(words.count)
     tally.parts(list(parts))
     return tally
@@ -34,7 +34,7 @@ def weighed(words: Any, *parts: Any) -> Tally:
     ],
 )
 def test_a_part_is_weighed_by_what_it_is(words: Any, part: Any, expected: dict[str, int]) -> None:
-    assert weighed(words, part).sums == expected
+    assert counted(words, part).sums == expected
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_a_part_is_weighed_by_what_it_is(words: Any, part: Any, expected: dict[s
     ],
 )
 def test_a_part_that_is_no_text_is_told_by_kind(words: Any, part: Any, kind: str) -> None:
-    assert [item.kind for item in weighed(words, part).media] == [kind]
+    assert [item.kind for item in counted(words, part).media] == [kind]
 
 
 def test_a_document_of_blocks_is_read(words: Any) -> None:
     blocks = [{"type": "text", "text": "a b c"}]
     part = {"type": "document", "title": "t", "source": {"type": "content", "content": blocks}}
-    assert weighed(words, part).sums == {"text": 4}
+    assert counted(words, part).sums == {"text": 4}
 
 
 def test_all_that_stands_in_a_result_is_the_results(words: Any) -> None:
@@ -73,10 +73,10 @@ def test_all_that_stands_in_a_result_is_the_results(words: Any) -> None:
         {"type": "tool_use", "id": "1", "name": "look", "input": "f g"},
         {"type": "thinking", "thinking": "h"},
     ]
-    found = weighed(words, {"type": "tool_result", "content": inner})
+    found = counted(words, {"type": "tool_result", "content": inner})
     assert found.sums == {"result": 2 + 3 + 3 + 1, "results": 1}
 
 
 def test_numbers_in_place_of_texts_are_counted_as_their_json(words: Any) -> None:
-    found = weighed(words, {"type": "text", "text": 12}, {"type": "text"}, 7, None)
+    found = counted(words, {"type": "text", "text": 12}, {"type": "text"}, 7, None)
     assert found.sums["text"] == 1

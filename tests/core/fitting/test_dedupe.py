@@ -6,7 +6,7 @@ from typing import Any
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.dedupe import dedupe
 from gateway.core.fitting.draft import DROP, KEEP, Draft, DuplicateResult
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 
 LONG = "result " * 60
 
@@ -18,7 +18,7 @@ def session(*contents: Any) -> Draft:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
     messages.append({"role": "user", "content": "on"})
-    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
 def test_a_later_result_points_at_the_first_with_the_same_content() -> None:

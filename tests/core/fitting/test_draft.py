@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, DuplicateResult
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(4))
 MESSAGES: list[dict[str, Any]] = [
@@ -20,7 +20,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "now"}]},
 ]
 RAWS = [encode(message) for message in MESSAGES]
-WEIGH = weigher(len)
+WEIGH = counter_of(len)
 
 
 def draft() -> Draft:

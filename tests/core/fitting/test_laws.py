@@ -11,17 +11,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import decode, encode, keys_of
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.blocks import GAP
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.fitting.summary import Passage, SummaryNeeded
@@ -114,7 +114,7 @@ def tokens(text: str) -> int:
     return len(text) // 4 + sum(ord(letter) > 0x2E80 for letter in text) + 1
 
 
-WEIGH = weigher(tokens)
+WEIGH = counter_of(tokens)
 
 
 def raws_of(messages: Messages) -> list[bytes]:
@@ -124,7 +124,7 @@ def raws_of(messages: Messages) -> list[bytes]:
 def fitted(
     messages: Messages | Conversation,
     limit: int,
-    epoch: TrimDecision | None = None,
+    trim_decision: TrimDecision | None = None,
     policy: TrimPolicy | None = None,
     summaries: Mapping[str, str] | None = None,
     *,
@@ -132,7 +132,14 @@ def fitted(
 ) -> TrimmedConversation | None:
     conversation = messages if isinstance(messages, Conversation) else Conversation.of_messages(messages)
     try:
-        return fit(conversation, limit, reader or Reader(WEIGH), epoch=epoch, policy=policy, summaries=summaries)
+        return fit(
+            conversation,
+            limit,
+            reader or Reader(WEIGH),
+            trim_decision=trim_decision,
+            policy=policy,
+            summaries=summaries,
+        )
     except ContextOverflow:
         return None
 
@@ -259,15 +266,15 @@ def test_fitting_twice_is_fitting_once(messages: Messages, limit: int) -> None:
 def test_the_same_turn_again_sends_the_same_bytes(messages: Messages, limit: int, recall: Any) -> None:
     policy = TrimPolicy(recall=recall)
     done = fitted(messages, limit, policy=policy)
-    if done is not None and done.epoch is not None:
-        kept = TrimDecision.from_json(json.loads(json.dumps(done.epoch.to_json())))
-        assert kept == done.epoch
+    if done is not None and done.trim_decision is not None:
+        kept = TrimDecision.from_json(json.loads(json.dumps(done.trim_decision.to_json())))
+        assert kept == done.trim_decision
         again = fitted(json.loads(json.dumps(messages)), limit, kept, policy)
         assert again is not None
         assert again.messages == done.messages
         assert again.fates == done.fates
         assert again.applied == ()
-        assert again.epoch is kept
+        assert again.trim_decision is kept
 
 
 @given(messages=conversations(), limit=limits, recall=st.sampled_from(["off", "all"]))
@@ -275,7 +282,7 @@ def test_the_same_turn_again_sends_the_same_bytes(messages: Messages, limit: int
 def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
     messages: Messages, limit: int, recall: Any
 ) -> None:
-    epoch: TrimDecision | None = None
+    trim_decision: TrimDecision | None = None
     before: list[bytes] = []
     reader, policy = Reader(WEIGH), TrimPolicy(recall=recall)
     for stop in range(2, len(messages) + 1):
@@ -283,16 +290,16 @@ def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
             continue
         conversation = Conversation.of_messages(messages[:stop], reader)
         try:
-            done = fit(conversation, limit, reader, epoch=epoch, policy=policy)
+            done = fit(conversation, limit, reader, trim_decision=trim_decision, policy=policy)
         except ContextOverflow:
             continue
         assert wrong_with(conversation, done, limit) == []
         assert done.tokens == total(done.messages)
         assert sum(fate.tokens_after for fate in done.fates) == done.tokens
         sent = list(done.messages)
-        if done.epoch is not None and not done.applied:
+        if done.trim_decision is not None and not done.applied:
             assert sent[: len(before)] == before
-        before, epoch = sent, done.epoch
+        before, trim_decision = sent, done.trim_decision
 
 
 @given(
@@ -358,21 +365,21 @@ ODD = [
     limit=limits,
     odd=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(ODD)), max_size=4),
     policy=st.sampled_from(POLICIES),
-    patience=st.integers(0, 40) | st.none(),
+    max_wait=st.integers(0, 40) | st.none(),
 )
 @settings(law, max_examples=80)
 def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
-    messages: Messages, limit: int, odd: list[tuple[int, bytes]], policy: TrimPolicy, patience: int | None
+    messages: Messages, limit: int, odd: list[tuple[int, bytes]], policy: TrimPolicy, max_wait: int | None
 ) -> None:
     raws = raws_of(messages)
     for place, raw in odd:
         raws.insert(min(place, len(raws)), raw)
-    looks = iter(range(patience if patience is not None else 0))
+    looks = iter(range(max_wait if max_wait is not None else 0))
     reader = Reader(WEIGH)
     conversation = Conversation.of(raws, reader)
 
     def expired() -> bool:
-        return patience is not None and next(looks, None) is None
+        return max_wait is not None and next(looks, None) is None
 
     try:
         done = fit(conversation, limit, reader, policy=policy, expired=expired)
@@ -385,9 +392,11 @@ def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
         places = [n for n, item in enumerate(conversation.items) if item.sealed and done.fates[n].rule != "drop"]
         assert [key for key in done.keys if key in sealed] == [conversation.keys[n] for n in places]
         # Where there was no time to recall, or to read the task, it is made up for on the next turn.
-        again = fit(conversation, limit, Reader(WEIGH), epoch=done.epoch, policy=replace(policy, recall="off"))
+        again = fit(
+            conversation, limit, Reader(WEIGH), trim_decision=done.trim_decision, policy=replace(policy, recall="off")
+        )
         others = [was for now, was in zip(again.messages, done.messages, strict=True) if now != was]
-        assert others == [] or (patience is not None and [decode(was)["content"] for was in others] == [GAP])
+        assert others == [] or (max_wait is not None and [decode(was)["content"] for was in others] == [GAP])
 
 
 SUMMING = [
@@ -403,7 +412,7 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
     messages: Messages, limit: int, policy: TrimPolicy, length: int
 ) -> None:
     """The summaries are of any length: whoever writes them may not have kept to what was asked."""
-    epoch: TrimDecision | None = None
+    trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     before: list[bytes] = []
     reader = Reader(WEIGH)
@@ -415,15 +424,25 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
         passage: Passage | None = None
         try:
             try:
-                done = fit(conversation, limit, reader, epoch=epoch, policy=policy, summaries=texts, use="ask")
+                done = fit(
+                    conversation, limit, reader, trim_decision=trim_decision, policy=policy, summaries=texts, use="ask"
+                )
             except SummaryNeeded as needed:
                 wanted, passage = needed.passage.id, needed.passage
                 texts[wanted] = (wanted[:4] + " word") * (length // 2)
-                done = fit(conversation, limit, reader, epoch=epoch, policy=policy, summaries=texts, use="known")
+                done = fit(
+                    conversation,
+                    limit,
+                    reader,
+                    trim_decision=trim_decision,
+                    policy=policy,
+                    summaries=texts,
+                    use="known",
+                )
         except ContextOverflow:
             continue
-        if passage is not None and epoch is not None and epoch.summary is not None:
-            assert passage.earlier == texts[epoch.summary]
+        if passage is not None and trim_decision is not None and trim_decision.summary is not None:
+            assert passage.earlier == texts[trim_decision.summary]
         assert wrong_with(conversation, done, limit) == []
         assert done.tokens == total(done.messages) <= limit
         assert sum(fate.tokens_after for fate in done.fates) == done.tokens
@@ -432,23 +451,23 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
         told = [raw for raw in done.messages if b"[summary of " in raw]
         assert len(told) == bool(summed)
         if told:
-            assert done.epoch is not None
-            assert done.epoch.summary in texts
+            assert done.trim_decision is not None
+            assert done.trim_decision.summary in texts
             assert json.loads(told[0])["content"].startswith(f"[summary of {len(summed)} earlier messages]\n")
             assert conversation.pinned.isdisjoint(summed)
             split = [unit for unit in conversation.units if 0 < len({*unit.indices} & {*summed}) < len(unit.indices)]
             assert split == []
-        if done.epoch is not None:
-            assert not any(text in json.dumps(done.epoch.to_json()) for text in texts.values() if text)
+        if done.trim_decision is not None:
+            assert not any(text in json.dumps(done.trim_decision.to_json()) for text in texts.values() if text)
             elsewhere = fit(
                 Conversation.of_messages(messages[:stop]), limit, Reader(WEIGH),
-                epoch=TrimDecision.from_json(json.loads(json.dumps(done.epoch.to_json()))), policy=policy, summaries=texts,
+                trim_decision=TrimDecision.from_json(json.loads(json.dumps(done.trim_decision.to_json()))), policy=policy, summaries=texts,
             )  # fmt: skip
             assert elsewhere.messages == done.messages
             if not done.applied:
                 assert wanted is None
                 assert list(done.messages)[: len(before)] == before
-        before, epoch = list(done.messages), done.epoch
+        before, trim_decision = list(done.messages), done.trim_decision
 
 
 @given(messages=conversations(), limit=limits)
@@ -477,13 +496,15 @@ def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
     for place, thinks in zip(spoken, thoughts, strict=False):
         if thinks or messages[place - 1]["role"] == "user":
             messages[place] = {**messages[place], "thinking_blocks": thinking}
-    epoch: TrimDecision | None = None
+    trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
             continue
         conversation = Conversation.of_messages(messages[:stop])
-        attempt = partial(fit, conversation, limit, Reader(WEIGH), epoch=epoch, policy=policy, summaries=texts)
+        attempt = partial(
+            fit, conversation, limit, Reader(WEIGH), trim_decision=trim_decision, policy=policy, summaries=texts
+        )
         try:
             try:
                 done = attempt(use="ask")
@@ -496,7 +517,7 @@ def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
         sent = done.decoded()
         words = max(place for place, message in enumerate(sent) if message["role"] == "user")
         assert all("thinking_blocks" in message for message in sent[words + 1 : words + 2])
-        epoch = done.epoch
+        trim_decision = done.trim_decision
 
 
 def google(number: int) -> dict[str, Any]:
@@ -540,8 +561,8 @@ def test_a_signed_call_is_sent_as_it_came_or_not_at_all_turn_by_turn(
     calling = [place for place, message in enumerate(messages) if message.get("tool_calls")]
     for number, place in enumerate(calling):
         messages[place] = sign(messages[place], number)
-    for sent, came in turn_by_turn(messages, limit, policy):
-        known = {message["tool_calls"][0]["id"]: message for message in came if message.get("tool_calls")}
+    for sent, original in turn_by_turn(messages, limit, policy):
+        known = {message["tool_calls"][0]["id"]: message for message in original if message.get("tool_calls")}
         assert all(one == known[one["tool_calls"][0]["id"]] for one in sent if one.get("tool_calls"))
 
 
@@ -554,8 +575,8 @@ def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
     for place, message in enumerate(messages):
         if message.get("tool_calls"):
             messages[place] = {**message, "reasoning_content": f"I look at {place}. {SENTENCES[place % 30]}"}
-    for sent, came in turn_by_turn(messages, limit, policy):
-        known = {message["tool_calls"][0]["id"]: message for message in came if message.get("tool_calls")}
+    for sent, original in turn_by_turn(messages, limit, policy):
+        known = {message["tool_calls"][0]["id"]: message for message in original if message.get("tool_calls")}
         for one in sent:
             if one.get("tool_calls"):
                 assert one["reasoning_content"] == known[one["tool_calls"][0]["id"]]["reasoning_content"]
@@ -563,13 +584,15 @@ def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
 
 def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator[tuple[Messages, Messages]]:
     """What is sent on each turn of a session, and what came."""
-    epoch: TrimDecision | None = None
+    trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
             continue
         conversation = Conversation.of_messages(messages[:stop])
-        attempt = partial(fit, conversation, limit, Reader(WEIGH), epoch=epoch, policy=policy, summaries=texts)
+        attempt = partial(
+            fit, conversation, limit, Reader(WEIGH), trim_decision=trim_decision, policy=policy, summaries=texts
+        )
         try:
             try:
                 done = attempt(use="ask")
@@ -579,7 +602,7 @@ def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator
         except ContextOverflow:
             continue
         assert wrong_with(messages[:stop], done, limit) == []
-        epoch = done.epoch
+        trim_decision = done.trim_decision
         yield [dict(one) for one in done.decoded()], messages[:stop]
 
 
@@ -607,17 +630,17 @@ def with_thoughts(messages: Messages) -> Messages:
 @given(messages=conversations() | conversations().map(with_thoughts), limit=limits)
 @settings(law, max_examples=30)
 def test_roles_stay_in_the_order_that_came_turn_by_turn(policy: TrimPolicy, messages: Messages, limit: int) -> None:
-    epoch: TrimDecision | None = None
+    trim_decision: TrimDecision | None = None
     reader = Reader(WEIGH)
     for stop in range(2, len(messages) + 1):
         if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
             continue
         conversation = Conversation.of_messages(messages[:stop], reader)
         pinned = total([conversation.messages[index] for index in conversation.pinned])
-        done = fitted(conversation, limit, epoch, policy, reader=reader)
+        done = fitted(conversation, limit, trim_decision, policy, reader=reader)
         if done is None:
             continue
-        epoch = done.epoch
+        trim_decision = done.trim_decision
         assert wrong_with(conversation, done, limit) == []
         if pinned + ROOM <= limit:
             assert neighbours(done.decoded()) <= neighbours(messages[:stop])

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import Draft
 from gateway.core.fitting.offers import GAP_TOKENS, CandidateBlocks, UnitCandidate
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
 LINES = [f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n} yesterday.\n" for n in range(1, 6)]
@@ -16,7 +16,7 @@ LINES = [f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n} yes
 def draft_of(*contents: Any) -> Draft:
     messages = [{"role": "assistant", "content": content} for content in contents]
     on = {"role": "user", "content": "on"}
-    return Draft.untouched(Conversation.of_messages([*messages, on]), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages([*messages, on]), Reader(counter_of(len)))
 
 
 def opening_of(draft: Draft, start: int, frame: int = 10) -> UnitCandidate:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from gateway.core.fitting.trim_decisions import fit
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.errors import RequestFault
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 
 
 def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None:
@@ -17,7 +17,7 @@ def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None
         {"role": "user", "content": "u" * 900},
     ]
     with pytest.raises(ContextOverflow) as caught:
-        fit(Conversation.of_messages(messages), 1000, Reader(weigher(len)))
+        fit(Conversation.of_messages(messages), 1000, Reader(counter_of(len)))
     assert isinstance(caught.value, RequestFault)
     assert (caught.value.index, caught.value.tokens, caught.value.limit, caught.value.param) == (
         3,

@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import fit
+
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.dedupe import dedupe
 from gateway.core.fitting.draft import DROP, KEEP, Draft, DuplicateResult
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.strategies import Dedupe, Drop
 
 
@@ -32,7 +33,7 @@ def messages(*contents: Any) -> list[dict[str, Any]]:
 
 
 def session(*contents: Any) -> Draft:
-    return Draft.untouched(Conversation.of_messages(messages(*contents)), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages(*contents)), Reader(counter_of(len)))
 
 
 def changes(draft: Draft) -> dict[int, Any]:
@@ -94,16 +95,18 @@ def test_where_the_source_is_left_out_the_rows_come_back() -> None:
 
 def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     conversation = Conversation.of_messages(messages(rows(1, 2, 3), rows(4, 2, 3), rows(1, 2, 3)))
-    reader, policy = Reader(weigher(len)), TrimPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
+    reader, policy = Reader(counter_of(len)), TrimPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
     limit = sum(reader.weights(conversation)) - 20
     first = fit(conversation, limit, reader, policy=policy)
     assert first.fates.actions == {"dedupe": 2}
-    assert first.epoch is not None
-    assert first.epoch.plan == "k4 =2/1-2 k1 =2 k2"
-    again = fit(conversation, limit, Reader(weigher(len)), epoch=first.epoch, policy=policy)
-    assert (again.messages, again.epoch) == (first.messages, first.epoch)
-    wrong = TrimDecision(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k2")
-    assert fit(conversation, limit, Reader(weigher(len)), epoch=wrong, policy=policy).messages == first.messages
+    assert first.trim_decision is not None
+    assert first.trim_decision.plan == "k4 =2/1-2 k1 =2 k2"
+    again = fit(conversation, limit, Reader(counter_of(len)), trim_decision=first.trim_decision, policy=policy)
+    assert (again.messages, again.trim_decision) == (first.messages, first.trim_decision)
+    wrong = TrimDecision(first.trim_decision.prefix, first.trim_decision.size, "k4 =2/1-9 k1 =2 k2")
+    assert (
+        fit(conversation, limit, Reader(counter_of(len)), trim_decision=wrong, policy=policy).messages == first.messages
+    )
 
 
 def test_what_others_point_at_stays_whole() -> None:

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from gateway.core.fitting.trim_decisions import fit
 
 from gateway.core.conversation.message import Hashed
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.dedupe import may_share
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import MOST_BYTES, MOST_MESSAGES, START, due, read_ahead
-from gateway.core.fitting.reader import Reader, RenderOrder, weigher
+from gateway.core.fitting.reader import Reader, RenderOrder, counter_of
 
 
 class Counting:
@@ -46,30 +46,30 @@ def ahead(raws: Sequence[bytes], filled: float, reader: Reader) -> int:
 @pytest.mark.parametrize("filled", [0.0, 0.3, START])
 def test_far_from_the_budget_nothing_is_read(filled: float) -> None:
     count = Counting()
-    assert ahead(messages(20), filled, Reader(weigher(count))) == 0
+    assert ahead(messages(20), filled, Reader(counter_of(count))) == 0
     assert count.asked == 0
 
 
 @pytest.mark.parametrize("filled", [0.51, 0.6, 0.9, 1.0, 1.2])
 def test_a_turn_reads_a_few_messages_at_most(filled: float) -> None:
-    assert 0 < ahead(messages(20), filled, Reader(weigher(len))) <= MOST_MESSAGES
+    assert 0 < ahead(messages(20), filled, Reader(counter_of(len))) <= MOST_MESSAGES
 
 
 def test_a_turn_reads_so_many_bytes_at_most() -> None:
     raws = messages(4, size=MOST_BYTES // 100)
-    read = ahead(raws, 1.0, Reader(weigher(len)))
+    read = ahead(raws, 1.0, Reader(counter_of(len)))
     assert 0 < read < MOST_MESSAGES
     assert sum(map(len, raws[-read:])) <= MOST_BYTES
 
 
 def test_what_results_may_share_is_read_too() -> None:
-    raws, reader = messages(3, size=80), Reader(weigher(len))
+    raws, reader = messages(3, size=80), Reader(counter_of(len))
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
     for item, raw in zip(conversation.items, raws, strict=True):
         if may_share(item):
             assert parts_of(item, raw, reader, Deadline(_no_more)) == parts_of(
-                item, raw, Reader(weigher(len)), Deadline()
+                item, raw, Reader(counter_of(len)), Deadline()
             )
     assert sum(map(may_share, conversation.items)) == 3
 
@@ -81,48 +81,48 @@ def _no_more() -> bool:
 def test_it_stops_when_there_is_no_more_time() -> None:
     raws = messages(8, size=80)
     count, patient = Counting(), Counting()
-    read_ahead(Hashed(raws), Reader(weigher(count)), lambda: True)
-    read_ahead(Hashed(raws), Reader(weigher(patient)))
+    read_ahead(Hashed(raws), Reader(counter_of(count)), lambda: True)
+    read_ahead(Hashed(raws), Reader(counter_of(patient)))
     assert count.asked < patient.asked
 
 
 def test_by_the_time_of_a_cut_everything_was_read_and_the_cut_is_the_same() -> None:
     raws, policy = messages(40), TrimPolicy(recall="said")
     count, cold = Counting(), Counting()
-    warm = Reader(weigher(count))
+    warm = Reader(counter_of(count))
     budget = sum(warm.weights(Conversation.of(raws, warm)))
     for turns in range(1, 40):
-        came = Conversation.of(messages(turns), warm)
-        ahead(came.messages, sum(warm.weights(came)) / budget, warm)
+        original = Conversation.of(messages(turns), warm)
+        ahead(original.messages, sum(warm.weights(original)) / budget, warm)
     before = count.asked
     fitted = fit(Conversation.of(raws, warm), budget - 1, warm, policy=policy)
-    other = Reader(weigher(cold))
+    other = Reader(counter_of(cold))
     assert fitted.messages == fit(Conversation.of(raws, other), budget - 1, other, policy=policy).messages
     assert fitted.changed
     assert count.asked - before < cold.asked / 3
 
 
 def test_a_turn_before_the_budget_is_full_everything_was_read() -> None:
-    warm, came = Reader(weigher(len)), messages(0)
+    warm, original = Reader(counter_of(len)), messages(0)
     for turns in range(1, 40):
-        came = messages(turns, size=80)
-        ahead(came, turns / 40, warm)
-    conversation = Conversation.of(came, warm)
+        original = messages(turns, size=80)
+        ahead(original, turns / 40, warm)
+    conversation = Conversation.of(original, warm)
     warm.know(conversation.keys, conversation.messages, Deadline(_no_more))
 
 
 def test_what_is_left_of_a_message_with_nothing_taken_is_known_too() -> None:
-    raws, reader = messages(2), Reader(weigher(len))
+    raws, reader = messages(2), Reader(counter_of(len))
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
     [result] = reader.make([RenderOrder(conversation.items[-1], raws[-1], ())], Deadline())
-    assert reader.sketches([result.key], [b"never looked at"])[0].answers == "c1"
+    assert reader.outlines([result.key], [b"never looked at"])[0].answers == "c1"
 
 
 def test_cache_marks_that_were_there_when_it_was_read_are_not_sent_later() -> None:
     raws = messages(12)
     marked = [json.dumps({**json.loads(raw), "cache_control": {"type": "ephemeral"}}).encode() for raw in raws]
-    warm, cold = Reader(weigher(len)), Reader(weigher(len))
+    warm, cold = Reader(counter_of(len)), Reader(counter_of(len))
     for turns in range(1, 12):
         ahead(marked[: 2 * turns + 1], 1.0, warm)
     budget = sum(cold.weights(Conversation.of(raws, cold))) // 2

@@ -20,14 +20,14 @@ from gateway.core.fitting.reader import (
     RenderedMessage,
     RenderOrder,
     What,
-    weigher,
+    counter_of,
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
 
 
 def weight(message: Any) -> int:
-    return weigher(len)([encode(message)])[0]
+    return counter_of(len)([encode(message)])[0]
 
 
 def test_the_simple_weigher_counts_all_that_is_written() -> None:
@@ -41,18 +41,18 @@ def test_the_simple_weigher_counts_all_that_is_written() -> None:
     assert weight({"role": "user", "content": 12}) == len("user\n12") + FRAME
     assert weight({"role": "user", "content": "", "tool_calls": ["x" * 50, {"id": "y" * 50}]}) > 100
     assert weight({"role": "user", "content": "", "tool_calls": "x"}) == len("user\n") + FRAME
-    assert weigher(len)([b"\xff no JSON", b"[1]"]) == [9 + FRAME, 3 + FRAME]
+    assert counter_of(len)([b"\xff no JSON", b"[1]"]) == [9 + FRAME, 3 + FRAME]
 
 
 class Counted:
     """Weighs by length; remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.weighed: list[bytes] = []
+        self.counted_tokens: list[bytes] = []
         self.batches = 0
 
     def __call__(self, messages: Sequence[bytes]) -> list[int]:
-        self.weighed += messages
+        self.counted_tokens += messages
         self.batches += 1
         return [len(raw) for raw in messages]
 
@@ -80,7 +80,7 @@ def test_a_message_is_weighed_and_cut_once_whoever_sends_it() -> None:
         assert reader.weights(Conversation.of([raw])) == [len(raw)]
         assert known(reader, raw) is known(reader, raw)
         assert made(reader, raw, (0,)) is made(reader, raw, (0,))
-    assert len(counted.weighed) == 2
+    assert len(counted.counted_tokens) == 2
 
 
 def test_new_messages_are_weighed_in_one_batch() -> None:
@@ -90,27 +90,27 @@ def test_new_messages_are_weighed_in_one_batch() -> None:
     assert reader.weights(Conversation.of(texts("a", "b", "c", "dd"))) == [
         len(raw) for raw in texts("a", "b", "c", "dd")
     ]
-    assert (counted.batches, counted.weighed) == (2, texts("a", "b", "c", "dd"))
+    assert (counted.batches, counted.counted_tokens) == (2, texts("a", "b", "c", "dd"))
 
 
 def test_a_longer_conversation_asks_for_what_is_new_in_it() -> None:
     counted = Counted()
     reader = Reader(counted)
-    other = reader.weighing(lambda messages: [7] * len(messages), "other")
+    other = reader.counts(lambda messages: [7] * len(messages), "other")
     raws = texts(*"abcdefgh")
     for end in (5, 6, 8, 7, 8):
         conversation = Conversation.of(raws[:end], reader)
         assert reader.weights(conversation) == [len(raw) for raw in raws[:end]]
         assert other.weights(conversation) == [7] * end
         assert conversation.outline == Conversation.of(raws[:end]).outline
-    assert counted.weighed == raws
+    assert counted.counted_tokens == raws
     reader.weights(Conversation.of(raws))[0] = 99  # they are the caller's own
     assert reader.weights(Conversation.of(raws))[0] == len(raws[0])
 
 
 def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> None:
     reader = Reader(Counted())
-    other = reader.weighing(lambda messages: [7] * len(messages), "other")
+    other = reader.counts(lambda messages: [7] * len(messages), "other")
     [raw] = texts(LINES)
     conversation = Conversation.of([raw], reader)
     assert (reader.weights(conversation), other.weights(conversation)) == ([len(raw)], [7])
@@ -120,7 +120,7 @@ def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> 
 
 
 def test_a_message_with_a_cache_mark_is_cut_with_the_mark_it_has_now() -> None:
-    reader = Reader(weigher(len))
+    reader = Reader(counter_of(len))
 
     def cut(**mark: Any) -> bytes:
         raw = encode({"role": "user", "content": [{"type": "text", "text": "word " * 100, **mark}]})
@@ -157,17 +157,17 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 )
 def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: dict[str, Any], marked: bytes) -> None:
     for first, second in ((marked, encode(bare)), (encode(bare), marked)):
-        reader, stranger = Reader(weigher(len)), Reader(weigher(len))
+        reader, stranger = Reader(counter_of(len)), Reader(counter_of(len))
         one, other = Conversation.of([first], reader), Conversation.of([second], stranger)
         assert one.keys == other.keys
         known(reader, first)
-        assert Conversation.of([second], reader).sketches == other.sketches
+        assert Conversation.of([second], reader).outlines == other.outlines
         assert known(reader, second) == known(stranger, second)
-        assert made(reader, second, (0,)) == made(Reader(weigher(len)), second, (0,))
+        assert made(reader, second, (0,)) == made(Reader(counter_of(len)), second, (0,))
 
 
 def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
-    reader = Reader(weigher(len))
+    reader = Reader(counter_of(len))
     [raw] = texts("word " * 100)
     assert made(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]
@@ -179,7 +179,7 @@ def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
 
 def test_nothing_but_a_mark_stands_in_the_place_of_what_must_not_be_rewritten() -> None:
     raw = encode({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}], "name": "a"})
-    assert made(Reader(weigher(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
+    assert made(Reader(counter_of(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
 
 
 def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
@@ -198,7 +198,7 @@ def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
 
 def test_a_sealed_message_has_terms_but_no_blocks() -> None:
     parts = [{"type": "text", "text": "Boston"}, {"type": "image_url", "image_url": {}}]
-    found = known(Reader(weigher(len)), encode({"role": "user", "content": parts}))
+    found = known(Reader(counter_of(len)), encode({"role": "user", "content": parts}))
     assert found.all_terms.keys() == {"boston"}
     assert found.terms == ()
 
@@ -224,7 +224,7 @@ def test_threads_may_share_a_reader_that_has_a_lock() -> None:
 
 def test_an_outline_takes_what_its_calls_take() -> None:
     def outlined(calls: int) -> int:
-        reader = Reader(weigher(len), limit_bytes=10**9)
+        reader = Reader(counter_of(len), limit_bytes=10**9)
         asked = [
             {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(calls)
         ]
@@ -239,7 +239,7 @@ def test_an_outline_takes_what_its_calls_take() -> None:
 
 
 def test_what_grows_is_renewed_from_what_was_kept() -> None:
-    reader, told = Reader(weigher(len)), list[int | None]()
+    reader, told = Reader(counter_of(len)), list[int | None]()
 
     def renew(known: int | None) -> int:
         told.append(known)
@@ -251,26 +251,26 @@ def test_what_grows_is_renewed_from_what_was_kept() -> None:
 
 
 def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs_nothing_anew() -> None:
-    weigh = Counted()
-    plain = Reader(weigh)
+    count_tokens = Counted()
+    plain = Reader(count_tokens)
     call = encode({"role": "assistant", "content": LINES, "tool_calls": [CALL, {**CALL, "id": "c2"}]})
     raws = [*texts(LINES), call, encode({"role": "tool", "tool_call_id": "c1", "content": "found"})]
     conversation = Conversation.of(raws, plain)
     bare, cut = plain.weights(conversation), made(plain, call, (0,))
-    asked = len(weigh.weighed)
+    asked = len(count_tokens.counted_tokens)
     for framing, added in ((Framing(call=30), [0, 60, 0]), (Framing(message=5), [5, 5, 5])):
-        framed = plain.weighing(weigh, "", framing)
+        framed = plain.counts(count_tokens, "", framing)
         assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
         cut_too = Draft.untouched(conversation, framed).having({1: (0,)})
         assert cut_too.made(1) == cut
         assert cut_too.weight(1) == cut.tokens + added[1]
         assert cut_too.weights() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
         assert Draft.untouched(conversation, framed).weight_as(1, (0,)) == cut.tokens + added[1]
-    assert len(weigh.weighed) == asked
+    assert len(count_tokens.counted_tokens) == asked
 
 
 def test_no_message_weighs_nothing_for_what_was_taken_off() -> None:
     raws = [*texts("x"), encode({"role": "assistant", "content": LINES, "tool_calls": [CALL]})]
-    framed = Reader(Counted()).weighing(Counted(), "", Framing(message=-10_000))
+    framed = Reader(Counted()).counts(Counted(), "", Framing(message=-10_000))
     assert framed.weights(Conversation.of(raws, framed)) == [1, 1]
     assert Draft.untouched(Conversation.of(raws, framed), framed).weight_as(1, ()) == 1

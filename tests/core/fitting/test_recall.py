@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gateway.core.fitting.trim_decisions import fit
 
 from gateway.core.conversation.message import text_parts
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.parameters import NO_PARAMETERS
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.recall import _read_past, recall
 from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
@@ -28,7 +28,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def dropped(*messages: dict[str, Any]) -> Draft:
-    draft = Draft.untouched(Conversation.of_messages(messages), Reader(weigher(lambda text: len(text) // 4)))
+    draft = Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(lambda text: len(text) // 4)))
     return draft.having({0: (), 1: DROP, 2: DROP, 3: DROP})
 
 
@@ -84,7 +84,7 @@ def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
     if last == "user":
         messages += [{"role": "user", "content": "Denver it is."}]
     conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
-    draft = Draft.untouched(conversation, Reader(weigher(lambda text: len(text) // 4))).having({1: DROP, 2: DROP})
+    draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4))).having({1: DROP, 2: DROP})
     content = last_of(recall(draft, 500, "said", RelevanceFactors()))
     assert [word for word in ("card_4421", "dob: 1990-04-05", "town", "Mia") if word in content] == repeated
     assert ("tool: " in content) is bool(repeated)
@@ -99,7 +99,7 @@ def test_all_recalls_results_of_a_turn_with_signed_reasoning_too() -> None:
 
 
 def test_what_is_still_there_is_not_repeated() -> None:
-    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(weigher(len)))
+    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(counter_of(len)))
     assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
@@ -114,7 +114,7 @@ def test_a_call_that_was_left_out_is_said_again_and_one_that_stays_is_not() -> N
     unit = [{"role": "assistant", "content": None, "tool_calls": [call]}, MESSAGES[2]]
     asked = {"role": "user", "content": "What does plaza.txt say?"}
     conversation = Conversation.of_messages([MESSAGES[0], *unit, MESSAGES[3], asked])
-    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    draft = Draft.untouched(conversation, Reader(counter_of(len)))
     gone = last_of(recall(draft.having({1: DROP, 2: DROP}), 500, "said", RelevanceFactors()))
     assert 'assistant: bash {"command": "cat plaza.txt"}' in gone
     assert "PLZ4711" not in gone
@@ -148,16 +148,16 @@ def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does(told
         messages.append(
             {"role": "assistant", "content": f"Town {number % 7} has the Plaza {number}, code {code}. " * 3}
         )
-    weigh = weigher(lambda text: len(text) // 4)
-    warm, policy = Reader(weigh), TrimPolicy(recall="said")
+    count_tokens = counter_of(lambda text: len(text) // 4)
+    warm, policy = Reader(count_tokens), TrimPolicy(recall="said")
     first = second = None
     recalled = 0
     for end in range(2, len(messages), 2):
         turn = messages[:end]
-        first = fit(Conversation.of_messages(turn, warm), 900, warm, epoch=first, policy=policy).epoch
-        fresh = Reader(weigh)
-        fitted = fit(Conversation.of_messages(turn, fresh), 900, fresh, epoch=second, policy=policy)
-        second = fitted.epoch
+        first = fit(Conversation.of_messages(turn, warm), 900, warm, trim_decision=first, policy=policy).trim_decision
+        fresh = Reader(count_tokens)
+        fitted = fit(Conversation.of_messages(turn, fresh), 900, fresh, trim_decision=second, policy=policy)
+        second = fitted.trim_decision
         assert first == second
         recalled += fitted.fates.actions.get("recall", 0)
     assert recalled
@@ -174,12 +174,12 @@ def test_what_was_said_since_is_the_same_for_a_reader_that_followed_another_bran
     words = ("Well.", "And the Plaza?", "The flight is HAT204.", "Which code?", "Hm.", "And in Denver?")
     other = ("The Plaza is PLZ4711.", "And Denver?", "HAT204 on 2024-05-17.", "Which flight?")
     turns = [words[:2], words[:4], other, words[:2], words, other[:2], words[:4]]
-    weigh, found = weigher(lambda text: len(text) // 4), set[str]()
-    warm = Reader(weigh)
+    count_tokens, found = counter_of(lambda text: len(text) // 4), set[str]()
+    warm = Reader(count_tokens)
     for said in turns:
         kept = {index: lines for index, lines in recalled.items() if index < len(MESSAGES) + len(said) - 1}
         for recalls in (kept, {}):
-            assert turn(warm, *said, recalls=recalls) == turn(Reader(weigh), *said, recalls=recalls)
+            assert turn(warm, *said, recalls=recalls) == turn(Reader(count_tokens), *said, recalls=recalls)
             found.add(turn(warm, *said, recalls=recalls))
     assert len(found) > 3
 
@@ -216,7 +216,7 @@ def left_out(*messages: dict[str, Any], asked: Any, priorities: dict[int, float]
     """The draft of which nothing but "Let us see." and the question is sent."""
     conversation = Conversation.of_messages([*messages, assistant("Let us see."), {"role": "user", "content": asked}])
     conversation = replace(conversation, priorities=priorities or {})
-    draft = Draft.untouched(conversation, Reader(weigher(lambda text: len(text) // 4)))
+    draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4)))
     return draft.having(dict.fromkeys(range(len(messages)), DROP))
 
 
@@ -287,14 +287,14 @@ def test_lines_stand_the_same_whichever_way_a_client_puts_a_text(texts: int) -> 
     *older, last = floors()
     parts = [{"type": "text", "text": last["content"]}, {"type": "text", "text": "Please."}][:texts]
     marked = [*parts[:-1], {**parts[-1], "cache_control": {"type": "ephemeral"}}]
-    reader, policy = Reader(weigher(lambda text: len(text) // 4)), TrimPolicy(recall="said")
+    reader, policy = Reader(counter_of(lambda text: len(text) // 4)), TrimPolicy(recall="said")
     first = fit(Conversation.of_messages([*older, {**last, "content": marked}]), 1000, reader, policy=policy)
     [*_, sent] = first.decoded()
     assert EARLIER in sent["content"][-1]["text"]
     unmarked = {**last, "content": last["content"] if texts == 1 else parts}
     more = [{"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Thanks."}]
     longer = Conversation.of_messages([*older, unmarked, *more])
-    second = fit(longer, 1100, reader, epoch=first.epoch, policy=policy)
+    second = fit(longer, 1100, reader, trim_decision=first.trim_decision, policy=policy)
     again = second.decoded()[len(first.messages) - 1]
     assert text_parts(again["content"]) == text_parts(sent["content"])
     assert isinstance(again["content"], str) == (texts == 1)

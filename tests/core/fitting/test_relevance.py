@@ -8,13 +8,13 @@ import pytest
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.relevance import RelevanceFactors, Scores, terms_kept
 
 
 def draft_of(*pairs: tuple[str, Any]) -> Draft:
     messages = [{"role": role, "content": content} for role, content in pairs]
-    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
 def gain(draft: Draft, index: int, worth: RelevanceFactors | None = None, kept: tuple[str, ...] = ()) -> float:
@@ -79,7 +79,7 @@ def worth_by_line(tools: Any) -> dict[str, float]:
         {"role": "user", "content": "on"},
     ]
     conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
-    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    draft = Draft.untouched(conversation, Reader(counter_of(len)))
     known = draft.known(2)
     scores = Scores(draft, RelevanceFactors(), {2: known})
     blocks = [block.text for block in known.sliced.blocks]
@@ -99,5 +99,5 @@ def test_an_identifier_that_was_used_is_worth_what_its_use_tells() -> None:
     messages = [{"role": "assistant", "content": "card_4421"}, {"role": "user", "content": "on"}]
     plain = Conversation.of_messages(messages)
     asked = replace(plain, tools=(json.dumps(TOOLS).encode(),))
-    first, second = (Draft.untouched(one, Reader(weigher(len))) for one in (plain, asked))
+    first, second = (Draft.untouched(one, Reader(counter_of(len))) for one in (plain, asked))
     assert gain(first, 0) == gain(second, 0)

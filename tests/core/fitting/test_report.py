@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from gateway.core.fitting.trim_decision import TrimDecision
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.reader import Framing, Reader, weigher
+from gateway.core.fitting.reader import Framing, Reader, counter_of
 from gateway.core.fitting.report import Fate, Fates, TrimmedConversation, TrimmedPrefix, rule_of
 
 TEXT = "a line of text that is long enough to be a block of its own\n"
@@ -30,7 +30,7 @@ def test_what_no_strategy_chose_was_a_last_resort_and_has_a_name_too() -> None:
 
 def draft() -> Draft:
     messages = [{"role": role, "content": TEXT * 9} for role in ("user", "assistant", "assistant", "user")]
-    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
 def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
@@ -39,7 +39,7 @@ def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.made) == [0, 1, 3]
     assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
-    weights, now = sent.weights(before.came, Framing()), replace(done, recalls=sent.recalls)
+    weights, now = sent.weights(before.original, Framing()), replace(done, recalls=sent.recalls)
     assert weights.tokens == {index: now.weight(index) for index in sent.made}
     assert weights.saved == before.total() - now.total()
     assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
@@ -52,44 +52,44 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
         {"role": "assistant", "content": "I do, and think of it. " * 20, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "here it is"},
     ]
-    reader = Reader(weigher(len))
+    reader = Reader(counter_of(len))
     for framing in (Framing(), Framing(call=7), Framing(call=7), Framing()):
-        framed = reader.weighing(weigher(len), "", framing)
+        framed = reader.counts(counter_of(len), "", framing)
         now = Draft.untouched(Conversation.of_messages(messages), framed).having({1: ()})
         sent = framed.kept("sent", "of them", partial(TrimmedPrefix.of, now), lambda sent: sent.size_bytes)
-        assert sent.weights(now.came, framing).tokens == {1: now.weight(1)}
-        assert now.came[1] == reader.weights(now.conversation)[1] + framing.call
+        assert sent.weights(now.original, framing).tokens == {1: now.weight(1)}
+        assert now.original[1] == reader.weights(now.conversation)[1] + framing.call
 
 
 def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     before = draft()
     done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
-    epoch = TrimDecision.of("x", done)
+    trim_decision = TrimDecision.of("x", done)
     fitted = TrimmedConversation.having(
         before.conversation,
-        before.came,
+        before.original,
         before.total(),
         sent=sent,
-        weights=sent.weights(before.came, Framing()),
-        epoch=epoch,
+        weights=sent.weights(before.original, Framing()),
+        trim_decision=trim_decision,
         applied=("shorten",),
     )
     assert [fate.rule for fate in fitted.fates] == ["shorten", "drop", "kept", "recall"]
-    assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
-    assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(weigher(len)(fitted.messages))
+    assert fitted.fates[2] == Fate("assistant", before.original[2], before.original[2], "kept")
+    assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(counter_of(len)(fitted.messages))
     assert fitted.fates.actions == {"shorten": 1, "drop": 1, "recall": 1}
-    lost = {fate.rule: fate.tokens_before - fate.tokens_after for fate in fitted.fates}
-    assert fitted.saved_by_rule == {"shorten": lost["shorten"], "drop": lost["drop"]}
+    orphaned = {fate.rule: fate.tokens_before - fate.tokens_after for fate in fitted.fates}
+    assert fitted.saved_by_rule == {"shorten": orphaned["shorten"], "drop": orphaned["drop"]}
     assert len(fitted.keys) == len(fitted.messages) == 3
     assert fitted.keys == Conversation.of(fitted.messages).keys
 
 
 def test_what_fits_has_no_epoch_and_no_actions() -> None:
     before = draft()
-    fitted = TrimmedConversation.untouched(before.conversation, before.came, before.total())
+    fitted = TrimmedConversation.untouched(before.conversation, before.original, before.total())
     assert fitted.messages == before.conversation.messages
-    assert (fitted.changed, fitted.epoch, fitted.fates.actions) == (False, None, {})
+    assert (fitted.changed, fitted.trim_decision, fitted.fates.actions) == (False, None, {})
     assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]
 
 

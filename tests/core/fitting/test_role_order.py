@@ -7,7 +7,7 @@ import pytest
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, SummaryEntry
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.role_order import in_order
 
 LONG = "words of it " * 20
@@ -26,7 +26,7 @@ def draft_of(roles: str, *, takes_turns: bool = True, **fields: Any) -> Draft:
             messages.append({"role": names[letter], "content": LONG, **fields})
     conversation = Conversation.of_messages(messages)
     conversation = Conversation(conversation.messages, conversation.keys, conversation.marked, takes_turns=takes_turns)
-    return Draft.untouched(conversation, Reader(weigher(len)))
+    return Draft.untouched(conversation, Reader(counter_of(len)))
 
 
 def without(draft: Draft, *gone: int) -> Draft:
@@ -77,7 +77,7 @@ def test_in_the_place_of_words_that_may_not_be_changed_there_stands_a_mark_witho
     done = in_order(without(draft_of("ucaucau", content=THOUGHT), 3))
     assert done.decisions == (KEEP,) * 3 + ((),) + (KEEP,) * 5
     assert done.sent().messages[3] == encode({"role": "assistant", "content": "[...]"})
-    assert done.weight(3) < done.came[3] / 10
+    assert done.weight(3) < done.original[3] / 10
     either = in_order(without(draft_of("uaucu", content=THOUGHT), 1, 2, 3, 4))
     assert either.decisions[1:5] == ((), DROP, DROP, DROP), "rather than a call with its result"
 

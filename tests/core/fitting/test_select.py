@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Draft
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.select import condense
 
@@ -27,7 +27,7 @@ def step(number: int, content: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def draft_of(*messages: dict[str, Any]) -> Draft:
-    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
 def sent(draft: Draft) -> list[Any]:
@@ -79,12 +79,14 @@ def test_the_task_stays_at_least_as_a_mark() -> None:
 
 
 def test_a_short_task_stays_whole_although_the_results_say_more_for_their_price() -> None:
-    wishes = "".join(f"Please be sure that it is {word} in the end.\n" for word in ("quick", "small", "safe", "tested"))
+    options = "".join(
+        f"Please be sure that it is {word} in the end.\n" for word in ("quick", "small", "safe", "tested")
+    )
     rows = "".join(f"order W{n}00{n}K of customer C{n}{n}{n}{n} went to Boston{n}.\n" for n in range(1, 60))
-    draft = draft_of({"role": "user", "content": wishes}, *step(1, rows), *step(2, rows[::-1]), USER)
+    draft = draft_of({"role": "user", "content": options}, *step(1, rows), *step(2, rows[::-1]), USER)
     room = 800
     done = condense(draft, draft.weight(len(draft.decisions) - 1) + room, RelevanceFactors())
-    assert len(wishes) < 0.3 * room
+    assert len(options) < 0.3 * room
     assert done.decisions[0] == KEEP
     assert done.total() <= draft.weight(len(draft.decisions) - 1) + room
 

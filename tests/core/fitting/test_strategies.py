@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.strategies import (
     DEFAULT,
     Condense,
@@ -32,7 +32,7 @@ def said(content: Any) -> dict[str, Any]:
 
 
 def draft_of(*messages: dict[str, Any]) -> Draft:
-    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
 def test_every_default_is_a_strategy_with_its_own_name() -> None:
@@ -180,7 +180,7 @@ def test_what_fills_the_room_points_at_nothing_that_is_not_there() -> None:
 def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:
     messages = [USER, said(LINES), said(LINES), LAST]
     conversation = Conversation.of_messages(messages, priorities={0: 3.0, 1: 2.0})
-    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    draft = Draft.untouched(conversation, Reader(counter_of(len)))
     assert Drop().apply(draft, draft.total() - 10).decisions == (KEEP, KEEP, DROP, KEEP)
     assert [d == KEEP for d in Shorten().apply(draft, draft.total() - 10).decisions] == [True, True, False, True]
 
@@ -188,7 +188,7 @@ def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:
 def test_what_is_worth_nothing_goes_first_but_never_the_task_and_does_not_come_back() -> None:
     messages = [USER, said("one"), said("two"), LAST]
     conversation = Conversation.of_messages(messages, priorities={0: 0.0, 1: 0.0})
-    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    draft = Draft.untouched(conversation, Reader(counter_of(len)))
     assert first_to_go(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
     empty = draft.having({1: DROP, 2: DROP})
     assert filled(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
@@ -320,7 +320,7 @@ def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None
 
 def test_a_message_that_matters_less_is_told_in_short_first() -> None:
     conversation = Conversation.of_messages([SHORT, ONE, TWO, THREE, LAST], priorities={2: 0.5})
-    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    draft = Draft.untouched(conversation, Reader(counter_of(len)))
     passage = wanted(draft, summing(), draft.total() - 100)
     assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["two"]
 

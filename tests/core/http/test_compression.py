@@ -48,16 +48,16 @@ def test_a_packed_body_is_unpacked(pack: Callable[[bytes], bytes], data: bytes) 
 
 @packed_every_way
 def test_a_body_that_arrives_byte_by_byte_is_unpacked(pack: Callable[[bytes], bytes]) -> None:
-    packed = pack(TEXT)
-    assert unpack_pieces(packed[i : i + 1] for i in range(len(packed))) == (TEXT, True)
+    compressed = pack(TEXT)
+    assert unpack_pieces(compressed[i : i + 1] for i in range(len(compressed))) == (TEXT, True)
 
 
 @packed_every_way
 def test_a_body_cut_anywhere_is_unpacked(pack: Callable[[bytes], bytes]) -> None:
-    packed, choose = pack(TEXT), random.Random(7)
+    compressed, choose = pack(TEXT), random.Random(7)
     for _ in range(20):
-        cut = choose.randrange(2, len(packed))
-        assert unpack_pieces([packed[:cut], packed[cut:]]) == (TEXT, True)
+        cut = choose.randrange(2, len(compressed))
+        assert unpack_pieces([compressed[:cut], compressed[cut:]]) == (TEXT, True)
 
 
 @packed_every_way
@@ -75,11 +75,11 @@ def test_what_is_larger_than_the_limit_is_refused_and_what_is_as_large_is_not(pa
 
 
 def test_a_bomb_is_cut_at_the_limit_without_being_held_in_memory() -> None:
-    packed = gzip.compress(bytes(64 * 2**20))
+    compressed = gzip.compress(bytes(64 * 2**20))
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):
-            unpack(packed, 2**20)
+            unpack(compressed, 2**20)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -114,10 +114,10 @@ def test_a_gzip_body_of_several_members_is_unpacked_whole() -> None:
 
 
 def test_a_gzip_body_of_several_members_cut_anywhere_is_unpacked_whole() -> None:
-    packed = gzip.compress(b"first ") + gzip.compress(b"") + gzip.compress(b"second")
-    for cut in range(len(packed) + 1):
-        assert unpack_pieces([packed[:cut], packed[cut:]]) == (b"first second", True), cut
-    assert unpack_pieces(packed[i : i + 1] for i in range(len(packed))) == (b"first second", True)
+    compressed = gzip.compress(b"first ") + gzip.compress(b"") + gzip.compress(b"second")
+    for cut in range(len(compressed) + 1):
+        assert unpack_pieces([compressed[:cut], compressed[cut:]]) == (b"first second", True), cut
+    assert unpack_pieces(compressed[i : i + 1] for i in range(len(compressed))) == (b"first second", True)
 
 
 def test_many_members_take_as_long_as_their_bytes() -> None:
@@ -126,10 +126,10 @@ def test_many_members_take_as_long_as_their_bytes() -> None:
 
 
 def test_the_limit_holds_for_all_members_together() -> None:
-    packed = gzip.compress(bytes(600)) * 2
-    assert unpack(packed, 1_200) == bytes(1_200)
+    compressed = gzip.compress(bytes(600)) * 2
+    assert unpack(compressed, 1_200) == bytes(1_200)
     with pytest.raises(TooLarge):
-        unpack(packed, 1_199)
+        unpack(compressed, 1_199)
 
 
 @pytest.mark.parametrize("padding", [b"\x00" * 10, b"trailing"])

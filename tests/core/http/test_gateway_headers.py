@@ -14,7 +14,7 @@ from gateway.server.headers import directives
 def test_none_of_them_is_forwarded() -> None:
     headers = [(name, b"1") for name in OURS]
     sent = request_headers(
-        headers, ProviderAddress("p", "https://p.example"), client_key_headers=frozenset(), unpacked=False
+        headers, ProviderAddress("p", "https://p.example"), client_key_headers=frozenset(), decompressed=False
     )
     assert OURS.isdisjoint(name for name, _ in sent)
 

@@ -33,10 +33,10 @@ ALL = (OPENAI, ANTHROPIC, MISTRAL)
 
 
 def sent(
-    headers: Headers, provider: ProviderAddress = OPEN, *, key: bytes | None = None, unpacked: bool = False
+    headers: Headers, provider: ProviderAddress = OPEN, *, key: bytes | None = None, decompressed: bool = False
 ) -> dict[bytes, bytes]:
     keys = frozenset({key} if key else ())
-    return dict(request_headers(headers, provider, client_key_headers=keys, unpacked=unpacked))
+    return dict(request_headers(headers, provider, client_key_headers=keys, decompressed=decompressed))
 
 
 @pytest.mark.parametrize(("query", "url"), [("", f"{BASE}/models"), ("a=1&b=%20", f"{BASE}/models?a=1&b=%20")])
@@ -85,7 +85,7 @@ def test_any_other_header_passes_unchanged(name: str) -> None:
 
 def test_repeated_headers_keep_their_number_and_order() -> None:
     pairs = [(b"x-a", b"1"), (b"x-b", b"2"), (b"x-a", b"3")]
-    assert request_headers(pairs, OPEN, client_key_headers=frozenset(), unpacked=False) == [*pairs, IDENTITY]
+    assert request_headers(pairs, OPEN, client_key_headers=frozenset(), decompressed=False) == [*pairs, IDENTITY]
 
 
 def test_an_answer_is_asked_for_unpacked_whatever_the_client_takes() -> None:
@@ -95,7 +95,7 @@ def test_an_answer_is_asked_for_unpacked_whatever_the_client_takes() -> None:
 def test_the_content_encoding_is_dropped_only_where_the_body_was_unpacked() -> None:
     pairs = [(b"content-encoding", b"gzip")]
     assert b"content-encoding" in sent(pairs)
-    assert b"content-encoding" not in sent(pairs, unpacked=True)
+    assert b"content-encoding" not in sent(pairs, decompressed=True)
 
 
 def test_a_header_that_connection_names_is_not_forwarded() -> None:
@@ -252,15 +252,15 @@ def test_a_credential_that_is_not_forwarded_needs_no_check(provider: ProviderAdd
 JSON = (b"content-type", b"application/json")
 
 
-def returned(headers: list[tuple[bytes, bytes]], *, unpacked: bool) -> list[tuple[bytes, bytes]]:
+def returned(headers: list[tuple[bytes, bytes]], *, decompressed: bool) -> list[tuple[bytes, bytes]]:
     """What is left of the headers of a JSON answer beside its type."""
-    return [pair for pair in response_headers([*headers, JSON], unpacked=unpacked) if pair != JSON]
+    return [pair for pair in response_headers([*headers, JSON], decompressed=decompressed) if pair != JSON]
 
 
 @pytest.mark.parametrize("content_type", [b"text/html", b"image/svg+xml", b"text/plain", b"", None])
 def test_what_a_browser_may_show_as_a_page_of_ours_runs_no_script(content_type: bytes | None) -> None:
     pairs = [] if content_type is None else [(b"content-type", content_type)]
-    found = response_headers([*pairs, (b"content-security-policy", b"script-src *")], unpacked=False)
+    found = response_headers([*pairs, (b"content-security-policy", b"script-src *")], decompressed=False)
     assert (b"content-security-policy", b"sandbox") in found
 
 
@@ -269,48 +269,48 @@ def test_what_a_browser_may_show_as_a_page_of_ours_runs_no_script(content_type: 
 )
 def test_data_comes_as_it_is(content_type: bytes) -> None:
     pairs = [(b"content-type", content_type)]
-    assert response_headers(pairs, unpacked=False) == pairs
+    assert response_headers(pairs, decompressed=False) == pairs
 
 
 @pytest.mark.parametrize("name", ["strict-transport-security", "clear-site-data", "refresh", "nel", "report-to"])
 def test_a_provider_says_nothing_of_the_gateways_site(name: str) -> None:
-    assert returned([(name.encode(), b"v")], unpacked=False) == []
+    assert returned([(name.encode(), b"v")], decompressed=False) == []
 
 
 def test_a_providers_other_headers_pass() -> None:
     pairs = [(b"x-ratelimit-remaining", b"9"), (b"retry-after", b"1"), (b"openai-version", b"A")]
-    assert returned(pairs, unpacked=False) == pairs
+    assert returned(pairs, decompressed=False) == pairs
 
 
 @pytest.mark.parametrize(
     "name", ["connection", "transfer-encoding", "content-length", "set-cookie", "alt-svc", "keep-alive", "upgrade"]
 )
 def test_what_holds_for_the_providers_connection_only_is_not_returned(name: str) -> None:
-    assert returned([(name.encode(), b"v")], unpacked=False) == []
+    assert returned([(name.encode(), b"v")], decompressed=False) == []
 
 
 def test_a_header_that_the_providers_connection_names_is_not_returned() -> None:
-    assert returned([(b"connection", b"X-Hop"), (b"x-hop", b"1")], unpacked=False) == []
+    assert returned([(b"connection", b"X-Hop"), (b"x-hop", b"1")], decompressed=False) == []
 
 
 def test_the_answers_content_encoding_is_dropped_only_where_it_was_unpacked() -> None:
     pairs = [(b"content-encoding", b"gzip")]
-    assert returned(pairs, unpacked=False) == [(b"content-encoding", b"gzip")]
-    assert returned(pairs, unpacked=True) == []
+    assert returned(pairs, decompressed=False) == [(b"content-encoding", b"gzip")]
+    assert returned(pairs, decompressed=True) == []
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\x00", b"\x1b[31m", b"\x7f"])
 def test_a_value_that_could_break_out_of_its_header_is_not_returned(value: bytes) -> None:
-    assert returned([(b"x-a", value), (b"x-b", b"tab\tis fine")], unpacked=False) == [(b"x-b", b"tab\tis fine")]
+    assert returned([(b"x-a", value), (b"x-b", b"tab\tis fine")], decompressed=False) == [(b"x-b", b"tab\tis fine")]
 
 
 @pytest.mark.parametrize("name", [b"x-request-id", b"request-id"])
 def test_request_id_of_provider_is_returned_unchanged(name: bytes) -> None:
-    assert returned([(name, b"req_1")], unpacked=False) == [(name, b"req_1")]
+    assert returned([(name, b"req_1")], decompressed=False) == [(name, b"req_1")]
 
 
 def test_gateway_request_id_of_another_gateway_is_not_returned() -> None:
-    assert returned([(b"x-gateway-request-id", b"theirs")], unpacked=False) == []
+    assert returned([(b"x-gateway-request-id", b"theirs")], decompressed=False) == []
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_gateway_request_id_of_another_gateway_is_not_returned() -> None:
     ],
 )
 def test_a_provider_cannot_speak_in_the_gateways_name(name: str) -> None:
-    assert returned([(name.encode(), b"1")], unpacked=False) == []
+    assert returned([(name.encode(), b"1")], decompressed=False) == []
 
 
 @pytest.mark.parametrize(

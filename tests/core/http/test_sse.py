@@ -118,12 +118,12 @@ def test_the_data_of_a_region_is_that_of_its_events(region: bytes, data: list[by
 @pytest.mark.parametrize("piece", [b"x" * 100, b"x\r" * 50, b"data: x\r\n" * 10, b"\xff" * 99])
 def test_an_event_without_end_never_holds_more_than_the_limit(piece: bytes) -> None:
     buffer, limit = EventBuffer(1_000), 1_000
-    came, went = bytearray(), bytearray()
+    original, went = bytearray(), bytearray()
     for _ in range(200):
-        came += piece
+        original += piece
         went += buffer.feed(piece)
-        assert len(came) - len(went) <= limit
-    assert bytes(went + buffer.rest()) == bytes(came)
+        assert len(original) - len(went) <= limit
+    assert bytes(went + buffer.rest()) == bytes(original)
 
 
 def test_a_large_event_in_small_pieces_takes_time_linear_in_its_length() -> None:

@@ -20,6 +20,7 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Changes,
     Claim,
     Dimension,
@@ -28,21 +29,20 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Moment,
     Refused,
-    Standing,
     anew,
+    balance_of,
     correct,
-    epochs,
     extend,
     forgotten,
     is_over,
     nano,
     narrowest,
+    periods,
     reserve,
     settle,
-    standing,
 )
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 
@@ -163,18 +163,18 @@ def test_a_limit_is_the_configured_or_the_decided_one_and_what_is_declared_only_
 
 
 def test_a_standing_says_what_is_left_and_what_share_is_used() -> None:
-    one = Standing(S, Limits(100, None, 10), Amount(70, 5, 9), Amount(20))
+    one = Balance(S, Limits(100, None, 10), Amount(70, 5, 9), Amount(20))
     assert [one.left(name) for name in DIMENSIONS] == [10, None, 1]
     assert one.used_fraction == 0.9
-    assert Standing(S, Limits(100), Amount(130), NOTHING).left("tokens") == 0
-    assert Standing(S, NO_LIMITS, Amount(130), NOTHING).used_fraction is None
-    assert Standing(S, Limits(0), NOTHING, NOTHING).used_fraction == 1.0
+    assert Balance(S, Limits(100), Amount(130), NOTHING).left("tokens") == 0
+    assert Balance(S, NO_LIMITS, Amount(130), NOTHING).used_fraction is None
+    assert Balance(S, Limits(0), NOTHING, NOTHING).used_fraction == 1.0
 
 
 def test_the_narrowest_account_has_the_largest_share_used_and_is_no_count_of_requests() -> None:
-    wide, tight = Standing(S, Limits(100), Amount(10), NOTHING), Standing(KEY, Limits(100), Amount(60), NOTHING)
-    rate = Standing(RATE, Limits(calls=10), Amount(calls=9), NOTHING)
-    free = Standing(AccountKey("session", "alice", "free"), NO_LIMITS, Amount(10**6), NOTHING)
+    wide, tight = Balance(S, Limits(100), Amount(10), NOTHING), Balance(KEY, Limits(100), Amount(60), NOTHING)
+    rate = Balance(RATE, Limits(calls=10), Amount(calls=9), NOTHING)
+    free = Balance(AccountKey("session", "alice", "free"), NO_LIMITS, Amount(10**6), NOTHING)
     assert narrowest([wide, rate, tight, free]) == tight
     assert narrowest([rate, free]) is None
     assert narrowest([]) is None
@@ -183,11 +183,11 @@ def test_the_narrowest_account_has_the_largest_share_used_and_is_no_count_of_req
 def test_a_window_is_over_for_what_was_used_and_not_for_what_is_held() -> None:
     claim = Claim(KEY, Limits(100, window_s=60))
     account = Account(Amount(40), Amount(20), NOW)
-    assert standing(account, claim, later(59)) == Standing(KEY, claim.configured, Amount(40), Amount(20), 1)
-    assert standing(account, claim, later(60)) == Standing(KEY, claim.configured, NOTHING, Amount(20), 60)
-    assert standing(Account(Amount(40)), claim, NOW) == Standing(KEY, claim.configured, Amount(40), NOTHING, 60)
+    assert balance_of(account, claim, later(59)) == Balance(KEY, claim.configured, Amount(40), Amount(20), 1)
+    assert balance_of(account, claim, later(60)) == Balance(KEY, claim.configured, NOTHING, Amount(20), 60)
+    assert balance_of(Account(Amount(40)), claim, NOW) == Balance(KEY, claim.configured, Amount(40), NOTHING, 60)
     [(_, changes)] = [granted(reserve({KEY: account}, hold(claim, fixed=Amount(5)), later(90)))]
-    assert changes[KEY] == Account(NOTHING, Amount(25), later(90), epoch=1)
+    assert changes[KEY] == Account(NOTHING, Amount(25), later(90), period=1)
 
 
 # --- holds --------------------------------------------------------------------------------------------------------------
@@ -197,9 +197,9 @@ def test_a_hold_is_taken_on_every_account_or_on_none() -> None:
     claims = [Claim(S, Limits(100)), Claim(KEY, Limits(50))]
     outcome, changes = granted(reserve({}, hold(*claims, fixed=Amount(50, 7, 1)), NOW))
     assert changes == {key: Account(held=Amount(50, 7, 1)) for key in (S, KEY)}
-    assert [one.held for one in outcome.standings] == [Amount(50, 7, 1)] * 2
+    assert [one.held for one in outcome.balances] == [Amount(50, 7, 1)] * 2
     refusal = reserve({}, hold(*claims, fixed=Amount(51)), NOW)
-    assert refusal == Refused(Standing(KEY, Limits(50), NOTHING, NOTHING), "tokens", 51, is_busy=False)
+    assert refusal == Refused(Balance(KEY, Limits(50), NOTHING, NOTHING), "tokens", 51, is_busy=False)
 
 
 def test_a_refusal_is_busy_where_calls_under_way_hold_what_it_lacks() -> None:
@@ -225,8 +225,8 @@ def test_a_request_counts_when_it_is_made_and_nothing_else_touches_that_count() 
     outcome, more = extend(accounts, asked, 5, NOW)
     assert (outcome.units, more[RATE], more[S].held.tokens) == (5, accounts[RATE], 20)
     assert RATE not in settle(accounts, [S, RATE], Amount(15, 10, 1), Amount(3))
-    assert RATE not in correct(accounts, [S, RATE], Amount(15), Amount(3), epochs(accounts, [S]))
-    assert RATE not in epochs(accounts, [S, RATE])
+    assert RATE not in correct(accounts, [S, RATE], Amount(15), Amount(3), periods(accounts, [S]))
+    assert RATE not in periods(accounts, [S, RATE])
 
 
 def test_a_hold_is_extended_by_what_every_account_has_left() -> None:
@@ -242,7 +242,7 @@ def test_a_hold_is_extended_by_what_every_account_has_left() -> None:
 
 
 def test_what_was_spent_takes_the_place_of_what_was_held() -> None:
-    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, epoch=3)
+    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, period=3)
     assert settle({S: account}, [S], Amount(20), Amount(30, 4)) == {
         S: replace(account, used=Amount(31, 4), held=Amount(30))
     }
@@ -262,17 +262,17 @@ def in_next_window(account: Account) -> Account:
 def test_what_was_assumed_is_taken_back_where_it_is_still_counted_and_nowhere_else(
     begun: Callable[[Account], Account],
 ) -> None:
-    lost = settle({S: EMPTY, KEY: EMPTY}, [S, KEY], NOTHING, Amount(10))
-    charged = epochs(lost, [S, KEY])
-    accounts = settle(lost | {S: begun(lost[S])}, [S, KEY], NOTHING, Amount(20))
+    orphaned = settle({S: EMPTY, KEY: EMPTY}, [S, KEY], NOTHING, Amount(10))
+    charged = periods(orphaned, [S, KEY])
+    accounts = settle(orphaned | {S: begun(orphaned[S])}, [S, KEY], NOTHING, Amount(20))
     found = correct(accounts, [S, KEY, PARENT], Amount(10), Amount(3), charged)
     assert [found[key].used for key in (S, KEY, PARENT)] == [Amount(23), Amount(23), Amount(3)]
 
 
 def test_what_calls_under_way_hold_outlives_what_was_used_and_decided() -> None:
-    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, epoch=3)
-    assert anew(account) == replace(account, used=NOTHING, epoch=4)
-    assert forgotten(account) == Account(held=Amount(50), epoch=4)
+    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, period=3)
+    assert anew(account) == replace(account, used=NOTHING, period=4)
+    assert forgotten(account) == Account(held=Amount(50), period=4)
 
 
 # --- lost calls ---------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_what_calls_under_way_hold_outlives_what_was_used_and_decided() -> None:
 
 def record(charge: Charge | None) -> CallRecord:
     return CallRecord(
-        "h", "h", SessionKey("alice", "s"), False, 0.0, "chat", "chat", "openai", "m", None, True, 0, LOST, None,
+        "h", "h", SessionKey("alice", "s"), False, 0.0, "chat", "chat", "openai", "m", None, True, 0, ORPHANED, None,
         None, (), charge, 0.0, None, 0.0, 0, 0, accounts=(S,), spent=Amount(7, 1_000, 1),
     )  # fmt: skip
 
@@ -297,13 +297,13 @@ def test_a_lost_call_is_charged_for_its_input_and_what_was_delivered(
     cost: Decimal | None, unit: Decimal | None, expected_cost: Decimal | None, expected_spent: Amount
 ) -> None:
     opened = OpenHold(hold(), record(Charge(Usage.of(7, 0), "estimated", cost)), noted=42, unit_usd=unit)
-    lost = opened.as_lost()
-    assert lost.charge == Charge(Usage.of(7, 42), "estimated", expected_cost)
-    assert (lost.spent, lost.outcome) == (expected_spent, LOST)
+    orphaned = opened.as_orphaned()
+    assert orphaned.charge == Charge(Usage.of(7, 42), "estimated", expected_cost)
+    assert (orphaned.spent, orphaned.outcome) == (expected_spent, ORPHANED)
 
 
 def test_a_lost_call_that_nothing_is_known_of_is_not_charged() -> None:
-    assert OpenHold(hold(), record(None), noted=42).as_lost() == record(None)
+    assert OpenHold(hold(), record(None), noted=42).as_orphaned() == record(None)
 
 
 def test_totals_without_a_call_are_those_before_it_and_never_below_zero() -> None:
@@ -343,29 +343,29 @@ def test_law_a_hold_is_granted_only_while_used_and_held_and_asked_stay_within_ev
     # What would be more than can be counted is taken for the most that can, so the last units of it are one.
     assume(not asked.most or MOST not in asked.amount(asked.most))
     outcome = reserve(before, asked, now)
-    stands = {one.key: standing(before.get(one.key, EMPTY), one, now) for one in asked.claims}
+    balance = {one.key: balance_of(before.get(one.key, EMPTY), one, now) for one in asked.claims}
     needed = asked.amount(asked.least)
 
     def room(key: AccountKey, amount: Amount) -> bool:
-        one = stands[key]
+        one = balance[key]
         return all(
             one.limits.of(name) is None or not asked_for or used + held + asked_for <= (one.limits.of(name) or 0)
             for name, used, held, asked_for in zip(DIMENSIONS, one.used, one.held, amount, strict=True)
         )
 
     if isinstance(outcome, Refused):
-        assert outcome.standing == stands[outcome.standing.key]
-        assert not room(outcome.standing.key, needed)
+        assert outcome.balance_of == balance[outcome.balance_of.key]
+        assert not room(outcome.balance_of.key, needed)
         assert outcome.needed == needed[DIMENSIONS.index(outcome.dimension)]
         return
     answer, changes = outcome
     assert asked.least <= answer.units <= asked.most
-    assert all(room(key, asked.amount(answer.units)) for key in stands)
+    assert all(room(key, asked.amount(answer.units)) for key in balance)
     if answer.units < asked.most:
-        assert not all(room(key, asked.amount(answer.units + 1)) for key in stands)
-    assert set(changes) == set(stands)
-    for one, after in zip(asked.claims, answer.standings, strict=True):
-        assert after == standing(changes[one.key], one, now)
+        assert not all(room(key, asked.amount(answer.units + 1)) for key in balance)
+    assert set(changes) == set(balance)
+    for one, after in zip(asked.claims, answer.balances, strict=True):
+        assert after == balance_of(changes[one.key], one, now)
 
 
 @law
@@ -377,7 +377,7 @@ def test_law_an_extension_stays_within_every_limit_that_was_kept_until_then(
     assert 0 <= answer.units <= units
     more = NOTHING.plus(asked.unit, answer.units)
     for one in asked.claims:
-        was, now_is = standing(before.get(one.key, EMPTY), one, now), standing(changes[one.key], one, now)
+        was, now_is = balance_of(before.get(one.key, EMPTY), one, now), balance_of(changes[one.key], one, now)
         assert now_is.used == was.used
         if one.key.kind != "rate":
             assert now_is.held == was.held.plus(more)

@@ -14,12 +14,12 @@ from gateway.core.ledger.arithmetic import (
     Account,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Granted,
     Limits,
     Moment,
     Refused,
-    Standing,
     reserve,
 )
 from gateway.core.ledger.charging import (
@@ -52,9 +52,9 @@ POLICY = BudgetPolicy(session=Limits(tokens=1_000))
 NOW = Moment(1_000.0, 50.0)
 
 
-def stands(limits: Limits | None = None, used: int = 0, held: int = 0, **fields: Any) -> Standing:
+def balance(limits: Limits | None = None, used: int = 0, held: int = 0, **fields: Any) -> Balance:
     amounts = Amount(used, used, used), Amount(held, held, held)
-    return Standing(SESSION.account, limits or Limits(tokens=1_000), *amounts, **fields)
+    return Balance(SESSION.account, limits or Limits(tokens=1_000), *amounts, **fields)
 
 
 def claim(limits: Limits | None = None) -> Claim:
@@ -128,8 +128,8 @@ def test_where_a_call_may_go_to_several_models_each_side_is_held_at_the_dearest(
 # --- what is held ---------------------------------------------------------------------------------------------------------
 
 
-def hold(need: CallNeed, standings: tuple[Standing, ...] = (), *, clamp: bool = True) -> Any:
-    return hold_for("h", (claim(),), standings or (stands(),), need, clamp=clamp)
+def hold(need: CallNeed, balances: tuple[Balance, ...] = (), *, clamp: bool = True) -> Any:
+    return hold_for("h", (claim(),), balances or (balance(),), need, clamp=clamp)
 
 
 def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
@@ -137,7 +137,7 @@ def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
     assert made.fixed == Amount(100, 100_000_000, 1)
     assert made.unit == Amount(3, 6_000_000)
     assert (made.least, made.most) == (16, 50)
-    assert hold(CallNeed(0, output=9_000, can_grow=True), (stands(Limits(tokens=10**6)),)).most == 9_000, (
+    assert hold(CallNeed(0, output=9_000, can_grow=True), (balance(Limits(tokens=10**6)),)).most == 9_000, (
         "of a stream too"
     )
 
@@ -154,7 +154,7 @@ def test_a_short_answer_is_held_whole() -> None:
 def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
     assert hold(CallNeed(100, output=32_000, least_output=1_025)).least == 1_025
     assert hold(CallNeed(100, output=900, least_output=1_025)).least == 900
-    assert hold(CallNeed(100, output=400, least_output=50), (stands(held=5),)).least == 100
+    assert hold(CallNeed(100, output=400, least_output=50), (balance(held=5),)).least == 100
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
     ],
 )
 def test_while_others_hold_an_answer_is_not_cut_to_a_stump(output: int, held: Amount, limit: int, least: int) -> None:
-    accounts = (stands(Limits()), Standing(SESSION.account, Limits(tokens=limit), Amount(), held))
+    accounts = (balance(Limits()), Balance(SESSION.account, Limits(tokens=limit), Amount(), held))
     assert hold(CallNeed(100, output=output), accounts).least == least
 
 
@@ -183,16 +183,16 @@ def test_what_has_no_answer_of_tokens_holds_its_input_only() -> None:
 
 
 def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
-    rich = (stands(Limits(tokens=100_000)),)
+    rich = (balance(Limits(tokens=100_000)),)
     assert hold(CallNeed(0), rich).most == DEFAULT_OUTPUT
     assert hold(CallNeed(0, model_output=8_000), rich).most == 8_000
-    assert hold(CallNeed(0), (stands(Limits(tokens=40_001)),)).most == 10_000
-    assert hold(CallNeed(0), (stands(Limits(tokens=6_000)),)).most == 4_096
-    assert hold(CallNeed(0), (*rich, stands(Limits(tokens=40_001)))).most == 10_000, "of the least that is left"
+    assert hold(CallNeed(0), (balance(Limits(tokens=40_001)),)).most == 10_000
+    assert hold(CallNeed(0), (balance(Limits(tokens=6_000)),)).most == 4_096
+    assert hold(CallNeed(0), (*rich, balance(Limits(tokens=40_001)))).most == 10_000, "of the least that is left"
     assert hold(CallNeed(0, can_grow=True), rich).most == STREAM_STEP
     assert hold(CallNeed(0, can_grow=True, model_output=300), rich).most == 300
     assert hold(CallNeed(0, room=700), rich).most == 700
-    assert hold(CallNeed(0, model_output=20_000, room=700), (stands(Limits(tokens=60_000)),)).most == 700
+    assert hold(CallNeed(0, model_output=20_000, room=700), (balance(Limits(tokens=60_000)),)).most == 700
     assert hold(CallNeed(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
     assert hold(CallNeed(0, output=900, room=700), rich).most == 900, "it is the call's own"
 
@@ -204,7 +204,7 @@ def test_a_window_leaves_what_is_not_taken_of_it_or_nothing_that_helps() -> None
 
 def granted(need: CallNeed, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
     account = claim(limits)
-    made = hold_for("h", (account,), (stands(limits, used),), need, clamp=True)
+    made = hold_for("h", (account,), (balance(limits, used),), need, clamp=True)
     outcome = reserve({SESSION.account: Account(used=Amount(used))}, made, NOW)
     assert not isinstance(outcome, Refused)
     return made, outcome[0]
@@ -263,7 +263,7 @@ def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(
     left: int, others: int, need: CallNeed
 ) -> None:
     limits = Limits(tokens=left + others)
-    made = hold_for("h", (claim(limits),), (stands(limits, held=others),), need, clamp=True)
+    made = hold_for("h", (claim(limits),), (balance(limits, held=others),), need, clamp=True)
     outcome = reserve({SESSION.account: Account(held=Amount(others))}, made, NOW)
     if isinstance(outcome, Refused):
         return
@@ -276,29 +276,29 @@ def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(
 
 
 def test_the_input_leaves_room_for_an_answer() -> None:
-    assert affordable_input([stands()], None, None) == 750
-    assert affordable_input([stands()], 100, None) == 900
-    assert affordable_input([stands(used=990)], 100, None) == 8
-    assert affordable_input([stands(used=2_000)], 100, None) == 1
-    assert affordable_input([stands(Limits(calls=5))], 100, None) is None
-    assert affordable_input([stands(), stands(used=500)], 100, None) == 400, "of all budgets"
+    assert affordable_input([balance()], None, None) == 750
+    assert affordable_input([balance()], 100, None) == 900
+    assert affordable_input([balance(used=990)], 100, None) == 8
+    assert affordable_input([balance(used=2_000)], 100, None) == 1
+    assert affordable_input([balance(Limits(calls=5))], 100, None) is None
+    assert affordable_input([balance(), balance(used=500)], 100, None) == 400, "of all budgets"
 
 
 def test_the_input_costs_no_more_than_is_left() -> None:
-    dollar = stands(Limits(nano_usd=10**9))
+    dollar = balance(Limits(nano_usd=10**9))
     assert affordable_input([dollar], 100, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 900
     assert affordable_input([dollar], None, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 750
-    assert affordable_input([stands(), dollar], 100, TokenRate(Decimal("0.01"), Decimal("0.001"))) == 90
-    assert affordable_input([stands()], 100, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 900
+    assert affordable_input([balance(), dollar], 100, TokenRate(Decimal("0.01"), Decimal("0.001"))) == 90
+    assert affordable_input([balance()], 100, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 900
     assert affordable_input([dollar], 100, None) is None
     assert affordable_input([dollar], 100, TokenRate(Decimal(0), Decimal(0))) is None
 
 
 def test_what_remains_is_that_of_the_narrowest_and_holds_are_not_spent() -> None:
-    assert remaining_fraction([stands(used=100, held=800), stands(Limits(tokens=200), used=150)]) == 0.25
-    assert remaining_fraction([stands(used=5_000)]) == 0
+    assert remaining_fraction([balance(used=100, held=800), balance(Limits(tokens=200), used=150)]) == 0.25
+    assert remaining_fraction([balance(used=5_000)]) == 0
     assert remaining_fraction([]) == 1
-    assert budgets_in([stands(Limits(calls=1))])
-    rate = Standing(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
+    assert budgets_in([balance(Limits(calls=1))])
+    rate = Balance(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
     assert not budgets_in([rate]), "the count of requests is no budget"
-    assert not bounds_answers([stands(Limits(calls=1))])
+    assert not bounds_answers([balance(Limits(calls=1))])

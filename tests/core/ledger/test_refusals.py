@@ -14,11 +14,11 @@ from gateway.core.ledger.arithmetic import (
     NOTHING,
     AccountKey,
     Amount,
+    Balance,
     Claim,
     Dimension,
     Limits,
     Refused,
-    Standing,
 )
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.refusals import allowance, dimension_json, refusal
@@ -28,9 +28,9 @@ SESSION = SessionKey("alice", "s")
 POLICY = BudgetPolicy(session=Limits(tokens=1_000))
 
 
-def stands(limits: Limits | None = None, used: int = 0, held: int = 0, **fields: Any) -> Standing:
+def balance(limits: Limits | None = None, used: int = 0, held: int = 0, **fields: Any) -> Balance:
     amounts = Amount(used, used, used), Amount(held, held, held)
-    return Standing(SESSION.account, limits or Limits(tokens=1_000), *amounts, **fields)
+    return Balance(SESSION.account, limits or Limits(tokens=1_000), *amounts, **fields)
 
 
 def claim() -> Claim:
@@ -41,7 +41,7 @@ def claim() -> Claim:
 
 
 def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
-    fault = refusal(Refused(stands(used=1_200), "tokens", 9, is_busy=False), claim(), POLICY, 0)
+    fault = refusal(Refused(balance(used=1_200), "tokens", 9, is_busy=False), claim(), POLICY, 0)
     assert isinstance(fault, BudgetExhausted)
     assert fault.status == 400
     assert fault.message == (
@@ -55,7 +55,7 @@ def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
 
 
 def test_a_call_that_needs_more_than_is_left_is_told_how_much_and_a_budget_that_is_enough_for_it() -> None:
-    fault = refusal(Refused(stands(used=100), "tokens", 2_000, is_busy=False), claim(), POLICY, 0)
+    fault = refusal(Refused(balance(used=100), "tokens", 2_000, is_busy=False), claim(), POLICY, 0)
     assert fault.message == (
         'Session "s" has used 100 of its 1,000 tokens, and this call needs 2,000. '
         "Raise it with: gateway sessions budget alice/s 4100, or start a new session."
@@ -71,8 +71,8 @@ def test_a_call_that_needs_more_than_is_left_is_told_how_much_and_a_budget_that_
 def test_the_remedy_is_what_a_shell_and_the_command_take(session: str, name: Dimension, option: list[str]) -> None:
     key = AccountKey("session", OPEN_NAMESPACE, session)
     limits = Limits(*(10**9 if one == name else None for one in DIMENSIONS))
-    standing = Standing(key, limits, Amount(10**9, 10**9, 10**9), NOTHING, None)
-    fault = refusal(Refused(standing, name, 1, is_busy=False), Claim(key, limits), POLICY, 0)
+    balance_of = Balance(key, limits, Amount(10**9, 10**9, 10**9), NOTHING, None)
+    fault = refusal(Refused(balance_of, name, 1, is_busy=False), Claim(key, limits), POLICY, 0)
     command = fault.message.partition("Raise it with: ")[2].partition(", or start")[0]
     said = subprocess.run(["/bin/sh", "-c", f"printf '%s\n' {command}"], capture_output=True, check=True, text=True)
     words = said.stdout.splitlines()
@@ -90,19 +90,19 @@ def test_the_remedy_is_what_a_shell_and_the_command_take(session: str, name: Dim
 )
 def test_the_remedy_names_no_more_than_a_budget_may_be(name: Dimension, most: str) -> None:
     limits = Limits(*(2**53 if one == name else None for one in DIMENSIONS))
-    standing = Standing(SESSION.account, limits, Amount(2**53, 2**53, 2**53), NOTHING, None)
-    fault = refusal(Refused(standing, name, 1, is_busy=False), Claim(SESSION.account, limits), POLICY, 0)
+    balance_of = Balance(SESSION.account, limits, Amount(2**53, 2**53, 2**53), NOTHING, None)
+    fault = refusal(Refused(balance_of, name, 1, is_busy=False), Claim(SESSION.account, limits), POLICY, 0)
     assert f" {most}, or start" in fault.message
 
 
 def test_the_status_of_a_refusal_is_as_configured_for_this_one_only() -> None:
     strict = BudgetPolicy(exhausted_status=402)
-    assert refusal(Refused(stands(), "tokens", 9, is_busy=False), claim(), strict, 0).status == 402
+    assert refusal(Refused(balance(), "tokens", 9, is_busy=False), claim(), strict, 0).status == 402
     assert BudgetExhausted.status == 400
 
 
 def test_a_budget_that_refills_says_when() -> None:
-    minutes = stands(Limits(tokens=10, window_s=3_600), used=10, resets_s=600.0)
+    minutes = balance(Limits(tokens=10, window_s=3_600), used=10, resets_s=600.0)
     fault = refusal(Refused(minutes, "tokens", 9, is_busy=False), claim(), POLICY, 1_795_000_000)
     assert "It refills in 10 min." in fault.message
     for now in (1_795_000_000, 1_795_000_000.75):
@@ -117,12 +117,12 @@ def test_a_budget_that_refills_says_when() -> None:
     ],
 )
 def test_times_are_said_in_a_unit_that_people_use(seconds: float, said: str) -> None:
-    refills = stands(used=1_000, resets_s=seconds)
+    refills = balance(used=1_000, resets_s=seconds)
     assert f"in {said}." in refusal(Refused(refills, "tokens", 1, is_busy=False), claim(), POLICY, 0).message
 
 
 def test_money_is_said_in_dollars() -> None:
-    broke = stands(Limits(nano_usd=10**9), used=10**9)
+    broke = balance(Limits(nano_usd=10**9), used=10**9)
     fault = refusal(Refused(broke, "nano_usd", 5_000, is_busy=False), claim(), POLICY, 0)
     assert 'Session "s" has used 1.000000 USD of its 1.000000 USD.' in fault.message
     assert "--usd 2," in fault.message
@@ -133,31 +133,31 @@ def test_money_is_said_in_dollars() -> None:
     ("limit", "asked"), [(1, "0.000000002"), (20_000, "0.00004"), (10**9 // 2, "1"), (1_234_567_891, "2.469135782")]
 )
 def test_the_remedy_says_money_in_plain_decimals_of_which_none_is_lost(limit: int, asked: str) -> None:
-    broke = stands(Limits(nano_usd=limit), used=limit)
+    broke = balance(Limits(nano_usd=limit), used=limit)
     fault = refusal(Refused(broke, "nano_usd", 0, is_busy=False), claim(), POLICY, 0)
     assert f"--usd {asked}, or start" in fault.message
 
 
 def test_what_is_held_by_others_is_busy() -> None:
-    fault = refusal(Refused(stands(held=995), "tokens", 9, is_busy=True), claim(), POLICY, 0)
+    fault = refusal(Refused(balance(held=995), "tokens", 9, is_busy=True), claim(), POLICY, 0)
     assert isinstance(fault, BudgetBusy)
     assert "calls under way hold 995: this one needs 9" in fault.message
 
 
 def test_a_declared_budget_is_raised_where_it_is_declared() -> None:
     declared = Claim(SESSION.account, Limits(tokens=9_000), Limits(tokens=1_000))
-    fault = refusal(Refused(stands(used=1_000), "tokens", 9, is_busy=False), declared, POLICY, 0)
+    fault = refusal(Refused(balance(used=1_000), "tokens", 9, is_busy=False), declared, POLICY, 0)
     assert "declares this budget in x-session-budget-tokens" in fault.message
 
 
 def test_a_client_key_is_told_where_its_budget_is_set() -> None:
-    key = Standing(AccountKey("key", "alice"), Limits(calls=1), Amount(0, 0, 1), Amount())
+    key = Balance(AccountKey("key", "alice"), Limits(calls=1), Amount(0, 0, 1), Amount())
     fault = refusal(Refused(key, "calls", 1, is_busy=False), Claim(key.key, Limits(calls=1)), POLICY, 0)
     assert fault.message.startswith('The client key "alice" has used 1 of its 1 calls. Raise its budget where')
 
 
 def test_a_client_key_that_asks_too_often_is_told_when_to_come_back() -> None:
-    rate = Standing(AccountKey("rate", "alice"), Limits(calls=2, window_s=60), Amount(calls=2), Amount(), 12.3)
+    rate = Balance(AccountKey("rate", "alice"), Limits(calls=2, window_s=60), Amount(calls=2), Amount(), 12.3)
     fault = refusal(Refused(rate, "calls", 1, is_busy=False), Claim(rate.key, rate.limits), POLICY, 0)
     assert isinstance(fault, RateLimited)
     assert (fault.retry_after, "Wait 13 s" in fault.message) == (13, True)
@@ -169,18 +169,18 @@ def test_a_client_key_that_asks_too_often_is_told_when_to_come_back() -> None:
 
 
 def test_the_account_with_least_left_is_the_one_that_is_told_of() -> None:
-    top = Standing(AccountKey("key", "a"), Limits(tokens=500, nano_usd=10**9), Amount(450), Amount(20))
-    told = allowance([stands(used=100), top], 0.8)
+    top = Balance(AccountKey("key", "a"), Limits(tokens=500, nano_usd=10**9), Amount(450), Amount(20))
+    told = allowance([balance(used=100), top], 0.8)
     assert told is not None
     assert (told.limit_tokens, told.left_tokens, told.limit_usd, told.left_usd) == (500, 30, "1.000000", "1.000000")
     assert told.warning == 0.9
 
 
 def test_below_the_mark_nobody_is_warned_and_without_limits_nothing_is_told() -> None:
-    told = allowance([stands(used=799)], 0.8)
+    told = allowance([balance(used=799)], 0.8)
     assert told is not None
     assert told.warning is None
-    assert (allowance([stands(used=800)], 0.8) or told).warning == 0.8
+    assert (allowance([balance(used=800)], 0.8) or told).warning == 0.8
     assert told.limit_usd is None
-    rate = Standing(AccountKey("rate", "a"), Limits(calls=1), Amount(calls=1), Amount())
-    assert allowance([rate, stands(Limits())], 0.8) is None
+    rate = Balance(AccountKey("rate", "a"), Limits(calls=1), Amount(calls=1), Amount())
+    assert allowance([rate, balance(Limits())], 0.8) is None

@@ -297,9 +297,9 @@ def held(wire: Wire, raw: bytes) -> list[Json]:
 @given(st.data())
 @settings(max_examples=120, deadline=None)
 def test_law_what_is_sent_is_valid_what_stays_stays_and_the_rest_is_kept_whole(wire: Wire, data: st.DataObject) -> None:
-    came = data.draw(st.lists(PARTS[wire], min_size=1, max_size=5))
+    received = data.draw(st.lists(PARTS[wire], min_size=1, max_size=5))
     mode = data.draw(st.sampled_from(CHANGING))
-    elements = request(wire, came)
+    elements = request(wire, received)
     view = view_of(wire, elements)
     one = show(view.messages[-1], mode, handle)
     if one is None:
@@ -309,12 +309,12 @@ def test_law_what_is_sent_is_valid_what_stays_stays_and_the_rest_is_kept_whole(w
     assert new_faults(wire, elements, sent) == []
     after = held(wire, sent[-1])
     name = "input_text" if wire == "responses" else "text"
-    assert after != came
+    assert after != received
     if one.form == "table":
         assert (one.content, one.handle) == (None, None)
-        assert [part["type"] for part in after] == [part["type"] for part in came]
-        assert [part.get("cache_control") for part in after] == [part.get("cache_control") for part in came]
-        assert all(a == b for a, b in zip(after, came, strict=True) if "image" in a["type"] or "file" in a["type"])
+        assert [part["type"] for part in after] == [part["type"] for part in received]
+        assert [part.get("cache_control") for part in after] == [part.get("cache_control") for part in received]
+        assert all(a == b for a, b in zip(after, received, strict=True) if "image" in a["type"] or "file" in a["type"])
         return
     [short] = [part for part in after if part["type"] == name and points(part.get("text", ""))]
     rest = [part for part in after if part is not short]
@@ -323,14 +323,14 @@ def test_law_what_is_sent_is_valid_what_stays_stays_and_the_rest_is_kept_whole(w
         gone = [{**part, "type": name} if part.get("type") == "text" else part for part in json.loads(kept)]
     except (ValueError, TypeError, AttributeError):
         gone = []
-    is_parts = bool(gone) and all(part in came for part in gone)
-    left = [part for part in came if part not in gone] if is_parts else [p for p in came if not is_plain(p)]
+    is_parts = bool(gone) and all(part in received for part in gone)
+    left = [part for part in received if part not in gone] if is_parts else [p for p in received if not is_plain(p)]
     if not is_parts:
-        assert kept == "".join(part["text"] for part in came if is_plain(part))
+        assert kept == "".join(part["text"] for part in received if is_plain(part))
     assert rest == left, "what is not behind the handle stands where it stood, and each is in one place"
     assert f"/api/results/{handle(kept)}]" in short["text"]
     assert len(short["text"]) < len(kept)
-    order = [place for place, part in enumerate(came) if part.get("cache_control")]
+    order = [place for place, part in enumerate(received) if part.get("cache_control")]
     assert len([part for part in after if part.get("cache_control")]) <= len(order)
     again = view_of(wire, sent)
     assert show(again.messages[-1], mode, handle) is None, "it is not shown shorter once more"

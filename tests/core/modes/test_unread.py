@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.message import Hashed, encode
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.deadline import DeadlinePassed
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.modes import ResponseMode, show_blocks
 from gateway.core.modes.unread import (
     ModeTry,
@@ -23,7 +23,7 @@ from gateway.core.modes.unread import (
 )
 from gateway.core.views import view_of
 
-READER = Reader(weigher(HeuristicCounter().count))
+READER = Reader(counter_of(HeuristicCounter().count))
 TASK = {"role": "user", "content": "Where is the fee of an invoice rounded?"}
 BODY = "def round_fee(invoice):\n    cents = invoice.fee * 100\n    return round(cents) if cents else 0\n"
 FILLER = [f"def column_{n}(table):\n    found = table.row({n})\n    return found.value_{n}\n" for n in range(60)]
@@ -159,7 +159,7 @@ def test_the_same_question_has_the_same_extract() -> None:
 def test_choosing_ends_when_time_is_up() -> None:
     raws = [encode(message) for message in (TASK, asks("a"), result("a", TEXT * 50))]
     with pytest.raises(DeadlinePassed):
-        chosen_blocks(raws, [2], 500, Reader(weigher(len)), lambda: True)
+        chosen_blocks(raws, [2], 500, Reader(counter_of(len)), lambda: True)
 
 
 def test_rows_count_as_their_table() -> None:

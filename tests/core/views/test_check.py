@@ -117,31 +117,31 @@ def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
     mixed = {"role": "user", "content": [*TELLS["content"], reminder]}
     alone = {"role": "user", "content": [reminder]}
-    came = (USER, thinks, mixed, USES, TELLS)
-    assert faults("messages", USER, alone, USES, TELLS, before=came) == [NONE_SINCE]
-    assert faults("messages", *came, before=(USER, SAID, *came)) == []
+    original = (USER, thinks, mixed, USES, TELLS)
+    assert faults("messages", USER, alone, USES, TELLS, before=original) == [NONE_SINCE]
+    assert faults("messages", *original, before=(USER, SAID, *original)) == []
     again = (USER, thinks, mixed, thinks, TELLS, USES, TELLS)
     assert faults("messages", USER, thinks, mixed, USES, TELLS, before=again) == [NO_THOUGHT]
 
 
 def test_thinking_that_is_lost_is_missed() -> None:
     missing = [NO_THOUGHT, NONE_SINCE]
-    came = (USER, SAID, USER, THINKS, USES, TELLS, USES, TELLS)
-    assert faults("messages", USER, SAID, USER, USES, TELLS, before=came) == missing
-    assert faults("messages", USER, SAID, USER, SAID, THINKS, before=came) == missing
-    assert faults("messages", USER, THINKS, USES, TELLS, before=came) == []
+    original = (USER, SAID, USER, THINKS, USES, TELLS, USES, TELLS)
+    assert faults("messages", USER, SAID, USER, USES, TELLS, before=original) == missing
+    assert faults("messages", USER, SAID, USER, SAID, THINKS, before=original) == missing
+    assert faults("messages", USER, THINKS, USES, TELLS, before=original) == []
     assert faults("messages", USER, THINKS, USER, SAID, before=(USER, THINKS, USER, SAID, SAID)) == []
     assert faults("messages", USER, USES, TELLS, before=(USER, SAID, USES, TELLS)) == [], "nobody thinks"
 
 
 def test_words_before_the_thinking_of_a_turn_are_found() -> None:
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
-    came = (USER, thinks, TELLS, thinks, TELLS)
-    assert faults("messages", USER, thinks, TELLS, SAID, thinks, TELLS, before=came) == [
+    original = (USER, thinks, TELLS, thinks, TELLS)
+    assert faults("messages", USER, thinks, TELLS, SAID, thinks, TELLS, before=original) == [
         "words before the thinking of a turn"
     ]
-    assert faults("messages", USER, thinks, TELLS, USER, thinks, TELLS, before=came) == []
-    assert faults("messages", USER, SAID, thinks, TELLS, USER, thinks, TELLS, before=came) == [], "an earlier turn"
+    assert faults("messages", USER, thinks, TELLS, USER, thinks, TELLS, before=original) == []
+    assert faults("messages", USER, SAID, thinks, TELLS, USER, thinks, TELLS, before=original) == [], "an earlier turn"
 
 
 def test_what_was_wrong_before_is_not_held_against_it() -> None:

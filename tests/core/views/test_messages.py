@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation.message import IGNORED, encode, plain, sketch
+from gateway.core.conversation.message import IGNORED, encode, outline_of, plain
 from gateway.core.conversation.units import Conversation
 from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
@@ -107,8 +107,8 @@ def test_an_odd_reference_loads_nothing(odd: Any) -> None:
 
 def test_thinking_seals_its_message() -> None:
     raws = view(TASK, CALLS, ANSWERS).messages
-    assert sketch(raws[1]).sealed
-    assert not sketch(raws[3]).sealed
+    assert outline_of(raws[1]).sealed
+    assert not outline_of(raws[3]).sealed
 
 
 def test_cache_marks_are_seen_where_they_stand() -> None:
@@ -242,8 +242,8 @@ def test_what_code_reads_is_never_rewritten() -> None:
         for rest in ([], [serves("s"), TASK]):
             found = view(TASK, *loop, told(0), *rest)
             results = [raw for raw in found.messages if json.loads(raw)["role"] == "tool"]
-            assert [sketch(raw).sealed for raw in results] == [True]
-    assert not sketch(view(TASK, asks("s", use(0)), told(0), serves("s"), TASK).messages[2]).sealed
+            assert [outline_of(raw).sealed for raw in results] == [True]
+    assert not outline_of(view(TASK, asks("s", use(0)), told(0), serves("s"), TASK).messages[2]).sealed
     rows = json.dumps([{"id": number, "name": "a row"} for number in range(50)])
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c0", "content": rows}]}
     for call, is_shown in ((called(0, "s"), False), (use(0), True)):
@@ -304,7 +304,7 @@ def test_what_a_server_answers_in_an_unreadable_message_is_held() -> None:
 )
 def test_what_nobody_knows_is_left_alone(raw: bytes) -> None:
     found = view_of("messages", [encode(TASK), raw])
-    assert not sketch(found.messages[1]).is_known
+    assert not outline_of(found.messages[1]).is_known
     assert found.restored({}).raws == (encode(TASK), raw)
 
 
@@ -391,10 +391,10 @@ def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
     another = view(TASK, thinking(0), told(0), TASK, using(1), told(1), using(2), told(2))
     assert json.loads(another.restored({4: short, 5: None}, {4}).raws[4])["role"] == "user"
     words = {"type": "text", "text": "And be quick."}
-    beside = view(TASK, thinking(0), told(0, words), using(1), told(1), using(2), told(2))
-    sent = beside.restored({4: short, 5: None}, {4}).raws
+    overhead = view(TASK, thinking(0), told(0, words), using(1), told(1), using(2), told(2))
+    sent = overhead.restored({4: short, 5: None}, {4}).raws
     assert json.loads(sent[3])["role"] == "assistant"
-    assert new_faults("messages", beside.elements, sent) == []
+    assert new_faults("messages", overhead.elements, sent) == []
 
 
 def test_a_summary_before_thinking_is_told_by_the_user() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation.message import encode, sketch
+from gateway.core.conversation.message import encode, outline_of
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.views import new_faults, view_of
@@ -94,7 +94,7 @@ def test_reasoning_and_what_came_of_it_stand_together() -> None:
     }
     found = view(TASK, thought("1"), said, call("a"), output("a"), thought("2"), said, NEXT)
     assert found.places == ((0,), (1, 2, 3), (4,), (5, 6), (7,))
-    assert [sketch(raw).sealed for raw in found.messages] == [False, True, False, True, False]
+    assert [outline_of(raw).sealed for raw in found.messages] == [False, True, False, True, False]
     assert restored(found, {1: None, 2: None}) == [TASK, thought("2"), said, NEXT]
 
 
@@ -135,14 +135,14 @@ def test_a_result_whose_call_the_provider_keeps_is_held() -> None:
 )
 def test_what_nobody_knows_is_left_alone_and_held(item: Json) -> None:
     found = view(TASK, item, NEXT)
-    assert not sketch(found.messages[1]).is_known
+    assert not outline_of(found.messages[1]).is_known
     assert found.held == {1}
 
 
 def test_what_cannot_be_written_anew_is_left_alone() -> None:
     odd = b'{"role":"user","content":[{"type":"input_text","text":"x"}],"role":"user"}'
     found = view_of("responses", [odd, encode(NEXT)])
-    assert not sketch(found.messages[0]).is_known
+    assert not outline_of(found.messages[0]).is_known
     assert found.restored({}).raws == (odd, encode(NEXT))
 
 
@@ -162,7 +162,7 @@ def test_changed_texts_have_the_names_of_this_api() -> None:
 def test_annotated_text_is_not_changed() -> None:
     note = {"type": "url_citation", "start_index": 0, "end_index": 4, "url": "https://example.com", "title": "x"}
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "long", "annotations": [note]}]}
-    assert sketch(view(TASK, said, NEXT).messages[1]).sealed
+    assert outline_of(view(TASK, said, NEXT).messages[1]).sealed
 
 
 def test_calls_stand_with_what_was_said_directly_before_them() -> None:
@@ -216,12 +216,12 @@ def test_a_call_of_a_program_that_the_provider_keeps_holds_no_words() -> None:
 
 @pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
 def test_arguments_that_were_cut_stand_in_their_call(kind: str) -> None:
-    name, came, cut = (
+    name, original, cut = (
         ("arguments", '{"n": 1.10, "t": "long"}', '{"n":1.10,"t":"[...]"}')
         if kind == "function_call"
         else ("input", "long", "[...]")
     )
-    called = {"type": kind, "call_id": "a", "name": "f", name: came, "id": "fc_1"}
+    called = {"type": kind, "call_id": "a", "name": "f", name: original, "id": "fc_1"}
     same = {**called, "call_id": "b"}
     answers = [{"type": f"{kind}_output", "call_id": one, "output": "done"} for one in "ab"]
     said = {"role": "assistant", "content": "I look."}
@@ -235,7 +235,7 @@ def test_arguments_that_were_cut_stand_in_their_call(kind: str) -> None:
 def test_calls_that_have_a_form_of_their_own_are_not_cut(kind: str) -> None:
     called = {"type": kind, "call_id": "a", "operation": {"type": "update_file", "diff": "long"}}
     found = view(TASK, called, {"type": f"{kind}_output", "call_id": "a", "output": "done"}, NEXT)
-    assert sketch(found.messages[1]).sealed
+    assert outline_of(found.messages[1]).sealed
 
 
 @pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])
@@ -244,7 +244,7 @@ def test_what_a_model_did_by_itself_stands_with_its_words(kind: str) -> None:
     said = {"role": "assistant", "content": "It is so."}
     found = view(TASK, deed, said, NEXT)
     assert found.places == ((0,), (1, 2), (3,))
-    assert sketch(found.messages[1]).sealed
+    assert outline_of(found.messages[1]).sealed
 
 
 def test_what_a_call_is_to_do_is_told_with_its_numbers_as_they_came() -> None:
@@ -260,9 +260,9 @@ def test_other_calls_of_the_client_have_results_too(kind: str) -> None:
     result = kind.removesuffix("_call") + "_output" if kind == "tool_search_call" else f"{kind}_output"
     called = {"type": kind, "call_id": "a", "action": {"type": "exec"}}
     found = view(TASK, called, {"type": result, "call_id": "a", "output": {"image_url": "data:,"}}, NEXT)
-    assert sketch(found.messages[1]).calls == ("a",)
-    assert sketch(found.messages[2]).answers == "a"
-    assert sketch(found.messages[2]).sealed
+    assert outline_of(found.messages[1]).calls == ("a",)
+    assert outline_of(found.messages[2]).answers == "a"
+    assert outline_of(found.messages[2]).sealed
 
 
 def test_a_summary_is_told_by_the_assistant() -> None:
@@ -310,7 +310,7 @@ def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
     found = view(TASK, call("a"), output("a"), first, NEXT, last, call("b"), output("b"), NEXT)
     assert found.held == {5}
     assert found.stale == {0, 1, 2, 3, 4}
-    assert all(sketch(found.messages[index]).sealed for index in (3, 5))
+    assert all(outline_of(found.messages[index]).sealed for index in (3, 5))
     assert view(TASK, call("a"), last, output("a"), NEXT).stale == {0}, "a call and its result are one"
     assert view(TASK, NEXT).stale == frozenset()
 
@@ -318,7 +318,7 @@ def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
 def test_what_must_stay_json_is_not_changed() -> None:
     called = {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}}
     found = view(TASK, called, {"type": "local_shell_call_output", "call_id": "a", "output": '{"stdout":"x"}'}, NEXT)
-    assert sketch(found.messages[2]).sealed
+    assert outline_of(found.messages[2]).sealed
 
 
 def test_the_output_of_a_local_shell_may_be_named_by_an_id_alone() -> None:
@@ -327,8 +327,8 @@ def test_the_output_of_a_local_shell_may_be_named_by_an_id_alone() -> None:
         output = {"type": "local_shell_call_output", "id": name, "output": "{}"}
         found = view(TASK, called, output, NEXT)
         assert found.held == frozenset()
-        assert sketch(found.messages[1]).calls == ("a",)
-        assert sketch(found.messages[2]).answers == "a"
+        assert outline_of(found.messages[1]).calls == ("a",)
+        assert outline_of(found.messages[2]).answers == "a"
         assert restored(found, {1: None, 2: None}) == [TASK, NEXT]
     other = {"type": "local_shell_call_output", "id": "b", "output": "{}"}
     assert held(TASK, called, other, NEXT) == {2}
@@ -341,7 +341,7 @@ def test_calls_that_came_of_one_reasoning_stand_together_between_their_results()
     found = view(TASK, *loop, thought("2"), call("c"), output("c"), NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5,), (6, 7), (8,), (9,))
     assert found.following == {3}, "it stays or goes with the one before"
-    assert [sketch(raw).sealed for raw in found.messages[1:5]] == [True, False, True, False]
+    assert [outline_of(raw).sealed for raw in found.messages[1:5]] == [True, False, True, False]
     assert restored(found, {2: {"role": "tool", "tool_call_id": "a", "content": "[...]"}})[3] == output("a", "[...]")
     longer = view(TASK, *loop, call("c"), output("c"))
     assert longer.following == {3, 5}
@@ -414,8 +414,8 @@ def test_a_program_stands_or_goes_with_its_calls_and_what_it_came_to() -> None:
 def test_what_a_program_reads_is_never_rewritten() -> None:
     for made, told in ((coded(call("a")), output("a")), (call("a"), coded(output("a")))):
         found = view(TASK, PROGRAM, made, told, NEXT)
-        assert [sketch(raw).sealed for raw in found.messages] == [False, True, True, False]
-    assert not sketch(view(TASK, PROGRAM, call("a"), output("a"), NEXT).messages[2]).sealed
+        assert [outline_of(raw).sealed for raw in found.messages] == [False, True, True, False]
+    assert not outline_of(view(TASK, PROGRAM, call("a"), output("a"), NEXT).messages[2]).sealed
 
 
 def test_what_a_program_does_that_the_provider_keeps_is_held() -> None:
@@ -423,7 +423,7 @@ def test_what_a_program_does_that_the_provider_keeps_is_held() -> None:
     assert held(TASK, RAN, NEXT) == {1}
     unknown = view(TASK, coded(output("a")), NEXT)
     assert unknown.held == {1}
-    assert sketch(unknown.messages[1]).sealed
+    assert outline_of(unknown.messages[1]).sealed
 
 
 def test_a_run_of_one_reasoning_goes_first_where_a_compaction_stands_for_all_of_it() -> None:

@@ -15,12 +15,12 @@ from gateway.core.conversation.message import Hashed, decode, encode, keys_of, p
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
-from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.fitting.trim_decisions import fit
 from gateway.core.views import View, new_faults, view_of
 from gateway.core.views.view import loaders
 
@@ -47,7 +47,7 @@ WORDS = [
     "of",
     "and",
 ]
-WEIGH = weigher(lambda text: len(text) // 4 + 1)
+WEIGH = counter_of(lambda text: len(text) // 4 + 1)
 POLICIES = [
     TrimPolicy(),
     TrimPolicy(recall="said"),
@@ -402,15 +402,15 @@ def test_a_summary_among_items_that_have_phases_has_one_too(made: list[Step], se
     check_items(elements, found.restored(changes, {gone.start}).raws)
 
 
-def check_items(came: Sequence[bytes], sent: Sequence[bytes]) -> None:
+def check_items(original: Sequence[bytes], sent: Sequence[bytes]) -> None:
     """What clients of the Responses API must send back, and the provider reads."""
-    before, after = ([json.loads(raw) for raw in raws] for raws in (came, sent))
+    before, after = ([json.loads(raw) for raw in raws] for raws in (original, sent))
     phases = [item.get("phase") for item in before if item.get("role") == "assistant"]
     if phases and all(phases):
         assert all(item.get("phase") for item in after if item.get("role") == "assistant")
     known = {item["id"]: (item.get("phase"), marks(item)) for item in before if "id" in item and "role" in item}
     assert all((item.get("phase"), marks(item)) == known[item["id"]] for item in after if item.get("id") in known)
-    sealed = [raw for raw, item in zip(came, before, strict=True) if item.get("type") == "compaction"]
+    sealed = [raw for raw, item in zip(original, before, strict=True) if item.get("type") == "compaction"]
     kept = [raw for raw, item in zip(sent, after, strict=True) if item.get("type") == "compaction"]
     assert set(kept) <= set(sealed)
     assert kept[-1:] == sealed[-1:]
@@ -568,7 +568,7 @@ def test_a_type_or_a_role_that_is_no_name_is_read_as_nothing_known(wire: Wire, o
         assert new_faults(wire, raws, raws) == []
 
 
-def thinking_run(result: str, *beside: Json) -> list[bytes]:
+def thinking_run(result: str, *overhead: Json) -> list[bytes]:
     """A run of Claude's that thought once, and in which a reminder may stand beside the first result."""
     thought = {"type": "thinking", "thinking": "First the test.", "signature": "c2ln"}
     uses = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in "abc"]
@@ -580,7 +580,7 @@ def thinking_run(result: str, *beside: Json) -> list[bytes]:
         {"role": "user", "content": "Fix the parser."},
         {"role": "assistant", "content": [thought, uses[0]]},
     ]
-    elements.append({"role": "user", "content": [results[0], *beside]})
+    elements.append({"role": "user", "content": [results[0], *overhead]})
     for use, told in zip(uses[1:], results[1:], strict=True):
         elements += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
     return [encode(element) for element in elements]
@@ -590,9 +590,9 @@ LONG = "\n".join(f"row {number}: y = lex(char_{number})" for number in range(60)
 REMINDER: Json = {"type": "text", "text": "<system-reminder>Keep your list up to date.</system-reminder>"}
 
 
-@pytest.mark.parametrize("beside", [(), (REMINDER,)])
-def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_stays(beside: tuple[Json, ...]) -> None:
-    elements = thinking_run("\n".join(f"line {number}: x = parse(token_{number})" for number in range(300)), *beside)
+@pytest.mark.parametrize("overhead", [(), (REMINDER,)])
+def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_stays(overhead: tuple[Json, ...]) -> None:
+    elements = thinking_run("\n".join(f"line {number}: x = parse(token_{number})" for number in range(300)), *overhead)
     view = view_of("messages", elements)
     done = fitted(view, 0.5, TrimPolicy())
     assert done is not None

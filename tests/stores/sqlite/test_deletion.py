@@ -14,7 +14,7 @@ import pytest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST
+from gateway.core.record import ORPHANED
 from gateway.stores.sqlite import SqliteStore, deletion
 from gateway.stores.sums import SUMS
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query, write
@@ -218,7 +218,7 @@ async def test_a_long_session_keeps_its_state_until_the_last_of_it_goes(path: Pa
     async with opened(path) as store:
         fill(path, {"long": 1_700})
         key = SessionKey("alice", "long")
-        await store.update(key, lambda state: state.with_epoch({"prefix": "p"}))
+        await store.update(key, lambda state: state.with_trim_decision({"prefix": "p"}))
         task = asyncio.create_task(store.delete(key))
         while not task.done():
             await asyncio.sleep(0)
@@ -411,7 +411,7 @@ async def test_the_calls_of_a_deleted_session_are_remembered_by_their_ids_for_as
     path: Path, record: MakeRecord
 ) -> None:
     async with opened(path) as store:
-        for outcome in ("ok", LOST):
+        for outcome in ("ok", ORPHANED):
             await store.settle(record(at=1_000.0, outcome=outcome, charge=CHARGE))
         assert await store.delete(KEY)
         assert await store.expire(500.0) == 0

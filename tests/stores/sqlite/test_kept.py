@@ -43,7 +43,7 @@ async def tools_of(store: SqliteStore) -> ToolUse:
 
 async def test_an_answer_that_calls_tools_writes_them_and_the_steps_in_one_row(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
-        await store.update(KEY, lambda state: state.with_epoch(EPOCH))
+        await store.update(KEY, lambda state: state.with_trim_decision(EPOCH))
         await settle(store, record(tools=("read",), charge=CHARGE))
         statements = list[str]()
         store._hot.set_trace_callback(statements.append)
@@ -70,7 +70,7 @@ async def test_a_call_that_was_written_before_goes_no_step_further(path: Path, r
 async def test_one_part_of_a_state_changes_without_the_other(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store, opened(path) as other:
         await store.update(KEY, one_further)
-        await other.update(KEY, lambda state: state.with_epoch(EPOCH))
+        await other.update(KEY, lambda state: state.with_trim_decision(EPOCH))
         await store.update(KEY, lambda state: state.with_parent("boss"))
         await other.settle(record(tools=("read",), charge=CHARGE))
         expected = SessionState({"p1": EPOCH}, parent="boss", steps={"default": StepState("work", 1, ("read",))})
@@ -91,7 +91,7 @@ async def test_steps_stay_where_totals_and_tools_begin_anew(path: Path, record: 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"default":7}', b"[" * 100_000, "text", 7])
 async def test_damaged_steps_are_none_and_the_rest_stays(path: Path, value: object) -> None:
     async with opened(path) as store:
-        await store.update(KEY, lambda state: one_further(state).with_epoch(EPOCH))
+        await store.update(KEY, lambda state: one_further(state).with_trim_decision(EPOCH))
         write(path, "UPDATE tools SET steps = ?", value)
         assert await state_of(store) == SessionState({"p1": EPOCH})
         assert (await store.update(KEY, one_further)).steps["default"].index == 1
@@ -132,7 +132,7 @@ async def test_steps_that_change_while_old_ones_are_looked_for_stay(path: Path, 
 
 async def test_steps_that_a_call_under_way_entered_outlive_its_expired_session(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
-        await store.update(KEY, lambda state: state.with_epoch(EPOCH).with_parent("boss"))
+        await store.update(KEY, lambda state: state.with_trim_decision(EPOCH).with_parent("boss"))
         await store.settle(record(at=1_000.0, tools=("read",), charge=CHARGE))
         await store.update(KEY, one_further)
         write(path, "UPDATE states SET changed_at = 1000.0")
@@ -180,8 +180,8 @@ async def test_steps_of_format_8_are_moved_and_what_nobody_can_read_is_left(path
         made.executescript(script)
     steps = b'"steps":{"default":{"active":"work","index":1,"recent":["read","write"],"is_set":false}}'
     values = {
-        "s": b'{"epochs":{"p1":{"v":1,"prefix":"p1","decisions":[1],"recalls":{}}},' + steps + b"}",
-        "none": b'{"epochs":{},"steps":{}}', "odd": b"{", "deep": b"[" * 100_000, "list": b"[]", "text": "x",
+        "s": b'{"trim_decisions":{"p1":{"v":1,"prefix":"p1","decisions":[1],"recalls":{}}},' + steps + b"}",
+        "none": b'{"trim_decisions":{},"steps":{}}', "odd": b"{", "deep": b"[" * 100_000, "list": b"[]", "text": "x",
     }  # fmt: skip
     made.executemany("INSERT INTO states VALUES ('alice', ?, 1000.0, ?)", values.items())
     made.execute("INSERT INTO tools VALUES ('alice', 's', ?)", (b'{"recent":["read"],"calls":{"read":4}}',))

@@ -23,8 +23,8 @@ from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
 
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1], "recalls": {}}
 STATE = SessionState({"p1": EPOCH})
-DEEP = b'{"epochs":{"p":{"prefix":' + b"[" * 100_000
-DAMAGED = [b"", b"{", b"\xff\xfe", b"[]", b'{"epochs":[]}', b'{"epochs":{"p":3}}', DEEP, "text", 7, 1.5]
+DEEP = b'{"trim_decisions":{"p":{"prefix":' + b"[" * 100_000
+DAMAGED = [b"", b"{", b"\xff\xfe", b"[]", b'{"trim_decisions":[]}', b'{"trim_decisions":{"p":3}}', DEEP, "text", 7, 1.5]
 
 
 def test_the_columns_are_the_totals_in_their_order() -> None:
@@ -39,7 +39,7 @@ async def test_a_damaged_state_is_none_and_gives_way_to_the_next(path: Path, rec
         await store.settle(record(charge=CHARGE, context=ContextRecord(9, 9, "exact", None, 9, 0, "k", 9)))
         write(path, "UPDATE states SET value = ?", value)
         assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("k", 1))
-        assert await store.update(KEY, lambda state: state.with_epoch(EPOCH)) == STATE
+        assert await store.update(KEY, lambda state: state.with_trim_decision(EPOCH)) == STATE
         assert (await store.remembered(KEY)).state == STATE
 
 
@@ -75,7 +75,7 @@ async def test_a_last_turn_that_an_older_version_wrote_has_no_frames(path: Path,
 async def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known(path: Path) -> None:
     async with opened(path) as store:
         await store.update(KEY, lambda _: STATE)
-        write(path, "UPDATE states SET value = ?", b'{"new":[1],"epochs":{"p1":{"v":2,"prefix":"p1"}}}')
+        write(path, "UPDATE states SET value = ?", b'{"new":[1],"trim_decisions":{"p1":{"v":2,"prefix":"p1"}}}')
         assert (await store.remembered(KEY)).state == SessionState({"p1": {"v": 2, "prefix": "p1"}})
 
 
@@ -92,7 +92,7 @@ async def test_a_state_that_another_worker_changed_or_deleted_is_not_answered_fr
         await mine.update(KEY, lambda _: STATE)
         assert (await mine.remembered(KEY)).state == STATE
         second = {**EPOCH, "prefix": "p2"}
-        await other.update(KEY, lambda state: state.with_epoch(second, instead_of="p1"))
+        await other.update(KEY, lambda state: state.with_trim_decision(second, instead_of="p1"))
         assert (await mine.remembered(KEY)).state == SessionState({"p2": second})
         await other.delete(KEY)
         assert await mine.remembered(KEY) == Remembered()
@@ -108,8 +108,8 @@ async def test_a_hold_is_found_by_its_whole_id(path: Path, record: MakeRecord) -
         write(path, "UPDATE holds SET id = 'of a call with the same key'")
         assert await store.extend(mine.call_id, 1) is None
         await store.settle(mine)
-        (stands,) = await store.standings(claims)
-        assert (stands.used, stands.held) == (Amount(1), Amount(7))
+        (balance,) = await store.balances(claims)
+        assert (balance.used, balance.held) == (Amount(1), Amount(7))
     assert query(path, "SELECT id FROM holds") == [("of a call with the same key",)]
 
 

@@ -18,7 +18,7 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import LOST, ContextRecord
+from gateway.core.record import ORPHANED, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import SORTS, OpenHold
 from gateway.core.tools import ToolUse
@@ -264,12 +264,12 @@ async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Pat
     key, newest = SessionKey("alice", "s"), path.with_name("newest.db")
     real = record("s", charge=CHARGE, accounts=(key.account,), spent=Amount(7))
     async with opened(newest) as store:
-        await store.settle(replace(real, outcome=LOST, spent=Amount(50)))
+        await store.settle(replace(real, outcome=ORPHANED, spent=Amount(50)))
     write_format(4, path, newest)
     async with opened(path) as store:
         assert (await store.settle(real)).calls == 1
-        (stands,) = await store.standings([Claim(key.account)])
-        assert stands.used == Amount(7)
+        (balance,) = await store.balances([Claim(key.account)])
+        assert balance.used == Amount(7)
 
 
 async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
@@ -312,23 +312,23 @@ async def test_calls_and_open_holds_of_an_older_format_are_kept(path: Path, reco
     key, newest = SessionKey("alice", "s"), path.with_name("newest.db")
     claims = (Claim(key.account, Limits(tokens=100)),)
     done, real = (record("s", request_id=name, charge=CHARGE, accounts=(key.account,)) for name in ("r1", "r2"))
-    lost = replace(real, outcome=LOST, spent=Amount(50))
+    orphaned = replace(real, outcome=ORPHANED, spent=Amount(50))
     held = OpenHold(Hold("h" * 24, claims, Amount(7)), replace(done, call_id="h" * 24))
     async with opened(newest) as store:
-        for one in (done, lost):
+        for one in (done, orphaned):
             await store.settle(one)
         await store.reserve(held, 180.0)
     write_format(version, path, newest)
     async with opened(path) as store:
-        assert list(await store.calls(key, 9)) == [lost, done]
-        assert [await store.call("alice", name) for name in ("r1", "r2")] == [done, lost]
-        (stands,) = await store.standings(claims)
-        assert (stands.used, stands.held) == (Amount(50), Amount(7))
+        assert list(await store.calls(key, 9)) == [orphaned, done]
+        assert [await store.call("alice", name) for name in ("r1", "r2")] == [done, orphaned]
+        (balance,) = await store.balances(claims)
+        assert (balance.used, balance.held) == (Amount(50), Amount(7))
         assert (await store.settle(done)).calls == 2, "it is known, and so is the other"
         await store.settle(real)
-        await store.settle(replace(held.lost, charge=CHARGE, spent=Amount(1)))
-        (stands,) = await store.standings(claims)
-        assert (stands.used, stands.held) == (Amount(1), Amount())
+        await store.settle(replace(held.orphaned, charge=CHARGE, spent=Amount(1)))
+        (balance,) = await store.balances(claims)
+        assert (balance.used, balance.held) == (Amount(1), Amount())
     shape = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     assert query(path, shape) == query(newest, shape)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
@@ -338,19 +338,19 @@ async def test_calls_of_format_13_are_kept_and_found_by_their_answers_from_then_
     path: Path, record: MakeRecord
 ) -> None:
     newest = path.with_name("newest.db")
-    old, lost = record("s", charge=CHARGE), record("s", charge=CHARGE, outcome=LOST)
+    old, orphaned = record("s", charge=CHARGE), record("s", charge=CHARGE, outcome=ORPHANED)
     async with opened(newest) as store:
-        for one in (old, lost):
+        for one in (old, orphaned):
             await store.settle(one)
     write_format(13, path, newest)
     new = record("s", charge=CHARGE, answer="new")
     async with opened(path) as store:
         await store.settle(new)
-        await store.settle(corrected := replace(lost, outcome="ok", answer="late"))
+        await store.settle(corrected := replace(orphaned, outcome="ok", answer="late"))
         assert await store.answered("alice", "new") == new
         assert await store.answered("alice", "late") == corrected
         assert {one.call_id for one in await store.calls(SessionKey("alice", "s"), 9)} == {
-            one.call_id for one in (old, lost, new)
+            one.call_id for one in (old, orphaned, new)
         }
     shape = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     assert query(path, shape) == query(newest, shape)
@@ -363,9 +363,9 @@ async def test_the_calls_settled_last_of_format_9_stay_in_their_order_and_their_
     old, late, early, gone = (record(name, at=at, charge=CHARGE) for name, at in [
         ("s", 9_000.0), ("s", 3_000.0), (None, 2_000.0), ("gone", 4_000.0),
     ])  # fmt: skip
-    lost = record("s", at=5_000.0, outcome=LOST, charge=CHARGE)
+    orphaned = record("s", at=5_000.0, outcome=ORPHANED, charge=CHARGE)
     async with opened(newest) as store:
-        for one in (old, lost, late, early, gone):
+        for one in (old, orphaned, late, early, gone):
             await store.settle(one)
     write_format(9, path, newest)
     for statement in (
@@ -377,12 +377,12 @@ async def test_the_calls_settled_last_of_format_9_stay_in_their_order_and_their_
     async with opened(path) as store:
         assert (await store.latest(None, 9)).cursor == 75
         found = await store.latest(71, 9)
-        assert [one.call for one in found.settled] == [lost, late, early]
+        assert [one.call for one in found.settled] == [orphaned, late, early]
         assert [one.totals and one.totals.calls for one in found.settled] == [2, 3, None]
         assert found.missed == 0
         assert (await store.latest(0, 1)).settled == found.settled[:1], "nobody noted when the oldest was settled"
-        assert await store.calls(SessionKey("alice", "s"), 9) == [old, lost, late]
-        right, newer = replace(lost, outcome="ok"), record("s", at=1.0)
+        assert await store.calls(SessionKey("alice", "s"), 9) == [old, orphaned, late]
+        right, newer = replace(orphaned, outcome="ok"), record("s", at=1.0)
         for one in (right, newer):
             await store.settle(one)
         again = await store.latest(75, 9)

@@ -107,7 +107,7 @@ def one_more(known: bytes | None) -> bytes:
 
 
 def counts(state: SessionState) -> SessionState:
-    number = state.epochs["n"]["number"] if state.epochs else 0
+    number = state.trim_decisions["n"]["number"] if state.trim_decisions else 0
     return SessionState({"n": {"prefix": "n", "number": number + 1}})
 
 
@@ -135,12 +135,12 @@ async def test_a_change_that_waited_is_made_on_what_another_process_wrote_meanwh
             waiting = [asyncio.create_task(work_on(store, verb)) for verb in ("update", "learn", "update")]
             await the_loop_runs_on()
             assert not any(task.done() for task in waiting)
-            other.execute("UPDATE states SET value = ?", (b'{"epochs":{"n":{"prefix":"n","number":70}}}',))
+            other.execute("UPDATE states SET value = ?", (b'{"trim_decisions":{"n":{"prefix":"n","number":70}}}',))
             other.execute("UPDATE lessons SET value = ?", (b"y",))
             other.execute("COMMIT")
         results = await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
         assert results[1] == {"k": b"yx"}
-        assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 72
+        assert (await store.remembered(KEY)).state.trim_decisions["n"]["number"] == 72
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ def test_workers_are_added_up_whichever_is_asked(tmp_path: Path) -> None:
 CHILD = """
 import json, sys
 from pathlib import Path
-from gateway.telemetry.metrics.slots import Slots
-slots = Slots(Path(sys.argv[1]), {"running"})
+from gateway.telemetry.metrics.slots import MetricSlots
+slots = MetricSlots(Path(sys.argv[1]), {"running"})
 slots.values[slots.slot("calls_total", "calls_total")] += 1
 slots.values[slots.slot("running", "running")] = 5
 print(json.dumps(slots.worker), flush=True)

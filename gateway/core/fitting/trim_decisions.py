@@ -23,7 +23,6 @@ from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
 from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult
-from gateway.core.fitting.epoch import DecisionDetails, TrimDecision
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader
@@ -31,6 +30,7 @@ from gateway.core.fitting.recall import recall
 from gateway.core.fitting.report import RenderedTokens, TrimmedConversation, TrimmedPrefix
 from gateway.core.fitting.role_order import in_order
 from gateway.core.fitting.summary import Use
+from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision
 from gateway.core.fitting.validate import problems
 
 #: most that last words may take to be kept whole
@@ -47,7 +47,7 @@ def fit(
     limit: int,
     reader: Reader,
     *,
-    epoch: TrimDecision | None = None,
+    trim_decision: TrimDecision | None = None,
     policy: TrimPolicy | None = None,
     salt: str = "",
     expired: Callable[[], bool] = never,
@@ -62,7 +62,7 @@ def fit(
         conversation: the messages; read through the same reader, or it is slow.
         limit: tokens of all messages.
         reader: weighs them.
-        epoch: what an earlier turn of the same conversation gave; one of another conversation is not used.
+        trim_decision: what an earlier turn of the same conversation gave; one of another conversation is not used.
         policy: how to choose.
         salt: what it was when the epoch was made (see `Conversation.prefix`).
         expired: asked every few milliseconds of choosing; when it says so, whole units are left out instead of parts.
@@ -75,54 +75,70 @@ def fit(
     """
     summaries = summaries or {}
     policy = (policy or TrimPolicy()).given(use, summaries, limit)
-    came = reader.weights(conversation)
+    original = reader.weights(conversation)
     if policy.keeps_decisions:
-        draft = Draft.untouched(conversation, reader, came=came, watch=Deadline(expired))
-        resumed = _going_on(draft, epoch, limit, policy=policy, salt=salt, summaries=summaries)
+        draft = Draft.untouched(conversation, reader, original=original, watch=Deadline(expired))
+        resumed = _going_on(draft, trim_decision, limit, policy=policy, salt=salt, summaries=summaries)
         if resumed is not None:
             return resumed
-    if sum(came) <= limit:
-        return TrimmedConversation.untouched(conversation, came, sum(came))
+    if sum(original) <= limit:
+        return TrimmedConversation.untouched(conversation, original, sum(original))
     attempt = partial(
-        _fitted, limit, reader, came, epoch=epoch, policy=policy, salt=salt, expired=expired, summaries=summaries
+        _fitted,
+        limit,
+        reader,
+        original,
+        trim_decision=trim_decision,
+        policy=policy,
+        salt=salt,
+        expired=expired,
+        summaries=summaries,
     )
-    newest = _with_newest(conversation, came, limit)
-    needed = _with_needed(newest, came, limit)
-    for wish in [newest] if needed is newest else [needed, newest]:
-        if wish is not conversation:
+    newest = _with_newest(conversation, original, limit)
+    needed = _with_needed(newest, original, limit)
+    for option in [newest] if needed is newest else [needed, newest]:
+        if option is not conversation:
             with suppress(ContextOverflow):
-                return attempt(wish)
+                return attempt(option)
     return attempt(conversation)
 
 
 def _going_on(
-    draft: Draft, epoch: TrimDecision | None, limit: int, *, policy: TrimPolicy, salt: str, summaries: Mapping[str, str]
+    draft: Draft,
+    trim_decision: TrimDecision | None,
+    limit: int,
+    *,
+    policy: TrimPolicy,
+    salt: str,
+    summaries: Mapping[str, str],
 ) -> TrimmedConversation | None:
     """Return what an earlier turn decided, continued, if that is within the limit; None if it is not."""
     try:
-        sent = _resumed(draft, epoch, salt, summaries)
+        sent = _resumed(draft, trim_decision, salt, summaries)
     except DeadlinePassed:
         return None
-    if sent is None or epoch is None:
+    if sent is None or trim_decision is None:
         return None
-    weights, before = sent.weights(draft.came, draft.reader.framing), sum(draft.came)
+    weights, before = sent.weights(draft.original, draft.reader.framing), sum(draft.original)
     if before - weights.saved > limit:
         return None
-    sent, weights, now = _continued(draft, sent, weights, epoch, limit, policy=policy, salt=salt)
-    return TrimmedConversation.having(draft.conversation, draft.came, before, sent=sent, weights=weights, epoch=now)
+    sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
+    return TrimmedConversation.having(
+        draft.conversation, draft.original, before, sent=sent, weights=weights, trim_decision=now
+    )
 
 
-def _with_needed(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:
+def _with_needed(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
     """The conversation with what its messages need kept as it came, but for what is worth nothing by itself."""
     needed = {index for index in conversation.needed if conversation.priorities.get(index) != 0}
     if needed <= conversation.pinned:
         return conversation
-    wish = replace(conversation, wanted=conversation.wanted | needed)
-    must = sum(came[index] for unit in wish.units if unit.pinned for index in unit.indices)
-    return wish if must <= limit else conversation
+    option = replace(conversation, wanted=conversation.wanted | needed)
+    must = sum(original[index] for unit in option.units if unit.pinned for index in unit.indices)
+    return option if must <= limit else conversation
 
 
-def _with_newest(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:
+def _with_newest(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
     """The conversation with what the newest words answer kept as it came, which is wanted as long as it fits.
 
     Results that came with words behind them were not read by the model yet, and it would ask for them again. Words of
@@ -131,34 +147,36 @@ def _with_newest(conversation: Conversation, came: Sequence[int], limit: int) ->
     last = conversation.last_words
     if not last or last.start in conversation.pinned:
         return conversation
-    is_short = sum(came[index] for index in last) <= _WORDS * limit
-    if not (is_short or conversation.sketches[last.start].calls):
+    is_short = sum(original[index] for index in last) <= _WORDS * limit
+    if not (is_short or conversation.outlines[last.start].calls):
         return conversation
-    return replace(conversation, wanted=conversation.wanted | {*range(last.start, len(came))})
+    return replace(conversation, wanted=conversation.wanted | {*range(last.start, len(original))})
 
 
 def _fitted(
     limit: int,
     reader: Reader,
-    came: Sequence[int],
+    original: Sequence[int],
     conversation: Conversation,
     *,
-    epoch: TrimDecision | None,
+    trim_decision: TrimDecision | None,
     policy: TrimPolicy,
     salt: str,
     expired: Callable[[], bool],
     summaries: Mapping[str, str],
 ) -> TrimmedConversation:
-    before = sum(came)
-    draft = start = Draft.untouched(conversation, reader, came=came, watch=Deadline(expired))
+    before = sum(original)
+    draft = start = Draft.untouched(conversation, reader, original=original, watch=Deadline(expired))
     sent: TrimmedPrefix | None = None
     try:
-        sent = _resumed(draft, epoch, salt, summaries)
-        if sent is not None and epoch is not None:
-            weights = sent.weights(came, reader.framing)
+        sent = _resumed(draft, trim_decision, salt, summaries)
+        if sent is not None and trim_decision is not None:
+            weights = sent.weights(original, reader.framing)
             if before - weights.saved <= limit:
-                sent, weights, now = _continued(draft, sent, weights, epoch, limit, policy=policy, salt=salt)
-                return TrimmedConversation.having(conversation, came, before, sent=sent, weights=weights, epoch=now)
+                sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
+                return TrimmedConversation.having(
+                    conversation, original, before, sent=sent, weights=weights, trim_decision=now
+                )
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
         done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
         # It may have been enough to take back what was repeated.
@@ -166,15 +184,15 @@ def _fitted(
     except DeadlinePassed:
         done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
     else:
-        told = sum(max(0, done.weight(index) - done.came[index]) for index in done.recalls)
+        told = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
         done = _recalled(done, before, done.total(), told=told, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
         done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
     sent, now = _remembered(done, salt, lambda: TrimmedPrefix.of(done))
-    weights = sent.weights(came, reader.framing)
+    weights = sent.weights(original, reader.framing)
     return TrimmedConversation.having(
-        conversation, came, before, sent=sent, weights=weights, epoch=now, applied=applied
+        conversation, original, before, sent=sent, weights=weights, trim_decision=now, applied=applied
     )
 
 
@@ -211,7 +229,7 @@ def _continued(
     draft: Draft,
     sent: TrimmedPrefix,
     weights: RenderedTokens,
-    epoch: TrimDecision,
+    trim_decision: TrimDecision,
     limit: int,
     *,
     policy: TrimPolicy,
@@ -221,24 +239,24 @@ def _continued(
 
     And the task, where that had no room before, and has now.
     """
-    before, last = sum(draft.came), len(draft.came) - 1
+    before, last = sum(draft.original), len(draft.original) - 1
     start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
     if policy.may_drop and not policy.keeps_decisions and lost_task(start):
         again = with_task(start, limit, may_drop=True)
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):
-            sent, epoch = _remembered(again, salt, partial(TrimmedPrefix.of, again))
-            start, weights = again, sent.weights(draft.came, draft.reader.framing)
-    as_before = sent, weights, epoch
+            sent, trim_decision = _remembered(again, salt, partial(TrimmedPrefix.of, again))
+            start, weights = again, sent.weights(draft.original, draft.reader.framing)
+    as_before = sent, weights, trim_decision
     if policy.recall == "off":
         return as_before
-    told = sum(max(0, weights.tokens[index] - draft.came[index]) for index in sent.recalls)
+    told = sum(max(0, weights.tokens[index] - draft.original[index]) for index in sent.recalls)
     done = _recalled(start, before, before - weights.saved, told=told, limit=limit, policy=policy)
     if done is start:
         return as_before
     longer = sent.with_lines(done, last)
-    more = longer.weights(draft.came, draft.reader.framing)
+    more = longer.weights(draft.original, draft.reader.framing)
     was = Conversation(
         draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
     )
@@ -251,44 +269,48 @@ def _continued(
 
 
 def _remembered(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) -> tuple[TrimmedPrefix, TrimDecision]:
-    epoch = TrimDecision.of(done.conversation.prefix(len(done.came), salt), done)
+    trim_decision = TrimDecision.of(done.conversation.prefix(len(done.original), salt), done)
     told = done.summary
-    return _kept(done, epoch, told[1].text if told is not None else "", compute), epoch
+    return _kept(done, trim_decision, told[1].text if told is not None else "", compute), trim_decision
 
 
-def _kept(draft: Draft, epoch: TrimDecision, summary: str, compute: Callable[[], TrimmedPrefix]) -> TrimmedPrefix:
+def _kept(
+    draft: Draft, trim_decision: TrimDecision, summary: str, compute: Callable[[], TrimmedPrefix]
+) -> TrimmedPrefix:
     # Sessions that begin alike share a reader, and need not have the same summary.
     told = digest(summary.encode("utf-8", "replace")) if summary else b""
-    key = (epoch.prefix, epoch.plan, epoch.summary, told)
+    key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, told)
     sent = draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
     # The same messages with their thinking cannot be cut, so that numbers of blocks mean nothing in them.
-    if sent.keys != draft.conversation.keys[: epoch.size] and not _is_sound(draft, sent):
+    if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_sound(draft, sent):
         raise ValueError("numbers of other messages")
     return sent.of_these(draft)
 
 
-def _resumed(draft: Draft, epoch: TrimDecision | None, salt: str, summaries: Mapping[str, str]) -> TrimmedPrefix | None:
+def _resumed(
+    draft: Draft, trim_decision: TrimDecision | None, salt: str, summaries: Mapping[str, str]
+) -> TrimmedPrefix | None:
     """What was sent before, if it was for the beginning of this conversation and may still be."""
     conversation = draft.conversation
-    if epoch is None or not 0 < epoch.size <= len(conversation.keys):
+    if trim_decision is None or not 0 < trim_decision.size <= len(conversation.keys):
         return None
-    if conversation.prefix(epoch.size, salt) != epoch.prefix:
+    if conversation.prefix(trim_decision.size, salt) != trim_decision.prefix:
         return None
     try:
-        text = summaries.get(epoch.summary or "", "")
-        sent = _kept(draft, epoch, text, lambda: _sent(draft, epoch, summaries))
+        text = summaries.get(trim_decision.summary or "", "")
+        sent = _kept(draft, trim_decision, text, lambda: _sent(draft, trim_decision, summaries))
     except ValueError:
         return None
-    if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < epoch.size):
+    if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < trim_decision.size):
         return None
     return sent
 
 
-def _sent(draft: Draft, epoch: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
+def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
     """What an epoch makes of its messages; ValueError for one that makes no sense, or what must not be sent."""
-    plan = epoch.read(summaries)
-    beginning = draft.conversation.beginning(epoch.size)
-    as_came = Draft.untouched(beginning, draft.reader, came=draft.came[: epoch.size], watch=draft.watch)
+    plan = trim_decision.read(summaries)
+    beginning = draft.conversation.beginning(trim_decision.size)
+    as_came = Draft.untouched(beginning, draft.reader, original=draft.original[: trim_decision.size], watch=draft.watch)
     if not _is_sound(as_came, plan):
         raise ValueError("numbers of another conversation")
     sent = as_came.as_sent(plan.decisions, plan.recalls, plan.rules, {})
@@ -341,10 +363,10 @@ def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, p
         return draft
 
 
-def find(epochs: Iterable[TrimDecision], conversation: Conversation, salt: str = "") -> TrimDecision | None:
+def find(trim_decisions: Iterable[TrimDecision], conversation: Conversation, salt: str = "") -> TrimDecision | None:
     """Of some epochs, the one that covers most of this conversation."""
     size = len(conversation.keys)
-    for epoch in sorted(epochs, key=lambda epoch: -epoch.size):
-        if 0 < epoch.size <= size and conversation.prefix(epoch.size, salt) == epoch.prefix:
-            return epoch
+    for trim_decision in sorted(trim_decisions, key=lambda trim_decision: -trim_decision.size):
+        if 0 < trim_decision.size <= size and conversation.prefix(trim_decision.size, salt) == trim_decision.prefix:
+            return trim_decision
     return None

@@ -97,7 +97,7 @@ def key_of(request: RequestParts, estimate: Estimate, kept: int = 0) -> str:
     return calibration_key(request.provider, request.model, request.wire, shape)
 
 
-def weigh(request: RequestParts, estimate: Estimate, learned: Learned, key: str | None = None) -> CountedRequest:
+def count_tokens(request: RequestParts, estimate: Estimate, learned: Learned, key: str | None = None) -> CountedRequest:
     """The request with its estimate corrected by what was learned.
 
     `key`: correct it as a request of this key, where that is not the key of its own shape.

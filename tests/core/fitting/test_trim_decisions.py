@@ -12,16 +12,16 @@ from gateway.core.conversation.message import encode
 from gateway.core.conversation.message import plain as plain_of
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
-from gateway.core.fitting.epoch import TrimDecision
-from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Framing, Reader, weigher
+from gateway.core.fitting.reader import Framing, Reader, counter_of
 from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import find, fit
 from gateway.core.fitting.validate import problems
 
-COUNT = weigher(lambda text: len(text) // 4)
+COUNT = counter_of(lambda text: len(text) // 4)
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
@@ -41,8 +41,14 @@ def session(steps: int) -> list[dict[str, Any]]:
     return [*START, *(message for number in range(steps) for message in step(number))]
 
 
-def run(messages: Any, limit: int, epoch: TrimDecision | None = None, **policy: Any) -> TrimmedConversation:
-    return fit(Conversation.of_messages(messages), limit, Reader(COUNT), epoch=epoch, policy=TrimPolicy(**policy))
+def run(messages: Any, limit: int, trim_decision: TrimDecision | None = None, **policy: Any) -> TrimmedConversation:
+    return fit(
+        Conversation.of_messages(messages),
+        limit,
+        Reader(COUNT),
+        trim_decision=trim_decision,
+        policy=TrimPolicy(**policy),
+    )
 
 
 def raws(messages: Any) -> tuple[bytes, ...]:
@@ -63,10 +69,10 @@ def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> No
     first = run(session(8), limit, low_water=0.6)
     assert must + 0.4 * (limit - must) < first.tokens <= must + 0.6 * (limit - must) + 10
     assert first.applied == ("condense",)
-    second = run(session(9), limit, first.epoch, low_water=0.6)
+    second = run(session(9), limit, first.trim_decision, low_water=0.6)
     assert second.applied == ()
     assert second.messages == (*first.messages, *raws(step(8)))
-    assert second.epoch is first.epoch
+    assert second.trim_decision is first.trim_decision
 
 
 @pytest.mark.parametrize("recall", ["off", "said"])
@@ -87,8 +93,8 @@ def test_a_mark_in_the_place_of_words_that_may_not_be_cut_is_sent_again() -> Non
     done = run(messages, 150)
     assert [message["role"] for message in done.decoded()][-3:] == ["tool", "assistant", "user"]
     assert done.decoded()[-2] == {"role": "assistant", "content": "[...]"}
-    assert done.epoch is not None
-    kept = TrimDecision.from_json(json.loads(json.dumps(done.epoch.to_json())))
+    assert done.trim_decision is not None
+    kept = TrimDecision.from_json(json.loads(json.dumps(done.trim_decision.to_json())))
     again = run(messages, 150, kept)
     assert (again.messages, again.applied) == (done.messages, ())
 
@@ -104,7 +110,7 @@ def test_what_later_messages_need_stays_as_long_as_it_fits() -> None:
     assert raws(step(0))[0] not in tight.messages
     assert tight.messages[-2:] == raws(step(7))
     longer = Conversation.of(raws([*messages, *step(8)]), needed=[3])
-    again = fit(longer, must - 10, Reader(COUNT), epoch=tight.epoch)
+    again = fit(longer, must - 10, Reader(COUNT), trim_decision=tight.trim_decision)
     assert again.messages[-2:] == raws(step(8))
 
 
@@ -122,15 +128,15 @@ def test_with_recall_a_cut_goes_deeper() -> None:
 
 
 def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
-    limit, epoch, sent = 1200, None, tuple[bytes, ...]()
+    limit, trim_decision, sent = 1200, None, tuple[bytes, ...]()
     shared = cuts = 0
     for steps in range(2, 30):
-        done = run(session(steps), limit, epoch, stale=0.3)
+        done = run(session(steps), limit, trim_decision, stale=0.3)
         now = done.messages
         if done.applied and sent:
             cuts += 1
             shared += next((n for n, (a, b) in enumerate(zip(sent, now, strict=False)) if a != b), len(sent)) > 2
-        epoch, sent = done.epoch, now
+        trim_decision, sent = done.trim_decision, now
     assert cuts >= 3
     assert shared >= cuts / 2
 
@@ -142,7 +148,7 @@ def test_the_second_cut_takes_only_from_what_came_after_the_first() -> None:
     second = first
     while second is first or not second.applied:
         steps += 1
-        second = run(session(steps), limit, first.epoch, low_water=0.5, stale=0, recall="said")
+        second = run(session(steps), limit, first.trim_decision, low_water=0.5, stale=0, recall="said")
     assert settled > 2
     assert second.messages[:settled] == first.messages[:settled]
     assert second.tokens < limit
@@ -150,16 +156,16 @@ def test_the_second_cut_takes_only_from_what_came_after_the_first() -> None:
 
 def test_an_epoch_of_another_conversation_is_not_used() -> None:
     other = [{"role": "system", "content": "be bad"}, *session(8)[1:]]
-    epoch = run(session(8), 600).epoch
+    trim_decision = run(session(8), 600).trim_decision
     # With more room it would be gone on with.
-    assert run(session(8), 800, epoch).messages != run(session(8), 800).messages
-    assert run(other, 800, epoch).messages == run(other, 800).messages
+    assert run(session(8), 800, trim_decision).messages != run(session(8), 800).messages
+    assert run(other, 800, trim_decision).messages == run(other, 800).messages
 
 
 def test_a_longer_limit_keeps_what_was_sent_and_a_shorter_one_cuts_again() -> None:
     first = run(session(8), 700)
-    assert run(session(8), 800, first.epoch).messages == first.messages
-    shorter = run(session(8), 300, first.epoch)
+    assert run(session(8), 800, first.trim_decision).messages == first.messages
+    shorter = run(session(8), 300, first.trim_decision)
     assert shorter.tokens <= 300
     assert shorter.applied
 
@@ -172,9 +178,9 @@ def test_the_epoch_that_covers_most_is_found_by_the_hash_of_the_messages() -> No
 
 
 def test_an_epoch_holds_no_text_of_the_conversation() -> None:
-    epoch = run(session(8), 500, recall="all").epoch
-    assert epoch is not None
-    kept = json.dumps(epoch.to_json())
+    trim_decision = run(session(8), 500, recall="all").trim_decision
+    assert trim_decision is not None
+    kept = json.dumps(trim_decision.to_json())
     assert "page" not in kept
     assert "entry" not in kept
 
@@ -196,7 +202,9 @@ def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None
     assert b"A003 of page 0 is worth 210" in first.messages[-1]
     assert first.fates.actions["recall"] > 0
     answer = {"role": "assistant", "content": "210."}
-    second = run([*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.epoch, recall="off")
+    second = run(
+        [*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.trim_decision, recall="off"
+    )
     assert second.messages[: len(first.messages)] == first.messages
     assert "A003" not in str(run([*session(9), ask], limit, strategies=(Drop(),)).messages[:-1])
 
@@ -205,14 +213,14 @@ def test_recall_brings_back_what_is_asked_for_on_a_turn_that_cuts_nothing() -> N
     messages = [*session(9), {"role": "user", "content": "Go on."}]
     first = run(messages, 500, recall="all", strategies=(Drop(),))
     messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "What is entry A003 worth?"}]
-    second = run(messages, 800, first.epoch, recall="all", strategies=(Drop(),))
+    second = run(messages, 800, first.trim_decision, recall="all", strategies=(Drop(),))
     assert second.applied == ()
     assert second.messages[:-1] == (*first.messages, *raws(messages[-2:-1]))
     assert b"A003 of page 0 is worth 210" in second.messages[-1]
     assert second.tokens == tokens_of(second)
     assert [*second.fates][-1].rule == "recall"
     messages += [{"role": "assistant", "content": "210."}, {"role": "user", "content": "Thanks."}]
-    third = run(messages, 800, second.epoch, recall="off", strategies=(Drop(),))
+    third = run(messages, 800, second.trim_decision, recall="off", strategies=(Drop(),))
     assert third.messages == (*second.messages, *raws(messages[-2:]))
 
 
@@ -224,15 +232,15 @@ def test_an_epoch_that_leaves_out_a_call_and_keeps_its_result_is_not_used() -> N
 
 
 def test_recalled_lines_fill_no_more_than_their_share_however_many_turns_ask_for_them() -> None:
-    limit, messages, epoch, most = 700, session(24), None, 0
+    limit, messages, trim_decision, most = 700, session(24), None, 0
     for number in range(12):
         messages.append(
             {"role": "user", "content": f"What are entries A{number}03, A{number}05 and A{number}07 worth?"}
         )
-        done = run(messages, limit, epoch, recall="all", strategies=(Drop(),))
+        done = run(messages, limit, trim_decision, recall="all", strategies=(Drop(),))
         sent = [encode(json.loads(raw)["content"]) for raw in done.messages]
         most = max(most, sum(len(text.partition(b"[earlier in this conversation]")[2]) // 4 for text in sent))
-        epoch = done.epoch
+        trim_decision = done.trim_decision
         messages.append({"role": "assistant", "content": "I see."})
     share = TrimPolicy().recall_share * limit
     assert share / 2 < most <= share
@@ -250,19 +258,19 @@ def test_a_call_that_was_repeated_stays_on_later_turns() -> None:
     first = run(asked(), 500, recall="all", strategies=(Drop(),))
     assert b"zebra7" in first.messages[-1].partition(b"[earlier in this conversation]")[2]
     later = [*asked(), {"role": "assistant", "content": "210."}, {"role": "user", "content": "Thanks."}]
-    second = run(later, 500, first.epoch, recall="all", strategies=(Drop(),))
+    second = run(later, 500, first.trim_decision, recall="all", strategies=(Drop(),))
     assert second.messages[: len(first.messages)] == first.messages
 
 
 @pytest.mark.parametrize("strategies", [(Drop(),), (Dedupe(), Condense())])
 def test_a_decision_with_a_wrong_number_does_no_harm(strategies: tuple[Strategy, ...]) -> None:
     messages = asked()
-    epoch = run(messages, 500, recall="all", strategies=strategies).epoch
-    assert epoch is not None
-    for number in re.finditer(r"\d+", epoch.plan):
+    trim_decision = run(messages, 500, recall="all", strategies=strategies).trim_decision
+    assert trim_decision is not None
+    for number in re.finditer(r"\d+", trim_decision.plan):
         for wrong in (0, 1, 5, 99):
-            plan = f"{epoch.plan[: number.start()]}{wrong}{epoch.plan[number.end() :]}"
-            done = run(messages, 500, replace(epoch, plan=plan), recall="all", strategies=strategies)
+            plan = f"{trim_decision.plan[: number.start()]}{wrong}{trim_decision.plan[number.end() :]}"
+            done = run(messages, 500, replace(trim_decision, plan=plan), recall="all", strategies=strategies)
             assert tokens_of(done) <= 500
 
 
@@ -354,7 +362,7 @@ def test_results_that_were_not_read_yet_go_out_whole_while_there_is_room() -> No
     assert cut.tokens <= room - 60
     assert cut.messages[-1] == newest[-1]
     assert cut.messages[-3:] != newest
-    again = fit(Conversation.of_messages(messages), room - 60, Reader(COUNT), epoch=cut.epoch)
+    again = fit(Conversation.of_messages(messages), room - 60, Reader(COUNT), trim_decision=cut.trim_decision)
     assert (again.messages, again.applied) == (cut.messages, ())
 
 
@@ -415,10 +423,10 @@ def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], TrimmedCon
 def test_a_task_that_had_no_room_comes_back_with_the_next_cut(recall: Any) -> None:
     limit = tokens([START[0], PRESSED]) + 30
     messages, first = pressed(limit, recall=recall)
-    second = run(messages, limit, first.epoch, recall=recall)
+    second = run(messages, limit, first.trim_decision, recall=recall)
     assert second.applied
     assert second.decoded()[1] == ASKED
-    third = run([*messages, *step(90, size=1)], limit, second.epoch, recall=recall)
+    third = run([*messages, *step(90, size=1)], limit, second.trim_decision, recall=recall)
     assert third.messages[:2] == second.messages[:2]
 
 
@@ -426,15 +434,15 @@ def test_a_task_that_had_no_room_comes_back_with_the_next_cut(recall: Any) -> No
 def test_a_task_that_had_no_room_comes_back_as_soon_as_there_is_some(recall: Any) -> None:
     limit = tokens([START[0], PRESSED]) + 30
     messages, first = pressed(limit, recall=recall)
-    second = run(messages, 2 * limit, first.epoch, recall=recall)
+    second = run(messages, 2 * limit, first.trim_decision, recall=recall)
     assert second.applied == ()
     assert second.decoded()[1] == ASKED
     assert second.messages[2] == first.messages[2]
-    assert second.epoch is not None
-    assert second.epoch is not first.epoch
+    assert second.trim_decision is not None
+    assert second.trim_decision is not first.trim_decision
     assert [fate.rule for fate in second.fates][1] == "kept"
-    third = run([*messages, *step(90)], 2 * limit, second.epoch, recall=recall)
-    assert third.epoch is second.epoch
+    third = run([*messages, *step(90)], 2 * limit, second.trim_decision, recall=recall)
+    assert third.trim_decision is second.trim_decision
     assert third.messages[: len(second.messages)] == second.messages
 
 
@@ -466,15 +474,15 @@ def test_what_a_client_pins_later_comes_back() -> None:
     first = run(session(8), 600)
     gone = next(index for index, fate in enumerate(first.fates) if fate.rule == "drop")
     conversation = Conversation.of_messages(session(8), pinned=[gone])
-    done = fit(conversation, 600, Reader(COUNT), epoch=first.epoch)
+    done = fit(conversation, 600, Reader(COUNT), trim_decision=first.trim_decision)
     assert raws(session(8))[gone] in done.messages
-    assert done.epoch is not first.epoch
+    assert done.trim_decision is not first.trim_decision
 
 
 def test_where_all_that_was_sent_could_stay_but_would_not_fit_the_fresh_choice_is_sent() -> None:
     limit = tokens(session(12)) - 300
     first = run(session(8), limit - 300, low_water=0.9)
-    stale, fresh = (run(session(12), limit, first.epoch, stale=share, low_water=0.9) for share in (100.0, 0.0))
+    stale, fresh = (run(session(12), limit, first.trim_decision, stale=share, low_water=0.9) for share in (100.0, 0.0))
     assert stale.applied == ("condense",)
     assert stale.messages == fresh.messages
 
@@ -485,52 +493,62 @@ def test_where_all_that_was_sent_could_stay_but_would_not_fit_the_fresh_choice_i
 def test_another_worker_sends_the_same_bytes() -> None:
     first = run(session(8), 500, recall="all")
     reader = Reader(COUNT)
-    again = fit(Conversation.of_messages([*session(8), *step(8)], reader), 700, reader, epoch=first.epoch)
+    again = fit(
+        Conversation.of_messages([*session(8), *step(8)], reader), 700, reader, trim_decision=first.trim_decision
+    )
     assert again.messages == (*first.messages, *raws(step(8)))
-    assert again.epoch is first.epoch
+    assert again.trim_decision is first.trim_decision
 
 
 def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_since() -> None:
     plain, limit = Reader(COUNT), tokens(session(8)) - 1
     policy = TrimPolicy(recall="said")
 
-    def turn(steps: int, epoch: TrimDecision | None, frame: int) -> TrimmedConversation:
-        reader = plain.weighing(COUNT, "", Framing(call=frame))
-        return fit(Conversation.of_messages(session(steps), reader), limit, reader, epoch=epoch, policy=policy)
+    def turn(steps: int, trim_decision: TrimDecision | None, frame: int) -> TrimmedConversation:
+        reader = plain.counts(COUNT, "", Framing(call=frame))
+        return fit(
+            Conversation.of_messages(session(steps), reader), limit, reader, trim_decision=trim_decision, policy=policy
+        )
 
     first = turn(8, None, 0)
-    dearer = turn(9, first.epoch, 3)
+    dearer = turn(9, first.trim_decision, 3)
     assert first.sent is not None is not dearer.sent
     assert dearer.sent.made is first.sent.made
     assert dearer.messages == (*first.messages, *raws(step(8)))
     calls = sum(b"tool_calls" in raw for raw in dearer.messages)
     assert dearer.tokens == tokens_of(dearer) + 3 * calls
     assert sum(fate.tokens_after for fate in dearer.fates) == dearer.tokens
-    assert turn(8, first.epoch, 0).sent is first.sent
+    assert turn(8, first.trim_decision, 0).sent is first.sent
 
 
 def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_of_one() -> None:
-    weighed: list[bytes] = []
+    counted: list[bytes] = []
 
-    def weigh(messages: Sequence[bytes]) -> Sequence[int]:
-        weighed.extend(messages)
+    def count_tokens(messages: Sequence[bytes]) -> Sequence[int]:
+        counted.extend(messages)
         return COUNT(messages)
 
     names = [f"agent-{number}" for number in range(8)]
     # enough for what is known of each conversation, and for the messages of one or two
-    reader, policy, epochs = (
-        Reader(weigh, limit_bytes=2_000_000),
+    reader, policy, trim_decisions = (
+        Reader(count_tokens, limit_bytes=2_000_000),
         TrimPolicy(recall="said"),
         dict[str, TrimDecision | None](),
     )
     for turn in range(4):
         for name in names:
             told = [{**message, "content": f"{message['content']} {name}"} for message in session(20 + turn)]
-            weighed.clear()
-            done = fit(Conversation.of_messages(told, reader), 1_800, reader, epoch=epochs.get(name), policy=policy)
-            assert len(weighed) > 40 if turn == 0 else len(weighed) <= len(step(0)) + 1
+            counted.clear()
+            done = fit(
+                Conversation.of_messages(told, reader),
+                1_800,
+                reader,
+                trim_decision=trim_decisions.get(name),
+                policy=policy,
+            )
+            assert len(counted) > 40 if turn == 0 else len(counted) <= len(step(0)) + 1
             assert bool(done.applied) == (turn == 0)
-            epochs[name] = done.epoch
+            trim_decisions[name] = done.trim_decision
 
 
 def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -555,8 +573,8 @@ def test_a_mark_that_moves_on_is_sent_where_it_is_now_and_nowhere_else() -> None
     reader = Reader(COUNT)
     for places in ([one], [other], [], [one, other]):
         conversation = Conversation.of_messages(mark(plain, *places), reader)
-        done = fit(conversation, limit, reader, epoch=first.epoch)
-        assert done.epoch is first.epoch
+        done = fit(conversation, limit, reader, trim_decision=first.trim_decision)
+        assert done.trim_decision is first.trim_decision
         sent = [index for index, fate in enumerate(done.fates) if fate.rule != "drop"]
         assert [sent[n] for n, raw in enumerate(done.messages) if b"cache_control" in raw] == places
         assert done.tokens == sum(COUNT(done.messages))
@@ -565,15 +583,15 @@ def test_a_mark_that_moves_on_is_sent_where_it_is_now_and_nowhere_else() -> None
 def test_a_beginning_is_known_again_where_a_mark_made_lists_of_texts() -> None:
     limit, plain = 700, session(8)
     first = fit(Conversation.of_messages(plain), limit, Reader(COUNT))
-    assert first.epoch is not None
+    assert first.trim_decision is not None
     listed = [
         one if one["role"] == "tool" else {**one, "content": [{"type": "text", "text": one["content"], **MARK}]}
         for one in plain
     ]
     reader = Reader(COUNT)
     for messages in (listed, plain, listed):
-        done = fit(Conversation.of_messages(messages, reader), limit, reader, epoch=first.epoch)
-        assert done.epoch is first.epoch
+        done = fit(Conversation.of_messages(messages, reader), limit, reader, trim_decision=first.trim_decision)
+        assert done.trim_decision is first.trim_decision
         assert [fate.rule for fate in done.fates] == [fate.rule for fate in first.fates]
 
 
@@ -591,21 +609,21 @@ def test_what_is_cut_is_sent_in_the_form_it_came_in_whatever_forms_it_came_in_be
     ]
 
     def told(done: TrimmedConversation) -> Any:
-        return done.messages, done.tokens_before, done.tokens, [*done.fates], done.epoch
+        return done.messages, done.tokens_before, done.tokens, [*done.fates], done.trim_decision
 
-    def weigh(messages: Sequence[bytes]) -> Sequence[int]:
+    def count_tokens(messages: Sequence[bytes]) -> Sequence[int]:
         # as a counter of thoughts does, which are known by where they stand in a text
         return [len(raw) // (3 if b'"<think>' in raw else 4) for raw in map(plain_of, messages)]
 
-    warm, epochs = Reader(weigh), list[TrimDecision | None]([None])
+    warm, trim_decisions = Reader(count_tokens), list[TrimDecision | None]([None])
     for form in (*forms, *forms[::-1]):
-        for epoch in epochs:
+        for trim_decision in trim_decisions:
             found, expected = (
-                fit(Conversation.of_messages(form, reader), limit, reader, epoch=epoch)
-                for reader in (warm, Reader(weigh))
+                fit(Conversation.of_messages(form, reader), limit, reader, trim_decision=trim_decision)
+                for reader in (warm, Reader(count_tokens))
             )
             assert told(found) == told(expected)
-        epochs = [None, found.epoch]
+        trim_decisions = [None, found.trim_decision]
 
 
 # --- priorities ------------------------------------------------------------------------------------------------------
@@ -672,8 +690,8 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
         for rule in ("dedupe", "shorten", "drop", "recall")
         if (count := sum(fate.rule == rule for fate in first.fates))
     }
-    assert first.epoch is not None
-    kept = TrimDecision.from_json(json.loads(json.dumps(first.epoch.to_json())))
+    assert first.trim_decision is not None
+    kept = TrimDecision.from_json(json.loads(json.dumps(first.trim_decision.to_json())))
     resumed = run([*twice, {"role": "assistant", "content": "210."}], tokens(twice) - 100, kept, strategies=strategies)
     assert resumed.fates.actions == first.fates.actions
     assert [fate.rule for fate in [*resumed.fates][:-3]] == [fate.rule for fate in [*first.fates][:-2]]
@@ -717,11 +735,13 @@ class Clock:
 
 
 def timed(
-    calls: int, epoch: TrimDecision | None = None, limit: int = 700, **policy: Any
+    calls: int, trim_decision: TrimDecision | None = None, limit: int = 700, **policy: Any
 ) -> tuple[TrimmedConversation, bool]:
     clock = Clock(calls)
     conversation = Conversation.of_messages(session(30))
-    done = fit(conversation, limit, Reader(COUNT), epoch=epoch, policy=TrimPolicy(**policy), expired=clock)
+    done = fit(
+        conversation, limit, Reader(COUNT), trim_decision=trim_decision, policy=TrimPolicy(**policy), expired=clock
+    )
     assert problems(conversation, Conversation.of(done.messages), sum(COUNT(done.messages)), limit) == []
     return done, clock.left < 0
 
@@ -742,7 +762,7 @@ def test_whenever_the_time_is_up_whole_units_are_left_out_and_it_fits(recall: An
 
 def test_out_of_time_what_was_sent_before_stays_and_more_is_left_out() -> None:
     first = run(session(8), 700)
-    done, late = timed(0, first.epoch, limit=800)
+    done, late = timed(0, first.trim_decision, limit=800)
     assert late
     assert done.applied == ("drop",)
     cut = [fate.rule for fate in first.fates].count("condense")
@@ -781,7 +801,7 @@ def test_out_of_time_what_is_too_large_is_refused_like_ever() -> None:
 
 def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
     first = run(session(30), 3500)
-    done, late = timed(0, first.epoch, limit=3500)
+    done, late = timed(0, first.trim_decision, limit=3500)
     assert late
     assert list(done.fates.actions) == ["drop"]
 
@@ -797,6 +817,6 @@ def test_what_was_decided_without_the_thinking_of_a_conversation_is_not_applied_
     thinking = [*bare]
     thinking[2] = {**said, "content": [thought, {"type": "text", "text": said["content"]}]}
     thinking[-1] = {"role": "user", "content": [{"type": "text", "text": question}]}
-    again = fit(Conversation.of_messages(thinking), 500, reader, epoch=first.epoch, policy=policy)
+    again = fit(Conversation.of_messages(thinking), 500, reader, trim_decision=first.trim_decision, policy=policy)
     assert again.tokens <= 500
-    assert again.epoch != first.epoch
+    assert again.trim_decision != first.trim_decision

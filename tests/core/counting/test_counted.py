@@ -7,10 +7,10 @@ from gateway.config import families
 from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
+from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.request import RequestParts
-from gateway.core.counting.weighed import CountedRequest, Learned, weigh
 
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
 REQUEST = RequestParts(
@@ -21,34 +21,34 @@ REQUEST = RequestParts(
 )
 
 
-def weighed(learned: Learned | None = None) -> CountedRequest:
-    return weigh(REQUEST, ESTIMATOR.estimate(REQUEST), learned or Learned())
+def counted(learned: Learned | None = None) -> CountedRequest:
+    return count_tokens(REQUEST, ESTIMATOR.estimate(REQUEST), learned or Learned())
 
 
 def test_what_fits_does_so_with_its_margin() -> None:
-    came = weighed()
-    assert came.fits(None, None)
-    assert came.fits(came.expected.safe_tokens, None)
-    assert not came.fits(came.expected.safe_tokens - 1, None)
+    original = counted()
+    assert original.fits(None, None)
+    assert original.fits(original.expected.safe_tokens, None)
+    assert not original.fits(original.expected.safe_tokens - 1, None)
 
 
 def test_a_fixed_factor_is_kept_instead_of_what_was_learned() -> None:
-    came = weighed()
-    assert came.fits(came.expected.tokens, 1.0)
-    assert not came.fits(came.expected.tokens, 1.01)
+    original = counted()
+    assert original.fits(original.expected.tokens, 1.0)
+    assert not original.fits(original.expected.tokens, 1.01)
 
 
 def test_what_was_learned_without_knowing_what_is_kept_is_not_added_to_it() -> None:
-    unknown = weighed()
+    unknown = counted()
     learned = Learned(last_turn=LastTurn(unknown.key, 8_000), kept=30_000)
-    assert weighed(learned).tokens == unknown.tokens + 30_000
+    assert counted(learned).tokens == unknown.tokens + 30_000
 
 
 def test_frames_were_learned_to_add_what_leaving_one_out_takes_off() -> None:
-    came = weighed()
-    learned = replace(came, expected=replace(came.expected, tokens=came.estimate.tokens + 50, frame=12.0))
-    assert learned.framed == came.estimate.tokens + 12 * came.estimate.frames
-    assert learned.beyond == 50 - 12 * came.estimate.frames
+    original = counted()
+    learned = replace(original, expected=replace(original.expected, tokens=original.estimate.tokens + 50, frame=12.0))
+    assert learned.framed == original.estimate.tokens + 12 * original.estimate.frames
+    assert learned.beyond == 50 - 12 * original.estimate.frames
 
 
 def test_a_session_alone_teaches_nothing_of_others() -> None:

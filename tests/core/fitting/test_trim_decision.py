@@ -8,13 +8,13 @@ import pytest
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
-from gateway.core.fitting.epoch import DecisionDetails, TrimDecision, spans_of
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Reader, counter_of
+from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision, spans_of
 
 
 def draft_with(*decisions: Any, recalls: Any = None, rules: Any = None) -> Draft:
     messages = [{"role": "user", "content": "x"} for _ in decisions]
-    draft = Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    draft = Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
     return replace(draft, decisions=decisions, recalls=recalls or {}, rules=rules or {})
 
 
@@ -22,19 +22,19 @@ def test_an_epoch_survives_json_and_says_what_was_decided() -> None:
     decisions = (KEEP, KEEP, DROP, (0, 1, 2, 7), (), DuplicateResult(3), DuplicateResult(3), (4,), KEEP)
     rules = {3: "condense", 4: "shorten", 7: "mine"}
     recalls = {8: ((2, (0, 4)), (3, (1,)))}
-    epoch = TrimDecision.of("ab", draft_with(*decisions, recalls=recalls, rules=rules))
-    assert epoch.plan == "k2 d1 c0-2,7 s =3 =3 mine:4 k1 8<2:0,4;3:1"
-    again = TrimDecision.from_json(json.loads(json.dumps(epoch.to_json())))
-    assert again == epoch
+    trim_decision = TrimDecision.of("ab", draft_with(*decisions, recalls=recalls, rules=rules))
+    assert trim_decision.plan == "k2 d1 c0-2,7 s =3 =3 mine:4 k1 8<2:0,4;3:1"
+    again = TrimDecision.from_json(json.loads(json.dumps(trim_decision.to_json())))
+    assert again == trim_decision
     assert again.read() == DecisionDetails(decisions, recalls, rules)
 
 
 def test_an_epoch_is_small() -> None:
-    epoch = TrimDecision.of(
+    trim_decision = TrimDecision.of(
         "ab",
         draft_with(*[KEEP] * 100, *[DROP] * 200, *[tuple(range(50))] * 20, rules=dict.fromkeys(range(400), "condense")),
     )
-    assert len(json.dumps(epoch.to_json())) < 250
+    assert len(json.dumps(trim_decision.to_json())) < 250
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], span
 
 def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
     decisions = (KEEP, SummaryEntry("s1", 4, "what happened"), SUMMED, KEEP, SUMMED, SUMMED, KEEP)
-    epoch = TrimDecision.of("ab", draft_with(*decisions))
-    assert (epoch.plan, epoch.summary) == ("k1 ~ m1 k1 m2 k1", "s1")
-    written = json.dumps(epoch.to_json())
+    trim_decision = TrimDecision.of("ab", draft_with(*decisions))
+    assert (trim_decision.plan, trim_decision.summary) == ("k1 ~ m1 k1 m2 k1", "s1")
+    written = json.dumps(trim_decision.to_json())
     assert "what happened" not in written
     again = TrimDecision.from_json(json.loads(written))
-    assert again == epoch
+    assert again == trim_decision
     assert again.read({"s1": "what happened"}).decisions == decisions
     with pytest.raises(ValueError):
         again.read({"s2": "something else"})
