@@ -171,8 +171,8 @@ class Claim:
 class Balance:
     """What an account has used and holds, with its limits in force.
 
-    `resets_s`: seconds until its window ends; None without a window. `is_absent`: a store that may lose keys has no such
-    account. `is_orphaned`: the store has calls that were charged to it.
+    `resets_s`: seconds until its window ends; None without a window. `is_absent`: a store that may lose keys has lost
+    this account. `is_orphaned`: calls were charged to the lost account.
     """
 
     key: AccountKey
