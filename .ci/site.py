@@ -29,6 +29,8 @@ _PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "bench/README.md": "bench.md",
+    "bench/context-work.md": "bench/context-work.md",
+    "bench/real-input.md": "bench/real-input.md",
 }
 _DOCS = "docs/"
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")

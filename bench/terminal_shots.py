@@ -1,4 +1,4 @@
-"""A picture of a terminal for the README: `gateway top` beside agents at work, a raised budget, the largest sessions.
+"""A picture of a terminal for docs/start.md: `gateway top` beside agents at work, a raised budget, the largest ones.
 
     python bench/terminal_shots.py [--out docs/img/terminal.svg]
 

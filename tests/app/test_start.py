@@ -1,4 +1,4 @@
-"""docs/start.md word by word: each command in its place, and what it prints."""
+"""docs/start.md and the program in README.md: each command in its place, and what it prints."""
 
 from __future__ import annotations
 
@@ -133,3 +133,13 @@ def test_every_command_of_the_page_prints_what_the_page_says(reader: Reader) -> 
     links = re.findall(rf"`http://{ADDRESS}(/\S*)`", PAGE.read_text("utf-8"))
     assert links
     assert [link for link in links if Web(f"http://{reader.address}").get(link).status != 200] == []
+
+
+def test_the_program_in_readme_prints_what_readme_says(reader: Reader) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1
+    program, expected = blocks[0]
+    reader.serve("gateway serve --mock")
+    (reader.folder / "program.py").write_text(program.replace(ADDRESS, reader.address))
+    assert reader.type(f"{sys.executable} program.py") == expected

@@ -232,16 +232,25 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     counts = {line.rsplit(": ", 1)[1] for line in last}
     assert len(last) == 2
     assert len(counts) == 1, "the session's total and the provider's count"
-    told = re.search(r"^\$ gateway demo\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert told is not None
-    printed = iter(timeless(done.out))
-    missing = [line for line in timeless(told[1]) if line != "…" and line not in printed]
-    assert not missing, "the README shows what it prints, in that order"
 
 
-def timeless(text: str) -> list[str]:
-    """Its lines without times, which differ from run to run, and without the width of columns."""
-    return [" ".join(line.split()) for line in re.sub(r"[0-9.]+ m?s\b", "", text).splitlines()]
+def test_the_readme_draws_what_the_demo_plays(gateway_command: Commands) -> None:
+    played = json.loads(gateway_command.process("demo", "--json").out)
+    picture = (ROOT / "README.md").read_text("utf-8").split("```\n", 2)[1]
+    limit = played["refused"]["budget"]["limit"]
+    assert f"a budget of {limit:,} tokens" in picture
+    rows = re.findall(r"^ +(\d+)   (█*)░* +([\d,]+)(?:   (.*))?$", picture, re.MULTILINE)
+    assert len(rows) >= 5
+    for number, bar, left, note in rows:
+        call = played["calls"][int(number) - 1]
+        remaining = int(call["headers"]["x-session-budget-remaining-tokens"])
+        assert left == f"{remaining:,}", number
+        assert len(bar) == 24 * (limit - remaining) // limit, number
+        sent = [f"~{call['context'][name]:,}" for name in ("original_tokens", "tokens")]
+        assert re.findall(r"~[\d,]+", note) in ([], sent), number
+        assert ("trimmed" in note or "tables" in note) is bool(call["context"]["trimmed"]), number
+    assert f"{len(played['calls']) + 1}   refused: {limit - remaining:,} of {limit:,} used" in picture
+    assert f"this call needs {played['refused']['budget']['needed']:,}" in picture
 
 
 def test_the_demo_in_json_holds_every_call(gateway_command: Commands) -> None:
