@@ -14,8 +14,8 @@ from tests.support.gateways import ROOT
 
 BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: a shell that runs the program of a page
-PROGRAM = f'"{sys.executable}" - <<\'END\'\n{{}}END\n'
-GUIDES = ("cap-spending", "team")
+PROGRAM = f"\"{sys.executable}\" - <<'END'\n{{}}END\n"
+GUIDES = ("callbacks", "cap-spending", "team")
 
 
 @pytest.fixture
@@ -41,4 +41,4 @@ def test_every_command_of_a_guide_prints_what_the_guide_says(guide: str, reader:
         printed = reader.serve(commands) if commands.startswith("gateway serve") else reader.type(commands)
         assert is_shown(expected, printed), f"{commands}\nprinted\n{printed}\ninstead of\n{expected}"
         typed += 1
-    assert typed >= 2
+    assert typed > 0

@@ -1,4 +1,4 @@
-"""Agents that pass the gateway's numbers to retrieval tools: the recipes of docs/guides/token-counts.md, as they stand."""
+"""Agents that pass token counts to retrieval tools: the recipes of docs/guides/token-counts.md, as they stand."""
 
 from __future__ import annotations
 
