@@ -15,12 +15,14 @@ from tests.support.gateways import ROOT
 BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: a shell that runs the program of a page
 PROGRAM = f"\"{sys.executable}\" - <<'END'\n{{}}END\n"
-GUIDES = ("callbacks", "cap-spending", "team")
+GUIDES = ("callbacks", "cap-spending", "replay", "team")
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     made = Reader(tmp_path)
+    # Both outputs go to one pipe here. They come in the order of a terminal.
+    made.environment["PYTHONUNBUFFERED"] = "1"
     yield made
     made.leave()
 
