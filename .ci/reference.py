@@ -177,7 +177,7 @@ def bounds(node: Node) -> str:
 
 def sentence(text: str) -> str:
     """With a full stop. Pages of this documentation become links."""
-    text = re.sub(r"\bdocs/([a-z-]+\.md)", r"[\1](../\1)", text.strip())
+    text = re.sub(r"\bdocs/((?:[a-z]+/)?([a-z-]+\.md))", r"[\2](../\1)", text.strip())
     return text if text.endswith((".", ":", "!", "?")) else f"{text}."
 
 
@@ -247,7 +247,7 @@ def errors_page() -> str:
         "and paths of Anthropic's with",
         fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e")),
         "Once a stream has begun, an error is the last event of the stream, in the format's own way. "
-        "[Budgets](../budgets.md#when-it-is-refused) says more of those that have `error.budget`.",
+        "[Cap spending](../guides/cap-spending.md) says more about errors that have `error.budget`.",
         "## Refusals of litellm",
         "Of a provider with [`adapter: litellm`](../providers.md#what-is-translated) one more is answered in the "
         "provider's place, with `x-gateway-upstream-error: true` as what it says itself:",

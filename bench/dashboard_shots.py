@@ -3,9 +3,9 @@
     python bench/dashboard_shots.py [--out docs/img] [--all] [--serve]
 
 A gateway in front of the built-in provider is filled by agents that call tools until their budgets are small, its
-records are spread over the last twenty minutes, and Chromium takes the pictures of docs/dashboard.md; with `--all` of
-each view, wide and narrow, light and dark. `--serve` only fills it and waits, for a look by hand. Needs Chromium
-(apt-get install chromium) and `pip install '.[dev]'`.
+records are spread over the last twenty minutes, and Chromium takes the pictures of docs/guides/dashboard.md; with
+`--all` of each view, wide and narrow, light and dark. `--serve` only fills it and waits, for a look by hand. Needs
+Chromium (apt-get install chromium) and `pip install '.[dev]'`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MODELS = [
     {"match": "mock-large", "provider": "mock", "price": {"input": 1.25, "output": 10, "cache_read": 0.125}},
     {"match": "mock-small", "provider": "mock", "price": {"input": 0.25, "output": 2, "cache_read": 0.025}},
 ]
-#: what docs/dashboard.md shows
+#: what docs/guides/dashboard.md shows
 SHOWN = {
     ("live", "wide", "dark"),
     ("sessions", "wide", "light"),

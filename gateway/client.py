@@ -1,7 +1,7 @@
 """Read the gateway's token counts in an agent, and pass them on to its tools.
 
 Needs the standard library only and imports nothing else of this package: the file may be copied beside an agent.
-docs/handoff.md shows it at work.
+docs/guides/token-counts.md shows it at work.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Facts(Section):
     reasoning: bool | None = Field(
         None,
         description="Whether it may think before it answers, unseen and billed. A stream of a model that surely does "
-        "not may grow under a budget, see docs/budgets.md.",
+        "not may grow under a budget, see docs/concepts/budgets.md.",
     )
     betas: dict[str, Annotated[int, Field(ge=1, le=MOST_TOKENS)]] | None = Field(
         None,

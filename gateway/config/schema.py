@@ -264,7 +264,7 @@ class Settings(Section):
     )
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
     telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")
-    callbacks: Callbacks = Field(Callbacks(), description="Who else is told of calls. See docs/callbacks.md.")
+    callbacks: Callbacks = Field(Callbacks(), description="Who else is told of calls. See docs/guides/callbacks.md.")
 
     @field_validator("providers")
     @classmethod

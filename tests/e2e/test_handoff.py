@@ -1,4 +1,4 @@
-"""Agents that hand the gateway's numbers to their retrieval tools: the recipes of docs/handoff.md, run as they stand."""
+"""Agents that pass token counts to retrieval tools: the recipes of docs/guides/token-counts.md, as they stand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TURNS = (call(0), call(5, 5), call(0), call(12, 20), call(3), Turn("Nobody."))
 
 def recipe(heading: str) -> str:
     """The code below a heading of the document."""
-    text = (ROOT / "docs/handoff.md").read_text("utf-8")
+    text = (ROOT / "docs/guides/token-counts.md").read_text("utf-8")
     found = re.search(rf"^## {heading}$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found, heading
     return found[1]
