@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from tests.support.gateways import ROOT
 
 PAGES = [
     ROOT / "docs" / name
-    for name in ("concepts/context.md", "concepts/steps.md", "guides/limit-context.md", "guides/restrict-tools.md")
+    for name in (
+        "concepts/context.md",
+        "concepts/steps.md",
+        "guides/limit-context.md",
+        "guides/models.md",
+        "guides/restrict-tools.md",
+    )
 ]
 BLOCK = re.compile(r"^```(sh|text|yaml|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -38,10 +45,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def test_every_command_of_a_page_prints_what_the_page_says(page: Path, reader: Reader) -> None:
     shown = [*blocks(page), ("", "")]
     for (kind, text), (after, expected) in zip(shown, shown[1:], strict=False):
-        if kind == "yaml" and text.startswith("# gateway.yaml\n"):
-            (reader.folder / "gateway.yaml").write_text(text)
+        if kind == "yaml" and (named := re.match(r"# (\w+\.yaml)\n", text)):
+            (reader.folder / named[1]).write_text(text)
         if kind == "python":
             (reader.folder / "example.py").write_text(text)
+            reader.type(f"{sys.executable} example.py")
         if kind == "sh":
             is_server = text.startswith("gateway serve")
             if is_server:
@@ -56,6 +64,11 @@ CONFIGURATIONS = [text for page in PAGES for kind, text in blocks(page) if kind 
 
 @pytest.mark.parametrize("text", CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
 def test_every_configuration_of_a_page_is_valid(text: str, tmp_path: Path) -> None:
+    if text.startswith("# families.yaml\n"):
+        file = tmp_path / "families.yaml"
+        file.write_text(text)
+        assert {"mine", "unchecked"} <= {family.name for family in config.families(str(file))}
+        return
     file = tmp_path / "gateway.yaml"
     file.write_text(text.replace("config/steps/", f"{ROOT}/config/steps/"))
     settings = config.load(file, environment={}).settings
