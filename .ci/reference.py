@@ -177,7 +177,7 @@ def bounds(node: Node) -> str:
 
 def sentence(text: str) -> str:
     """With a full stop. Pages of this documentation become links."""
-    text = re.sub(r"\bdocs/((?:[a-z]+/)?)([a-z-]+\.md)", r"[\2](../\1\2)", text.strip())
+    text = re.sub(r"\bdocs/((?:[a-z]+/)?([a-z-]+\.md))", r"[\2](../\1)", text.strip())
     return text if text.endswith((".", ":", "!", "?")) else f"{text}."
 
 

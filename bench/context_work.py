@@ -637,7 +637,7 @@ def lags(phases: dict[str, Play]) -> list[Lag]:
 
 def heads() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (
-        ("CPU ms per call", "calls", "p50", "p95", "max", "beyond forwarding: p50", "p95", "max", "target"),
+        ("CPU ms per call", "calls", "p50", "p95", "max", "beyond forwarding: p50", "p95", "target"),
         ("/healthz meanwhile, ms", "requests", "p50", "p99", "worst", "beyond idle: p99", "worst", "target"),
     )
 
@@ -647,7 +647,7 @@ def tables(report: Report) -> tuple[list[list[str]], list[list[str]]]:
         [
             found.kind,
             str(found.calls),
-            *(f"{value:.1f}" for value in (*found.whole.values(), *found.beyond.values())),
+            *(f"{value:.1f}" for value in (*found.whole.values(), found.beyond["p50"], found.beyond["p95"])),
             f"{found.bar:.0f} {'met' if found.barred <= found.bar else 'MISSED'}",
         ]
         for found in report.rows

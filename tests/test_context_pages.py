@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_prints_what_the_page_says(page: Path, reader: Reader) -> None:
     shown = [*blocks(page), ("", "")]
-    for (kind, text), (after, expected) in zip(shown, shown[1:], strict=False):
+    for (kind, text), (after, expected) in pairwise(shown):
         if kind == "yaml" and (named := re.match(r"# (\w+\.yaml)\n", text)):
             (reader.folder / named[1]).write_text(text)
         if kind == "python":
