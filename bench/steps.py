@@ -1,7 +1,7 @@
-"""What do steps cost a call, beside the same call without them? And the transcript of the example in docs/steps.md.
+"""What do steps cost a call? And the transcript of the example in docs/guides/restrict-tools.md.
 
     python bench/steps.py [--json]
-    python bench/steps.py --transcript      # writes the marked block of docs/steps.md anew
+    python bench/steps.py --transcript      # writes the marked block of docs/guides/restrict-tools.md anew
 
 See README.md for what is measured and how. Exit code 1 where a bar is missed.
 """
@@ -36,7 +36,7 @@ from gateway.server import serving
 
 ROOT = Path(__file__).resolve().parent.parent
 EVALUATION = ROOT / "config/steps/evaluation.yaml"
-DOCUMENT = ROOT / "docs/steps.md"
+DOCUMENT = ROOT / "docs/guides/restrict-tools.md"
 BEGIN, END = "<!-- transcript: python bench/steps.py --transcript -->", "<!-- end of transcript -->"
 PAIRS, WARM_UP = 3_000, 300
 #: One in so many pairs counts, those that took least: other work on the machine only adds to them.
@@ -326,14 +326,14 @@ def told(body: bytes) -> str:
         said = choice["allowed_tools"]
         names = ", ".join(one["function"]["name"] for one in said["tools"])
         return f"{said['mode']}: {names}"
-    return f"must be {choice['function']['name']}"
+    return f"must call {choice['function']['name']}"
 
 
 def transcript() -> str:
     """An agent's run through the example: what each call was told, what the model called, where that led."""
     import openai  # noqa: PLC0415  # only this needs it
 
-    rows = [("call", "the provider is told", "the model calls", "then the session is in", "due")]
+    rows = [("call", "tool choice that is sent", "the model calls", "step after the call", "due next")]
     with MockServer() as mock, tempfile.TemporaryDirectory() as folder, served(mock.url, Path(folder)) as url:
         client = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
         messages: list[Any] = [{"role": "user", "content": TASK}]
@@ -351,7 +351,7 @@ def transcript() -> str:
                 (
                     str(number),
                     told(mock.provider.calls[-1].body),
-                    names or "nothing, it answers",
+                    names or "no tool: it answers",
                     f"`{step}`",
                     f"entry {int(index) + 1}" if index is not None else "",
                 )

@@ -169,7 +169,7 @@ def test_the_numbers_for_a_langgraph_tool() -> None:
 
 
 TEXTS = {
-    "English": (ROOT / "docs/context.md").read_text("utf-8"),
+    "English": (ROOT / "docs/concepts/context.md").read_text("utf-8"),
     "code": (ROOT / "gateway/client.py").read_text("utf-8"),
     "JSON": (ROOT / "config/gateway.schema.json").read_text("utf-8"),
     "ids": " ".join(f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}" for number in range(300)),

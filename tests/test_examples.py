@@ -24,7 +24,7 @@ from gateway.upstream.litellm.faults import NOT_TRANSLATABLE
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")]
 
 
 def environment_of(example: Path) -> dict[str, str]:

@@ -255,7 +255,7 @@ class Settings(Section):
     sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
     budget: Budget = Field(Budget(), description="What a session may spend.")
     steps: tuple[StepRow, ...] = Field(
-        (), description="Steps of calls whose agent is not named: which tools may be called when. See docs/steps.md."
+        (), description="Steps of calls without an agent: which tools may be called when. See docs/concepts/steps.md."
     )
     agents: dict[str, AgentFile] = Field(
         {},

@@ -218,7 +218,7 @@ def test_the_example_has_the_steps_it_says() -> None:
 
 
 def test_the_example_in_the_document_does_what_it_says(tmp_path: Path) -> None:
-    text = (EVALUATION.parent.parent.parent / "docs/steps.md").read_text("utf-8")
+    text = (EVALUATION.parent.parent.parent / "docs/concepts/steps.md").read_text("utf-8")
     written = text.partition("```yaml\n")[2].partition("```")[0]
     agent = agents_of(settings(tmp_path, **yaml.safe_load(written)))["default"]
     state = agent.entered(StepState(), ConditionFacts())

@@ -99,7 +99,7 @@ def test_the_transcript_in_the_document_is_what_the_command_writes() -> None:
     sys.modules[spec.name] = bench
     try:
         spec.loader.exec_module(bench)
-        document = (ROOT / "docs" / "steps.md").read_text("utf-8")
+        document = (ROOT / "docs" / "guides" / "restrict-tools.md").read_text("utf-8")
         assert bench.with_transcript(document, bench.transcript()) == document, "python bench/steps.py --transcript"
     finally:
         del sys.modules[spec.name]

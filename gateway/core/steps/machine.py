@@ -44,7 +44,7 @@ class Step:
         denied: tools it may not call, even if they are allowed.
         sequence: tools in the order they are due; each entry has alternatives.
         is_default: the step to be in where no other holds.
-        enforce: what becomes of a request that offers other tools, see docs/steps.md.
+        enforce: what becomes of a request that offers other tools, see docs/concepts/steps.md.
         context_budget: input tokens of a call, at the most.
         model: to call instead of the one that the call names.
         max_output_tokens: of an answer, at the most.

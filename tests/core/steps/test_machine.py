@@ -303,7 +303,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @dataclass
 class Plain:
-    """What docs/steps.md says, written down a second time, without values that cannot change."""
+    """What docs/concepts/steps.md says, written down a second time, without values that cannot change."""
 
     steps: list[Step]
     active: Step | None = None
