@@ -206,7 +206,7 @@ def test_the_reference_leaves_out_no_path_and_no_command() -> None:
 
 
 def test_the_table_of_providers_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "providers.md").read_text("utf-8")
+    text = (ROOT / "docs" / "guides" / "providers.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*) \|$", text, re.MULTILINE)
     variables = {name: f"{name}-0123456789" for _, _, key in rows for name in re.findall("[A-Z_]{8,}", key)}
     environment = {**variables, "AZURE_OPENAI_ENDPOINT": "https://me.example"}
