@@ -87,7 +87,7 @@ class Keys:
                 an empty variable counts as not set, and `null` takes a value away.
                 `${VARIABLE}` and `${VARIABLE:-default}` work in any string. What each part is for is told in the pages
                 of this documentation; which keys take effect without a restart, in
-                [operations](../operations.md#reload).
+                [Deploy the gateway](../guides/deploy.md#reload).
             """),
             "## Top level",
             self._table(self._rows(plain, "")),
@@ -249,8 +249,8 @@ def errors_page() -> str:
         "Once a stream has begun, an error is the last event of the stream, in the format's own way. "
         "[Cap spending](../guides/cap-spending.md) says more about errors that have `error.budget`.",
         "## Refusals of litellm",
-        "Of a provider with [`adapter: litellm`](../providers.md#what-is-translated) one more is answered in the "
-        "provider's place, with `x-gateway-upstream-error: true` as what it says itself:",
+        "Of a provider with [`adapter: litellm`](../guides/providers.md#what-is-translated) one more is answered in "
+        "the provider's place, with `x-gateway-upstream-error: true` as what it says itself:",
         untranslatable(),
         "Leave out the field that the message names, or send the call to a provider that takes it; the same call again "
         "is refused again. Nothing was sent to the provider, and nothing is charged.",

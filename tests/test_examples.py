@@ -206,7 +206,7 @@ def test_the_reference_leaves_out_no_path_and_no_command() -> None:
 
 
 def test_the_table_of_providers_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "providers.md").read_text("utf-8")
+    text = (ROOT / "docs" / "guides" / "providers.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*) \|$", text, re.MULTILINE)
     variables = {name: f"{name}-0123456789" for _, _, key in rows for name in re.findall("[A-Z_]{8,}", key)}
     environment = {**variables, "AZURE_OPENAI_ENDPOINT": "https://me.example"}
@@ -250,22 +250,23 @@ def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
 
 
 def test_each_outcome_is_explained_where_calls_are_shown_and_logged() -> None:
-    page = (ROOT / "docs/operations.md").read_text("utf-8").split("`outcome` is `ok`", 1)[1].split("\n", 1)[0]
+    page = (ROOT / "docs/guides/monitoring.md").read_text("utf-8").split("\n## Outcomes\n", 1)[1].split("\n## ", 1)[0]
     table = (ROOT / "gateway/server/static/views/calls.js").read_text("utf-8").split("OUTCOMES = {", 1)[1].split("}")[0]
     assert set(re.findall(r"^  (\w+):", table, re.MULTILINE)) == set(OUTCOMES)
-    assert {name for name in OUTCOMES if f"`{name}`" not in f"`ok`{page}"} == set()
+    assert {name for name in OUTCOMES if f"| `{name}` |" not in page} == set()
 
 
-def test_operations_names_what_opentelemetry_is_sent() -> None:
+def test_the_guide_of_monitoring_names_what_opentelemetry_is_sent() -> None:
     written = (ROOT / "gateway/telemetry/otel.py").read_text("utf-8")
     names = set(re.findall(r'"((?:gen_ai|gateway|http|error)\.[a-z_.]+)"', written))
-    page = (ROOT / "docs/operations.md").read_text("utf-8").split("\n## OpenTelemetry\n", 1)[1].split("\n## ", 1)[0]
+    text = (ROOT / "docs/guides/monitoring.md").read_text("utf-8")
+    page = text.split("\n## OpenTelemetry\n", 1)[1].split("\n## ", 1)[0]
     assert len(names) > 15
     assert {name for name in names if f"`{name}`" not in page} == set()
 
 
-def test_operations_says_what_memory_of_conversations_a_worker_may_take() -> None:
-    page = (ROOT / "docs/operations.md").read_text("utf-8")
+def test_the_guide_of_deployment_says_what_memory_of_conversations_a_worker_may_take() -> None:
+    page = (ROOT / "docs/guides/deploy.md").read_text("utf-8")
     default = config.Settings().context.memory_mb
     assert default * 2**20 == DEFAULT_BYTES
-    assert re.findall(r"remembered of conversations, [^.;]* grows to (\d+) MiB", page) == [f"{default:.0f}"]
+    assert re.findall(r"up to (\d+) MiB for conversations", page) == [f"{default:.0f}"]

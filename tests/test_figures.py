@@ -116,7 +116,7 @@ def test_the_prometheus_example_reads_the_default_address() -> None:
 
 
 def test_every_metric_stands_in_the_documents_with_its_labels() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    text = (ROOT / "docs" / "guides" / "monitoring.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `((?:gateway|process)_\w+)` \| ([^|]*) \|", text, re.MULTILINE))
     assert set(rows) == set(FAMILIES)
     for name, family in FAMILIES.items():

@@ -73,7 +73,7 @@ class Provider(Section):
     adapter: Literal["http", "litellm"] = Field(
         "http",
         description="http: it speaks the formats of its callers, which are forwarded. litellm: it speaks another, and "
-        "calls are translated, see docs/providers.md.",
+        "calls are translated, see docs/guides/providers.md.",
     )
     litellm: str = Field(
         "", description="adapter litellm: litellm's name of the provider, such as bedrock; empty: its name here."

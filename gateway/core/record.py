@@ -29,8 +29,8 @@ STALLED: Final[Cut] = "client_stalled"
 SHUT_DOWN: Final[Cut] = "cut_at_shutdown"
 TOO_SLOW: Final[Cut] = "too_slow"
 CUTS: Final[tuple[Cut, ...]] = get_args(Cut)
-#: How a call ended; docs/operations.md tells what each means. A call that is cut or breaks off is charged for what was
-#: delivered.
+#: How a call ended; docs/guides/monitoring.md tells what each means. A call that is cut or breaks off is charged for
+#: what was delivered.
 Outcome = Literal[
     Cut,
     "ok",

@@ -100,7 +100,7 @@ def named_in(file: str) -> set[str]:
     return {name for row in table.splitlines() for name in re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])}
 
 
-@pytest.mark.parametrize("file", ["gateway.yaml", "docs/operations.md"])
+@pytest.mark.parametrize("file", ["gateway.yaml", "docs/guides/deploy.md"])
 def test_the_documents_name_what_needs_a_restart(file: str) -> None:
     assert named_in(file) == {
         *("store", "telemetry", "callbacks", "sessions.ttl", "context.families", "context.memory_mb"),

@@ -401,7 +401,7 @@ def test_sound_that_the_provider_does_not_take_is_refused(bench: Bench) -> None:
 def test_a_model_shared_by_format_is_translated_for_those_clients_alone_that_need_it(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
-    """The pair that docs/providers.md shows."""
+    """The pair that docs/guides/providers.md shows."""
     far_end = byte_server(lambda connection: connection.whole(claude_message({"type": "text", "text": "ok"})))
     pair: dict[str, Any] = {
         "anthropic": {"base_url": f"{far_end.url}/v1", "key": "sk-a", "dialects": ["messages"]},

@@ -147,7 +147,7 @@ _CALL_FIELDS: Final = {
     "response_model": text("the model that the answer names", null=True),
     "stream": flag(),
     "status": whole("the HTTP status of the answer"),
-    "outcome": text("docs/operations.md says what each means", one_of=OUTCOMES),
+    "outcome": text("docs/guides/monitoring.md says what each means", one_of=OUTCOMES),
     "error_code": text("of the gateway's own error", null=True),
     "error": maybe(named("CallError")),
     "declared_budget": maybe(named("Limits")),
