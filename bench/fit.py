@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import find, fit
 from wires import REQUEST_TOKENS, Wired
 
 from gateway.core.conversation.units import Conversation
@@ -35,6 +33,8 @@ from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import find, fit
 
 
 def counter() -> Callable[[str], int]:

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import fit
 
 from gateway.app.worker import collect_rarely
 from gateway.core.conversation.message import Hashed
@@ -37,6 +35,8 @@ from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import due, read_ahead
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.report import TrimmedConversation
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import fit
 from gateway.counters.tiktoken import load, rank_folders
 
 #: what `gateway serve` fits by

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gateway.core.counting.counted import Learned, count_tokens
-
 from gateway.core.context_budget import ContextPolicy
 from gateway.core.conversation.message import SYSTEM_ROLES, encode, text_parts
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.context import ContextCounts
+from gateway.core.counting.counted import Learned, count_tokens
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import RequestParts

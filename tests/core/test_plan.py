@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
+from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.counting.heuristic import CharacterCounter

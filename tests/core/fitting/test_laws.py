@@ -11,8 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +23,8 @@ from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.report import TrimmedConversation
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.fitting.summary import Passage, SummaryNeeded
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import fit
 from gateway.core.fitting.validate import problems
 
 pytestmark = pytest.mark.long

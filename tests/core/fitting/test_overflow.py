@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from gateway.core.fitting.trim_decisions import fit
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.errors import RequestFault
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader, counter_of
+from gateway.core.fitting.trim_decisions import fit
 
 
 def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None:

@@ -3,9 +3,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import fit
-
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.dedupe import dedupe
 from gateway.core.fitting.draft import DROP, KEEP, Draft, DuplicateResult
@@ -13,6 +10,8 @@ from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.strategies import Dedupe, Drop
+from gateway.core.fitting.trim_decision import TrimDecision
+from gateway.core.fitting.trim_decisions import fit
 
 
 def row(number: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from gateway.core.fitting.trim_decisions import fit
 
 from gateway.core.conversation.message import Hashed
 from gateway.core.conversation.units import Conversation
@@ -15,6 +14,7 @@ from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import MOST_BYTES, MOST_MESSAGES, START, due, read_ahead
 from gateway.core.fitting.reader import Reader, RenderOrder, counter_of
+from gateway.core.fitting.trim_decisions import fit
 
 
 class Counting:

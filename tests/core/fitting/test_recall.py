@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway.core.fitting.trim_decisions import fit
 
 from gateway.core.conversation.message import text_parts
 from gateway.core.conversation.units import Conversation
@@ -16,6 +15,7 @@ from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.recall import _read_past, recall
 from gateway.core.fitting.relevance import RelevanceFactors, Scores
+from gateway.core.fitting.trim_decisions import fit
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from gateway.core.fitting.trim_decision import TrimDecision
 
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult
 from gateway.core.fitting.reader import Framing, Reader, counter_of
 from gateway.core.fitting.report import Fate, Fates, TrimmedConversation, TrimmedPrefix, rule_of
+from gateway.core.fitting.trim_decision import TrimDecision
 
 TEXT = "a line of text that is long enough to be a block of its own\n"
 
