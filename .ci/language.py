@@ -5,6 +5,8 @@
 Without a path: everything that git knows. A line that ends in `# language: ok` is left out: it quotes somebody else.
 """
 
+# ruff: noqa: INP001, T201  # a command
+
 from __future__ import annotations
 
 import io
