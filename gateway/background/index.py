@@ -72,34 +72,36 @@ class BackgroundIndex:
         self._routes = routes
         self._wall = wall
 
-    async def begun(self, progress: CallState) -> bool:
+    async def begun(self, state: CallState) -> bool:
         """Note a call under the id of its answer, once that is known; whether there was something to note.
 
         Raises:
             StoreUnavailable: it is not noted, or nobody knows whether.
         """
-        note = self.note(progress)
+        note = self.note(state)
         if note is None:
             return False
         key, written = note
         await self._store.learn({key: lambda _: written.encode()})
-        progress.is_findable = True
+        state.settlement.is_findable = True
         return True
 
     @staticmethod
-    def note(progress: CallState) -> tuple[str, str] | None:
+    def note(state: CallState) -> tuple[str, str] | None:
         """Where a call is noted, and as what; None where the id of its answer is not known."""
-        call, answer = progress.call, answer_of(progress)
+        call, answer = state.call, answer_of(state)
         if call is None or answer.id is None:
             return None
-        named = left_over(call.fields, progress.incoming.endpoint.wire, answer.id)
+        named = left_over(call.fields, state.incoming.endpoint.wire, answer.id)
         # JSON can name half a surrogate pair, and no text can hold it.
         ids = tuple(one for one in named if one.isprintable())
-        overhead = progress.plan.overhead if progress.plan is not None else 0
-        rule = progress.route.rule
+        overhead = state.context.plan.overhead if state.context.plan is not None else 0
+        rule = state.routing.route.rule
         match = rule.match if rule is not None else None
-        call_id, namespace = progress.incoming.call_id, progress.incoming.caller.namespace
-        noted = _Noted(progress.route.provider, namespace, call_id, ids, overhead, match, service_tier(call.fields))
+        call_id, namespace = state.incoming.call_id, state.incoming.caller.namespace
+        noted = _Noted(
+            state.routing.route.provider, namespace, call_id, ids, overhead, match, service_tier(call.fields)
+        )
         return _key(answer.id), msgspec.json.encode(noted).decode()
 
     async def origin(self, answer_id: str, namespace: str) -> tuple[str | None, str | None]:

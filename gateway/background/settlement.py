@@ -30,7 +30,7 @@ class BackgroundSettlement:
         self._background = background
         self._listeners = [one.record for one in observers]
 
-    async def begun(self, progress: CallState) -> bool:
+    async def begun(self, state: CallState) -> bool:
         """Before a part of a stream goes out that is made in the background: see to it that its call can be found.
 
         Its client may leave, or this worker die, before it has ended, and the rest be fetched. While the store is away
@@ -39,48 +39,48 @@ class BackgroundSettlement:
         if self._settler.is_unavailable:
             return True
         try:
-            return await self._background.begun(progress)
+            return await self._background.begun(state)
         except StoreUnavailable as error:
             self._settler.away(error)
             return True
 
-    async def before(self, progress: CallState, record: CallRecord) -> CallRecord:
+    async def before(self, state: CallState, record: CallRecord) -> CallRecord:
         """Before a call is settled: see to it that its answer can be fetched; the record to settle it with."""
         if record.outcome != PENDING:
-            if progress.is_findable:
-                await self._told(progress)
+            if state.settlement.is_findable:
+                await self._told(state)
             return record
         # What notes it waits for the store with the record where it has to.
-        return record if progress.is_findable else replace(record, lesson=self._background.note(progress))
+        return record if state.settlement.is_findable else replace(record, lesson=self._background.note(state))
 
-    async def _told(self, progress: CallState) -> None:
+    async def _told(self, state: CallState) -> None:
         """Observers hear what it took when it is settled, and not again when its answer is fetched."""
-        answer_id = answer_of(progress).id
+        answer_id = answer_of(state).id
         if answer_id is not None and not self._settler.is_unavailable:
             with contextlib.suppress(StoreUnavailable):
                 await self._background.is_first(answer_id)
 
-    async def after(self, progress: CallState, record: CallRecord) -> None:
+    async def after(self, state: CallState, record: CallRecord) -> None:
         """After it was settled: its stream broke off, or nobody waited for it, and its answer may have been fetched."""
-        if record.outcome == PENDING and progress.is_findable and not self._settler.is_unavailable:
+        if record.outcome == PENDING and state.settlement.is_findable and not self._settler.is_unavailable:
             with self.whatever():
                 await self._settle(record)
 
-    async def looked_back(self, progress: CallState) -> bool:
+    async def looked_back(self, state: CallState) -> bool:
         """Settle the call whose answer was fetched by this one; whether it is of a session of whoever fetched it.
 
         Whatever comes of that, the answer itself goes on to whoever asked for it.
         """
-        answer_id, answer = progress.incoming.endpoint.fetches, progress.answer
+        answer_id, answer = state.incoming.endpoint.fetches, state.response.parsed
         if answer_id is None or answer is None or self._settler.is_unavailable:
             return False
         record: CallRecord | None = None
         with self.whatever():
-            record = await self._settle_earlier(FetchedResponse(progress.route.provider, answer_id, answer))
+            record = await self._settle_earlier(FetchedResponse(state.routing.route.provider, answer_id, answer))
         session = record.session if record is not None else None
-        if session is None or session.namespace != progress.incoming.caller.namespace:
+        if session is None or session.namespace != state.incoming.caller.namespace:
             return False
-        progress.fetched, progress.session = record, session
+        state.settlement.fetched, state.session = record, session
         return True
 
     async def orphaned(self, record: CallRecord) -> None:

@@ -104,7 +104,7 @@ class Accounts:
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def open(self, progress: CallState) -> None:
+    async def open(self, state: CallState) -> None:
         """Read what the session remembers, and how the accounts stand that the call is charged to.
 
         Raises:
@@ -112,13 +112,13 @@ class Accounts:
             StoreDamaged: one of the accounts cannot be read.
             StoreUnavailable: no calls are taken while the store is away.
         """
-        caller, directives = progress.incoming.caller, progress.incoming.directives
-        progress.charged = ChargedAccounts(
-            caller.namespace, caller.budget, progress.session, declared=directives.budget
+        caller, directives = state.incoming.caller, state.incoming.directives
+        state.budget.charged = ChargedAccounts(
+            caller.namespace, caller.budget, state.session, declared=directives.budget
         )
         if not self._settler.is_unavailable:
             try:
-                await self._read(progress, directives.parent)
+                await self._read(state, directives.parent)
             except StoreDamaged as error:
                 # Nobody knows what it may spend until that is mended, be it for good: no case for `on_failure: open`.
                 self._settler.away(error)
@@ -127,45 +127,45 @@ class Accounts:
                 self._settler.away(error)
             else:
                 return
-        self._open_blind(progress)
+        self._open_blind(state)
 
-    async def look(self, progress: CallState) -> None:
+    async def look(self, state: CallState) -> None:
         """Read the accounts of a call that was refused before they were read, to tell its client what is left.
 
         The parent and the budget that the call declares are ignored. Does nothing where the store cannot be read.
         """
-        caller = progress.incoming.caller
-        if progress.charged.namespace or self._settler.is_unavailable:
+        caller = state.incoming.caller
+        if state.budget.charged.namespace or self._settler.is_unavailable:
             return
-        progress.charged = ChargedAccounts(caller.namespace, caller.budget, progress.session)
+        state.budget.charged = ChargedAccounts(caller.namespace, caller.budget, state.session)
         with contextlib.suppress(StoreUnavailable):
-            await self._read(progress, None)
+            await self._read(state, None)
 
-    async def _read(self, progress: CallState, named: str | None) -> None:
-        session, call = progress.session, progress.call
+    async def _read(self, state: CallState, named: str | None) -> None:
+        session, call = state.session, state.call
         if session is None:
-            progress.book = await self._budgets.book(progress.charged)
+            state.budget.accounts = await self._budgets.book(state.budget.charged)
             return
         is_stream = call is not None and call.stream
-        begun = await self._budgets.opening(session, progress.charged, named, with_totals=is_stream)
-        opening, progress.charged, progress.book = begun
-        progress.remembered, progress.before = opening.remembered, opening.totals
+        begun = await self._budgets.opening(session, state.budget.charged, named, with_totals=is_stream)
+        opening, state.budget.charged, state.budget.accounts = begun
+        state.context.remembered, state.budget.totals_before = opening.remembered, opening.totals
 
-    def _open_blind(self, progress: CallState) -> None:
+    def _open_blind(self, state: CallState) -> None:
         """Take the accounts as this worker last saw them.
 
         Raises:
             StoreUnavailable: no calls are taken while the store is away.
         """
         self._settler.check()
-        charged, session = progress.charged, progress.session
+        charged, session = state.budget.charged, state.session
         if session is not None and not charged.parents:
-            parents = self._budgets.parents_as_seen(session, progress.incoming.directives.parent)
+            parents = self._budgets.parents_as_seen(session, state.incoming.directives.parent)
             charged = replace(charged, parents=parents)
-        progress.book = self._budgets.blind_book(charged)
-        progress.notes["store"] = "away: its budget is as it was last seen"
+        state.budget.accounts = self._budgets.blind_book(charged)
+        state.notes["store"] = "away: its budget is as it was last seen"
 
-    async def hold(self, progress: CallState, call: Call) -> None:
+    async def hold(self, state: CallState, call: Call) -> None:
         """Hold what the call may cost, before it is sent.
 
         Raises:
@@ -174,38 +174,38 @@ class Accounts:
             StoreDamaged: one of the accounts cannot be read.
             StoreUnavailable: no calls are taken while the store is away.
         """
-        if not progress.book.claims:
+        if not state.budget.accounts.claims:
             return
-        self._check_deferred(progress)
-        if progress.book.budgets:
-            await self._read_body(len(call.body), lambda: _read_for_hold(progress, call))
+        self._check_deferred(state)
+        if state.budget.accounts.budgets:
+            await self._read_body(len(call.body), lambda: _read_for_hold(state, call))
         # Should the call end before it hears that it was granted, there is a hold all the same.
-        progress.is_holding = True
+        state.budget.is_holding = True
         try:
-            progress.taken = await self._first_of(progress, call)
+            state.budget.hold = await self._first_of(state, call)
         except StoreDamaged as error:
-            progress.is_holding = False
+            state.budget.is_holding = False
             self._settler.away(error)
             raise
         except StoreUnavailable as error:
             # It may have been granted all the same; even where the call is refused now, its record gives it back.
             self._settler.away(error)
-            self._open_blind(progress)
-            progress.taken = await self._reserve(progress, call)
+            self._open_blind(state)
+            state.budget.hold = await self._reserve(state, call)
         except GatewayError:
-            progress.is_holding = False
+            state.budget.is_holding = False
             raise
-        progress.book = progress.taken.book
+        state.budget.accounts = state.budget.hold.book
 
     @staticmethod
-    def check_held(progress: CallState) -> None:
+    def check_held(state: CallState) -> None:
         """Refuse a call that has become larger since it was held; the next try begins with what is known now.
 
         Raises:
             StoreUnavailable: it has.
         """
-        taken, plan = progress.taken, progress.plan
-        if taken is None or taken.hold is None or plan is None or not bounds_answers(progress.book.budgets):
+        taken, plan = state.budget.hold, state.context.plan
+        if taken is None or taken.hold is None or plan is None or not bounds_answers(state.budget.accounts.budgets):
             return
         weight, held = plan.safe_tokens + plan.context.kept, taken.hold.fixed.tokens
         if weight > held:
@@ -214,63 +214,63 @@ class Accounts:
                 f"tokens, of which its budget holds {held:,}. Try again shortly."
             )
 
-    def _check_deferred(self, progress: CallState) -> None:
+    def _check_deferred(self, state: CallState) -> None:
         """Refuse a call that is billed after its answer (a batch) where tokens or USD are limited."""
-        if not bounds_answers(progress.book.budgets) or self._budgets.policy.deferred:
+        if not bounds_answers(state.budget.accounts.budgets) or self._budgets.policy.deferred:
             return
-        if progress.is_billed_later and not progress.is_fetched_later:
+        if state.is_billed_later and not state.is_fetched_later:
             raise NotMetered(
                 "What this request begins is billed after its answer, so that the budget of its session or client key "
                 "cannot be held against it. Send it with a client key that has no budget in tokens or USD, ask for an "
                 "answer that is not deferred, or set budget.deferred: forward."
             )
 
-    async def _first_of(self, progress: CallState, call: Call) -> TakenHold:
+    async def _first_of(self, state: CallState, call: Call) -> TakenHold:
         """Hold enough for every route that the call may yet take; if that is refused, for the current one only.
 
         Then the call has no fallbacks any more.
         """
         try:
-            return await self._reserve(progress, call)
+            return await self._reserve(state, call)
         except (BudgetFault, PriceUnknown):
-            routes, end = progress.routes, progress.routes.index(progress.route) + 1
+            routes, end = state.routing.routes, state.routing.routes.index(state.routing.route) + 1
             if len(routes) == end:
                 raise
-        progress.routes = routes[:end]
+        state.routing.routes = routes[:end]
         try:
-            taken = await self._reserve(progress, call)
+            taken = await self._reserve(state, call)
         except (BudgetFault, PriceUnknown):
             # With its tool results shown shorter there may be room for all of them.
-            progress.routes = routes
+            state.routing.routes = routes
             raise
         left_out = ", ".join(f"{route.provider}/{route.model}" for route in routes[end:])
-        progress.notes["left_out"] = f"{left_out}: its budget could not be held for them"
+        state.notes["left_out"] = f"{left_out}: its budget could not be held for them"
         return taken
 
-    def _reserve(self, progress: CallState, call: Call) -> Awaitable[TakenHold]:
-        need, orphaned = partial(self._need, progress, call), partial(self._records.orphaned, progress)
-        call_id, is_stream = progress.incoming.call_id, call.stream
-        return self._budgets.reserve(progress.book, call_id, need, orphaned, is_stream=is_stream)
+    def _reserve(self, state: CallState, call: Call) -> Awaitable[TakenHold]:
+        need, orphaned = partial(self._need, state, call), partial(self._records.orphaned, state)
+        call_id, is_stream = state.incoming.call_id, call.stream
+        return self._budgets.reserve(state.budget.accounts, call_id, need, orphaned, is_stream=is_stream)
 
-    def _need(self, progress: CallState, call: Call) -> CallNeed:
+    def _need(self, state: CallState, call: Call) -> CallNeed:
         """What the call may take at the most, wherever it goes in the end."""
-        plan, wire, fields = progress.plan, progress.incoming.endpoint.wire, call.fields
+        plan, wire, fields = state.context.plan, state.incoming.endpoint.wire, call.fields
         # The routes before the current one have failed.
-        ahead = progress.routes[progress.routes.index(progress.route) :]
+        ahead = state.routing.routes[state.routing.routes.index(state.routing.route) :]
         known = [self._facts(route) for route in ahead]
-        asked = progress.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
+        asked = state.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
         asked = asked or default_limit(fields, wire)
         asked = min(asked, MOST) if asked is not None else None
-        tokens, expected = _uncounted(progress, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
+        tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than what is shown until then.
-        tokens += progress.showing.more if progress.showing is not None else 0
+        tokens += state.context.shown.more if state.context.shown is not None else 0
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
-        can_end = can_end and not progress.is_fetched_later
-        kept = progress.kept_by(*ahead)
+        can_end = can_end and not state.is_fetched_later
+        kept = state.kept_by(*ahead)
         # The expected tokens of a plan include what the provider keeps; its safe tokens do not.
         expected += kept if plan is None else 0
         outputs = [facts.output for facts in known]
-        rates = self._rates(progress, call, ahead, tokens + kept)
+        rates = self._rates(state, call, ahead, tokens + kept)
         return CallNeed(
             tokens + kept,
             output=asked,
@@ -280,30 +280,30 @@ class Accounts:
             answers=answers_asked(fields, wire),
             has_output=wire is not None or asked is not None,
             rate=dearest(rates),
-            is_priced=all(rate is not None for rate in rates) or not progress.incoming.endpoint.estimated,
-            model=progress.route.model,
+            is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
+            model=state.routing.route.model,
             can_grow=can_end
             and all(facts.reasoning is False for facts in known)
             and not any(route in self._in_one_piece for route in ahead),
             can_end=can_end,
-            goes_on=progress.is_fetched_later,
+            goes_on=state.is_fetched_later,
             # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
             expected=expected,
         )
 
-    def _rates(self, progress: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
+    def _rates(self, state: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
         """What a token costs of each model that may answer, by the gateway's choice or the provider's."""
-        tier, caches_1h = service_tier(call.fields), progress.caches_long
-        prices = [self._facts(route).price for route in (*ahead, *progress.instead(*ahead))]
+        tier, caches_1h = service_tier(call.fields), state.budget.caches_long
+        prices = [self._facts(route).price for route in (*ahead, *state.routing.instead(*ahead))]
         return [rate_of(price, tokens, tier, caches_1h=caches_1h) for price in prices]
 
-    async def deliver(self, progress: CallState) -> None:
+    async def deliver(self, state: CallState) -> None:
         """Before a part of the answer goes out: see to it that the call is charged even if this worker dies."""
-        taken = progress.taken
+        taken = state.budget.hold
         if taken is None:
             return
-        lease, come = taken.lease, progress.response_bytes
+        lease, come = taken.lease, state.response.bytes_sent
         # What is held while the store is away is counted by this worker, and `Leases` takes it once the store is back.
         if taken.hold is None and not lease.is_known and not self._settler.is_unavailable:
             await self._take(taken)
@@ -323,150 +323,152 @@ class Accounts:
         if record is not None:
             await self._settler.settle(record)
 
-    async def is_over(self, progress: CallState) -> bool:
+    async def is_over(self, state: CallState) -> bool:
         """Whether a stream has to end now, as its hold is used up. The caller passes nothing on meanwhile."""
-        if progress.taken is None:
+        if state.budget.hold is None:
             return False
-        lease = progress.taken.lease
-        if lease.is_bounded and progress.response_bytes - lease.looked_at >= lease.look_bytes:
+        lease = state.budget.hold.lease
+        if lease.is_bounded and state.response.bytes_sent - lease.looked_at >= lease.look_bytes:
             await self._budgets.look(lease)
-            lease.looked(progress.response_bytes, lease.delivered())
+            lease.looked(state.response.bytes_sent, lease.delivered())
         return lease.is_over
 
     @staticmethod
-    def bytes_at_once(progress: CallState) -> int | None:
+    def bytes_at_once(state: CallState) -> int | None:
         """Return how many bytes of a stream may be passed on before `is_over` is asked again; None for all."""
-        taken = progress.taken
+        taken = state.budget.hold
         return taken.lease.look_bytes if taken is not None and taken.lease.is_bounded else None
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    async def settle(self, progress: CallState) -> Totals | None:
+    async def settle(self, state: CallState) -> Totals | None:
         """Write the record and its charge. Safe to call again: an interrupted settlement is repeated as it was."""
-        if progress.is_settled:
-            return progress.totals
+        if state.settlement.is_settled:
+            return state.settlement.totals
         going = None
-        if progress.record is None:
-            await self._read_for_record(progress)
+        if state.settlement.record is None:
+            await self._read_for_record(state)
             # Only the first time: if that settlement was interrupted, nobody knows whether the session's step moved.
-            progress.record = self._record(progress)
-            self._note_one_piece(progress, progress.record)
-            going = self._going(progress, progress.record)
-        record = progress.record
+            state.settlement.record = self._record(state)
+            self._note_one_piece(state, state.settlement.record)
+            going = self._going(state, state.settlement.record)
+        record = state.settlement.record
         # A call that the gateway itself could not serve is not recorded, but what was held must be given back. One that
         # is pending is recorded without a session, too: else nobody would hear what it took.
         is_recorded = record.session is not None or record.outcome == PENDING
-        if progress.is_holding or (is_recorded and not isinstance(progress.fault, GatewayFault)):
-            claims = self._budgets.to_read(progress.book)
-            record = await self._fetched.before(progress, record)
-            closing = await self._written(progress, record, going, claims)
-            self._give_back(progress, record.spent)
+        if state.budget.is_holding or (is_recorded and not isinstance(state.response.fault, GatewayFault)):
+            claims = self._budgets.to_read(state.budget.accounts)
+            record = await self._fetched.before(state, record)
+            closing = await self._written(state, record, going, claims)
+            self._give_back(state, record.spent)
             if closing is not None:
-                progress.totals = closing.totals
-            if claims or progress.book.is_blind:
-                progress.book = self._budgets.again(progress.book, closing.balances if closing is not None else None)
-        if await self._fetched.looked_back(progress):
+                state.settlement.totals = closing.totals
+            if claims or state.budget.accounts.is_blind:
+                state.budget.accounts = self._budgets.again(
+                    state.budget.accounts, closing.balances if closing is not None else None
+                )
+        if await self._fetched.looked_back(state):
             with self._fetched.whatever():
-                progress.totals = await self.totals_now(progress)
-        self.end(progress)
-        await self._fetched.after(progress, record)
-        return progress.totals
+                state.settlement.totals = await self.totals_now(state)
+        self.end(state)
+        await self._fetched.after(state, record)
+        return state.settlement.totals
 
-    async def _read_for_record(self, progress: CallState) -> None:
+    async def _read_for_record(self, state: CallState) -> None:
         """Read the texts of a large body in a thread, if the call's record needs them."""
-        call = progress.call
-        if call is None or not self._records.needs_texts(progress):
+        call = state.call
+        if call is None or not self._records.needs_texts(state):
             return
         try:
-            await self._read_body(len(call.body), lambda: text_estimate(progress))
+            await self._read_body(len(call.body), lambda: text_estimate(state))
         except asyncio.CancelledError:
             # The call must be settled all the same, and at once: it is charged by its length.
-            progress.texts = ceil(len(call.body) / _UNREAD_BYTES)
+            state.budget.text_tokens = ceil(len(call.body) / _UNREAD_BYTES)
 
-    def _note_one_piece(self, progress: CallState, record: CallRecord) -> None:
+    def _note_one_piece(self, state: CallState, record: CallRecord) -> None:
         """Note a stream that brought far more than was held for it: nobody could have ended it in time."""
-        taken, charge = progress.taken, record.charge
+        taken, charge = state.budget.hold, record.charge
         if taken is None or charge is None or taken.whole is not None or taken.hold is None:
             return
         if charge.usage.output_tokens > taken.lease.tokens + _ONE_PIECE:
-            self._in_one_piece.add(progress.route)
+            self._in_one_piece.add(state.routing.route)
 
-    def _record(self, progress: CallState) -> CallRecord:
+    def _record(self, state: CallState) -> CallRecord:
         """The call's record; `RecordBuilder.unread` where reading its usage fails."""
         try:
-            return self._records.of(progress)
+            return self._records.of(state)
         except Exception:
-            logger.exception("what call %s used cannot be told", progress.incoming.call_id)
-            return self._records.unread(progress)
+            logger.exception("what call %s used cannot be told", state.incoming.call_id)
+            return self._records.unread(state)
 
-    def _going(self, progress: CallState, record: CallRecord) -> Going | None:
+    def _going(self, state: CallState, record: CallRecord) -> Going | None:
         try:
-            return self._steps.going(progress, record)
+            return self._steps.going(state, record)
         except Exception:
             # Where a session is in its steps is guidance, and no reason to lose a charge.
             logger.exception("what call %s makes of its session's step cannot be told", record.call_id)
             return None
 
-    def end(self, progress: CallState) -> None:
+    def end(self, state: CallState) -> None:
         """Release what this worker keeps of the call, and tell the observers; only the first time.
 
         Also for a call whose settlement was interrupted: the settler writes its record as soon as it can. If a call has
         no record, its hold ends with its lease, and is settled as that of a worker that is gone.
         """
-        if progress.is_settled:
+        if state.settlement.is_settled:
             return
-        record = progress.record
-        self._give_back(progress, record.spent if record is not None else NOTHING)
+        record = state.settlement.record
+        self._give_back(state, record.spent if record is not None else NOTHING)
         if record is None:
             return
-        progress.is_settled = True
+        state.settlement.is_settled = True
         # What it takes is told when it is known, once.
         told = record if record.outcome != PENDING else replace(record, charge=None)
         # Those of the session whose answer was fetched are no part of the request that did so.
-        totals = progress.totals if progress.fetched is None else None
-        tell(self._listeners, told, totals, self.allowance(progress))
+        totals = state.settlement.totals if state.settlement.fetched is None else None
+        tell(self._listeners, told, totals, self.allowance(state))
 
-    def _give_back(self, progress: CallState, spent: Amount) -> None:
-        taken, progress.taken = progress.taken, None
+    def _give_back(self, state: CallState, spent: Amount) -> None:
+        taken, state.budget.hold = state.budget.hold, None
         if taken is not None:
             self._budgets.close(taken, spent)
 
     async def _written(
-        self, progress: CallState, record: CallRecord, going: Going | None, claims: Sequence[Claim]
+        self, state: CallState, record: CallRecord, going: Going | None, claims: Sequence[Claim]
     ) -> CallClosing | None:
         """Write the record, and in the same step where its session is in its steps now; see `Settler.close`."""
         if going is not None:
             try:
                 closing = await self._settler.close_with(record, going, claims)
             except StoreUnavailable as error:
-                self._steps.unkept(progress, going, error)
+                self._steps.unkept(state, going, error)
             else:
-                progress.record = self._steps.gone(progress, going)
+                state.settlement.record = self._steps.gone(state, going)
                 return closing
         return await self._settler.close(record, claims)
 
     # --- at any time -------------------------------------------------------------------------------------------
 
-    async def totals_now(self, progress: CallState) -> Totals | None:
+    async def totals_now(self, state: CallState) -> Totals | None:
         """The session's totals, without this call unless it was settled; None where nobody knows them."""
-        if progress.session is None or self._settler.is_unavailable:
+        if state.session is None or self._settler.is_unavailable:
             return None
         with contextlib.suppress(StoreUnavailable):
-            return await self._store.totals(progress.session)
+            return await self._store.totals(state.session)
         return None
 
-    def allowance(self, progress: CallState) -> Allowance | None:
+    def allowance(self, state: CallState) -> Allowance | None:
         """What the call's accounts leave, as they stood when they were last read."""
-        budgets = progress.book.budgets
+        budgets = state.budget.accounts.budgets
         return allowance(budgets, self._budgets.policy.warn_at) if budgets else None
 
 
-def _read_for_hold(progress: CallState, call: Call) -> None:
+def _read_for_hold(state: CallState, call: Call) -> None:
     """Read what a hold needs to know of the body."""
-    if progress.plan is None:
-        text_estimate(progress)
-    if any(balance.limits.nano_usd is not None for balance in progress.book.budgets):
-        progress.caches_long = _LONG_CACHE.search(call.body) is not None
+    if state.context.plan is None:
+        text_estimate(state)
+    if any(balance.limits.nano_usd is not None for balance in state.budget.accounts.budgets):
+        state.budget.caches_long = _LONG_CACHE.search(call.body) is not None
 
 
 def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:
@@ -479,20 +481,20 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
     return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
-def _uncounted(progress: CallState, call: Call) -> tuple[int, int]:
+def _uncounted(state: CallState, call: Call) -> tuple[int, int]:
     """Return the input tokens to hold for a call that is not counted exactly, and those it is expected to have.
 
     Both are 0 without a budget, as reading megabytes takes time.
     """
-    if not progress.book.budgets:
+    if not state.budget.accounts.budgets:
         return 0, 0
-    if not call.fields and progress.incoming.endpoint.estimated:
+    if not call.fields and state.incoming.endpoint.estimated:
         unread = _unread(call.body)
         return unread, unread
-    expected = text_estimate(progress)
+    expected = text_estimate(state)
     tokens = ceil(expected * _UNCOUNTED_MARGIN)
     # In a conversation that is too long to be counted, brackets and numbers are billed as well.
-    if progress.incoming.endpoint.wire is not None:
+    if state.incoming.endpoint.wire is not None:
         tokens = max(tokens, ceil(len(call.body) / _UNREAD_BYTES))
     return tokens, expected
 

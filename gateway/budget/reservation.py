@@ -81,14 +81,14 @@ class Budgets:
                 )
             return found
         await self._above_with(session, named, read)
-        state = await self._store.update(session, lambda state: state.with_parent(named))
-        if state.parent != named:
-            return await self.parents(session, state.parent, named)  # somebody was faster, and that one stays
+        kept = await self._store.update(session, lambda kept: kept.with_parent(named))
+        if kept.parent != named:
+            return await self.parents(session, kept.parent, named)  # another call was faster, and its parent stays
         try:
             # Once more: those above may have got this one as their parent meanwhile.
             return await self._above_with(session, named)
         except InvalidRequest:
-            await self._store.update(session, lambda state: state.without_parent(named))
+            await self._store.update(session, lambda kept: kept.without_parent(named))
             raise
 
     async def _above_with(

@@ -62,32 +62,32 @@ class RecordBuilder:
         self._named_at = named_at
         self._billed_refusals = billed_refusals
 
-    def of(self, progress: CallState) -> CallRecord:
+    def of(self, state: CallState) -> CallRecord:
         """The record of a call that ends now."""
-        answer = self._as_billed(progress, answer_of(progress))
-        charge = self._charge(progress, answer)
-        record = self._record(progress, answer, charge, self._spent(progress, charge, answer))
-        if charge is None or not _goes_on(progress, answer):
+        answer = self._as_billed(state, answer_of(state))
+        charge = self._charge(state, answer)
+        record = self._record(state, answer, charge, self._spent(state, charge, answer))
+        if charge is None or not _goes_on(state, answer):
             return record
-        return self._pending(progress, record, answer)
+        return self._pending(state, record, answer)
 
-    def _as_billed(self, progress: CallState, answer: ParsedResponse) -> ParsedResponse:
+    def _as_billed(self, state: CallState, answer: ParsedResponse) -> ParsedResponse:
         """Return the answer with the usage that its provider bills; the record's note `unbilled` says what is not."""
-        categories = self._billed_refusals.get(progress.route.provider)
+        categories = self._billed_refusals.get(state.routing.route.provider)
         if categories is None:
             return answer
         billed, note = as_billed(answer, categories)
         if note is not None:
-            progress.notes[_UNBILLED] = f"not billed by {progress.route.provider}: {as_name(note)}"
+            state.notes[_UNBILLED] = f"not billed by {state.routing.route.provider}: {as_name(note)}"
         return billed
 
     @staticmethod
-    def _pending(progress: CallState, record: CallRecord, answer: ParsedResponse) -> CallRecord:
+    def _pending(state: CallState, record: CallRecord, answer: ParsedResponse) -> CallRecord:
         """The record of a call whose answer is still being made, whoever waits for it: all that was held may be spent.
 
         Of an answer without an id nobody will hear how it ends.
         """
-        taken = progress.taken
+        taken = state.budget.hold
         if taken is not None and taken.hold is not None:
             record = replace(record, spent=taken.hold.amount(taken.units))
         if answer.id is None:
@@ -143,77 +143,77 @@ class RecordBuilder:
             return None, "estimated"
         return Usage.of(estimated, output), "estimated"
 
-    def unread(self, progress: CallState) -> CallRecord:
+    def unread(self, state: CallState) -> CallRecord:
         """The record where `of` fails: charged for its input as weighed, and the output that its lease has noted."""
-        progress.notes["usage"] = "not known: the gateway failed to read it"
-        taken, charge, spent = progress.taken, None, NOTHING
-        if progress.billed or progress.is_at_work:
-            tokens = progress.plan.context.tokens if progress.plan is not None else 0
+        state.notes["usage"] = "not known: the gateway failed to read it"
+        taken, charge, spent = state.budget.hold, None, NOTHING
+        if state.response.is_billed or state.dispatch.is_at_work:
+            tokens = state.context.plan.context.tokens if state.context.plan is not None else 0
             charge = Charge(Usage.of(tokens, taken.lease.noted if taken is not None else 0), "estimated", None)
             spent = spent_by(charge, self._cached_weight)
             if taken is not None and taken.hold is not None:
                 delivered = ceil(taken.lease.noted / taken.lease.answers)
-                spent = taken.hold.amount(taken.units if progress.is_fetched_later else delivered)
-        return self._record(progress, ParsedResponse(), charge, spent)
+                spent = taken.hold.amount(taken.units if state.is_fetched_later else delivered)
+        return self._record(state, ParsedResponse(), charge, spent)
 
     def _record(
         self,
-        progress: CallState,
+        state: CallState,
         answer: ParsedResponse,
         charge: Charge | None,
         spent: Amount,
         *,
         is_orphaned: bool = False,
     ) -> CallRecord:
-        incoming, call, now = progress.incoming, progress.call, self._clock()
-        context = _context(progress, answer, charge)
+        incoming, call, now = state.incoming, state.call, self._clock()
+        context = _context(state, answer, charge)
         if is_orphaned and context is not None and context.message_fates:
             context = replace(context, message_fates=Fates())
         return CallRecord(
             call_id=incoming.call_id,
             request_id=incoming.request_id,
-            session=progress.session,
-            derived_session=progress.derived,
-            started_at=progress.started_at,
-            dialect=progress.dialect.name,
-            operation=_operation(progress, call),
-            provider=progress.route.provider,
-            model=as_name(progress.route.model or (call.model if call else None) or ""),
+            session=state.session,
+            derived_session=state.derived,
+            started_at=state.started_at,
+            dialect=state.dialect.name,
+            operation=_operation(state, call),
+            provider=state.routing.route.provider,
+            model=as_name(state.routing.route.model or (call.model if call else None) or ""),
             response_model=as_name(answer.model) if answer.model else None,
             stream=call.stream if call else False,
-            status=progress.status if progress.outcome not in _LEFT else CLIENT_CLOSED,
-            outcome=progress.outcome if not is_orphaned else ORPHANED,
-            error_code=progress.fault.code if progress.fault else None,
-            error=CallError.of(progress.fault) if progress.fault else None,
-            declared=progress.charged.declared if not progress.charged.declared.is_none else None,
+            status=state.response.status if state.response.outcome not in _LEFT else CLIENT_CLOSED,
+            outcome=state.response.outcome if not is_orphaned else ORPHANED,
+            error_code=state.response.fault.code if state.response.fault else None,
+            error=CallError.of(state.response.fault) if state.response.fault else None,
+            declared=state.budget.charged.declared if not state.budget.charged.declared.is_none else None,
             finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
             tools=tuple(map(as_name, answer.tools)),
             charge=charge,
-            overhead_s=(progress.sent_at or now) - incoming.started,
-            first_byte_s=progress.head_at - incoming.started if progress.head_at is not None else None,
+            overhead_s=(state.dispatch.sent_at or now) - incoming.started,
+            first_byte_s=state.dispatch.head_at - incoming.started if state.dispatch.head_at is not None else None,
             duration_s=now - incoming.started,
             request_bytes=len(incoming.body),
-            response_bytes=progress.response_bytes,
-            notes=progress.notes,
+            response_bytes=state.response.bytes_sent,
+            notes=state.notes,
             context=context,
-            accounts=accounts_of(progress.book.claims),
+            accounts=accounts_of(state.budget.accounts.claims),
             spent=spent,
-            mode=progress.mode,
-            step=progress.step.name if progress.step is not None else None,
-            kept=_kept(progress, answer, charge),
-            answer=_found_by(progress, answer),
-            unread_thinking=progress.unread_thinking,
+            mode=state.context.mode,
+            step=state.steps.step.name if state.steps.step is not None else None,
+            kept=_kept(state, answer, charge),
+            answer=_found_by(state, answer),
+            unread_thinking=state.context.unread_thinking,
         )
 
-    def needs_texts(self, progress: CallState) -> bool:
+    def needs_texts(self, state: CallState) -> bool:
         """Return whether the record of a call is an estimate for which the texts of its request must be read."""
-        if not self._estimate_missing or progress.plan is not None or progress.texts is not None:
+        if not self._estimate_missing or state.context.plan is not None or state.budget.text_tokens is not None:
             return False
-        reported = answer_of(progress).usage
+        reported = answer_of(state).usage
         is_known = reported is not None and reported.input_tokens is not None
-        return (progress.billed or progress.is_at_work) and not is_known
+        return (state.response.is_billed or state.dispatch.is_at_work) and not is_known
 
-    def orphaned(self, progress: CallState, need: CallNeed) -> CallRecord:
+    def orphaned(self, state: CallState, need: CallNeed) -> CallRecord:
         """Return the record of a call in case its worker ends before it settles the call.
 
         It is charged the expected input. The margin of the hold is for a budget that must not be exceeded; nobody
@@ -223,84 +223,84 @@ class RecordBuilder:
         cost_usd = need.rate.input * tokens if need.rate is not None else None
         charge = Charge(Usage.of(tokens, 0), "estimated", cost_usd)
         # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
-        return self._record(progress, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_orphaned=True)
+        return self._record(state, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_orphaned=True)
 
-    def _charge(self, progress: CallState, answer: ParsedResponse) -> Charge | None:
+    def _charge(self, state: CallState, answer: ParsedResponse) -> Charge | None:
         """What the provider bills for a call; None where it bills nothing."""
-        endpoint = progress.incoming.endpoint
-        left_waiting = progress.outcome in _LEFT and progress.is_at_work and progress.head_at is None
-        if progress.call is None or not (progress.billed or (left_waiting and endpoint.metered)):
+        endpoint = state.incoming.endpoint
+        left_waiting = state.response.outcome in _LEFT and state.dispatch.is_at_work and state.dispatch.head_at is None
+        if state.call is None or not (state.response.is_billed or (left_waiting and endpoint.metered)):
             return None
         reported = answer.usage
         if reported is not None and reported.has_tokens:
-            usage, source = reported.complete(*self._estimates(progress, answer))
-            if _UNBILLED in progress.notes and not (usage.total_tokens or reported.searches):
+            usage, source = reported.complete(*self._estimates(state, answer))
+            if _UNBILLED in state.notes and not (usage.total_tokens or reported.searches):
                 # It costs nothing at any price, known or not.
                 return Charge(usage, source, Decimal(0))
-            return Charge(usage, source, self._cost(progress, usage, answer))
+            return Charge(usage, source, self._cost(state, usage, answer))
         # A stream that failed says nothing of an answer that its provider goes on with.
-        failed_empty = answer.error and not answer.output_estimate and not (answer.id and _goes_on(progress, answer))
+        failed_empty = answer.error and not answer.output_estimate and not (answer.id and _goes_on(state, answer))
         # A stream of events on a path nobody knows is a model's answer all the same.
-        unknown_stream = progress.is_event_stream and answer.output_estimate > 0
+        unknown_stream = state.response.is_event_stream and answer.output_estimate > 0
         if failed_empty or not (endpoint.estimated or unknown_stream):
             return None
-        usage = Usage.of(*self._estimates(progress, answer))
-        return Charge(usage, "estimated", self._cost(progress, usage, answer))
+        usage = Usage.of(*self._estimates(state, answer))
+        return Charge(usage, "estimated", self._cost(state, usage, answer))
 
-    def _estimates(self, progress: CallState, answer: ParsedResponse) -> tuple[int, int]:
+    def _estimates(self, state: CallState, answer: ParsedResponse) -> tuple[int, int]:
         """Estimated tokens of input and output; only those of a side that was not reported are ever used."""
         if not self._estimate_missing:
             return 0, 0
         reported = answer.usage
         is_known = reported is not None and reported.input_tokens is not None
-        return 0 if is_known else input_estimate(progress), answer.output_estimate
+        return 0 if is_known else input_estimate(state), answer.output_estimate
 
-    def _spent(self, progress: CallState, charge: Charge | None, answer: ParsedResponse) -> Amount:
+    def _spent(self, state: CallState, charge: Charge | None, answer: ParsedResponse) -> Amount:
         """What is taken from budgets: where the cost is not known, no less than what is known of it."""
         if charge is None or charge.cost_usd is not None:
             return spent_by(charge, self._cached_weight)
-        prices = self._prices(progress, answer)
+        prices = self._prices(state, answer)
         if prices:
             tier = as_name(answer.service_tier or "")
-            progress.notes.setdefault("price", f'not known of the service tier "{tier}", which is a dearer one')
+            state.notes.setdefault("price", f'not known of the service tier "{tier}", which is a dearer one')
         spent = spent_by(_least(charge, prices), self._cached_weight)
-        hold = progress.taken.hold if progress.taken is not None else None
-        if hold is None or self._is_input_seen(progress, answer):
+        hold = state.budget.hold.hold if state.budget.hold is not None else None
+        if hold is None or self._is_input_seen(state, answer):
             return spent
         # Of a form only its size is known, and what was held goes by that.
         return spent._replace(nano_usd=max(spent.nano_usd, hold.fixed.nano_usd))
 
-    def _is_input_seen(self, progress: CallState, answer: ParsedResponse) -> bool:
+    def _is_input_seen(self, state: CallState, answer: ParsedResponse) -> bool:
         """Whether the input is known, or can be estimated: a form or a file is not looked into."""
-        reported, call = answer.usage, progress.call
+        reported, call = answer.usage, state.call
         if (reported is not None and reported.input_tokens is not None) or not self._estimate_missing:
             return True
         return call is None or bool(call.fields) or not call.body
 
-    def _is_output_seen(self, progress: CallState, answer: ParsedResponse) -> bool:
+    def _is_output_seen(self, state: CallState, answer: ParsedResponse) -> bool:
         """The same of the output: sound and pictures are not weighed."""
         reported = answer.usage
         if (reported is not None and reported.output_tokens is not None) or not self._estimate_missing:
             return True
-        return answer.is_seen or not progress.response_bytes
+        return answer.is_seen or not state.response.bytes_sent
 
     def _told(self, route: Route, answer: ParsedResponse) -> Decimal | None:
         """What the call costs on the word of its provider."""
         reported = answer.usage if route.provider in self._cost_reporters else None
         return reported.cost_usd if reported is not None else None
 
-    def _cost(self, progress: CallState, usage: Usage, answer: ParsedResponse) -> Decimal | None:
-        told = self._told(progress.route, answer)
+    def _cost(self, state: CallState, usage: Usage, answer: ParsedResponse) -> Decimal | None:
+        told = self._told(state.routing.route, answer)
         if told is not None:
             return told
-        if not (self._is_input_seen(progress, answer) and self._is_output_seen(progress, answer)):
-            progress.notes["price"] = "not known of sound, pictures or files whose usage was not reported"
+        if not (self._is_input_seen(state, answer) and self._is_output_seen(state, answer)):
+            state.notes["price"] = "not known of sound, pictures or files whose usage was not reported"
             return None
         asked = None
-        if answer.service_tier is None and progress.call is not None:
-            asked = service_tier(progress.call.fields)
-        prices, named = self._prices(progress, answer), partial(self._named, progress)
-        return self._listed(usage, answer, prices=prices, named=named, asked=asked, notes=progress.notes)
+        if answer.service_tier is None and state.call is not None:
+            asked = service_tier(state.call.fields)
+        prices, named = self._prices(state, answer), partial(self._named, state)
+        return self._listed(usage, answer, prices=prices, named=named, asked=asked, notes=state.notes)
 
     def _listed(
         self,
@@ -338,15 +338,15 @@ class RecordBuilder:
             return None
         return max(known) + others + answer.usage.searches * max(fees)
 
-    def _named(self, progress: CallState, name: str) -> Route:
+    def _named(self, state: CallState, name: str) -> Route:
         """The model of this name at the provider that answered."""
-        route = progress.route
-        return _who_answered([route, *progress.instead(route)], name) or self._named_at(route.provider, name)
+        route = state.routing.route
+        return _who_answered([route, *state.routing.instead(route)], name) or self._named_at(route.provider, name)
 
-    def _prices(self, progress: CallState, answer: ParsedResponse) -> list[Price]:
+    def _prices(self, state: CallState, answer: ParsedResponse) -> list[Price]:
         """The price of the model that answered; those of all that may have, where that cannot be told."""
-        route = progress.route
-        instead = progress.instead(route, besides=False)
+        route = state.routing.route
+        instead = state.routing.instead(route, besides=False)
         if not instead:
             # Whatever it calls itself: a version that has no price of its own is the model all the same.
             return self._known_prices([route])
@@ -360,16 +360,16 @@ class RecordBuilder:
         return [price for route in routes if (price := self._facts(route).price) is not None]
 
 
-def answer_of(progress: CallState) -> ParsedResponse:
+def answer_of(state: CallState) -> ParsedResponse:
     """What a call was answered with, as far as it came."""
-    return progress.answer or (progress.reader() if progress.reader else ParsedResponse())
+    return state.response.parsed or (state.response.reader() if state.response.reader else ParsedResponse())
 
 
-def _context(progress: CallState, answer: ParsedResponse, charge: Charge | None) -> ContextRecord | None:
+def _context(state: CallState, answer: ParsedResponse, charge: Charge | None) -> ContextRecord | None:
     """What the call weighed, and how much of its input tells nothing of that."""
-    if progress.plan is None:
+    if state.context.plan is None:
         return None
-    context, told = progress.plan.context, answer.usage
+    context, told = state.context.plan.context, answer.usage
     if told is None or told.request_tokens is None or charge is None:
         return context
     beyond = charge.usage.input_tokens - told.request_tokens
@@ -384,15 +384,15 @@ def has_ended(answer: ParsedResponse) -> bool:
     return answer.finish_reason is not None
 
 
-def _goes_on(progress: CallState, answer: ParsedResponse) -> bool:
+def _goes_on(state: CallState, answer: ParsedResponse) -> bool:
     """Whether the provider is still at work on an answer that is fetched later.
 
     It is not where all of it came at once with its usage, from a provider that says of no answer why it ended.
     """
-    if has_ended(answer) or not progress.is_fetched_later:
+    if has_ended(answer) or not state.is_fetched_later:
         return False
     reported = answer.usage
-    return reported is None or not reported.output_tokens or progress.outcome != "ok"
+    return reported is None or not reported.output_tokens or state.response.outcome != "ok"
 
 
 def _least(charge: Charge | None, prices: Sequence[Price]) -> Charge | None:
@@ -409,23 +409,23 @@ def _tiered(answer: ParsedResponse, asked: str | None, usage: Usage, price: Pric
     return max(standard_cost(usage, price), cost(usage, price, asked) or Decimal(0))
 
 
-def _kept(progress: CallState, answer: ParsedResponse, charge: Charge | None) -> str:
+def _kept(state: CallState, answer: ParsedResponse, charge: Charge | None) -> str:
     """What the session notes of an answer that later calls may go on from: its id, and the tokens it adds to them.
 
     All tokens of the call but those that each request sends again, such as its tools. Empty where no usage was reported
     or the provider keeps nothing.
     """
-    call, plan = progress.call, progress.plan
+    call, plan = state.call, state.context.plan
     if call is None:
         return ""
-    ids = left_over(call.fields, progress.incoming.endpoint.wire, answer.id)
-    return kept_of(progress.route.provider, charge, ids, plan.overhead if plan is not None else 0)
+    ids = left_over(call.fields, state.incoming.endpoint.wire, answer.id)
+    return kept_of(state.routing.route.provider, charge, ids, plan.overhead if plan is not None else 0)
 
 
-def _found_by(progress: CallState, answer: ParsedResponse) -> str | None:
+def _found_by(state: CallState, answer: ParsedResponse) -> str | None:
     """What the call is found by when a later one goes on from its answer; see `CallRecord.answer`."""
-    fields = progress.call.fields if progress.call is not None else {}
-    kept = kept_answer(fields, progress.incoming.endpoint.wire, answer.id)
+    fields = state.call.fields if state.call is not None else {}
+    kept = kept_answer(fields, state.incoming.endpoint.wire, answer.id)
     return answer_name(kept) if kept is not None else None
 
 
@@ -449,22 +449,22 @@ def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:
     return None
 
 
-def input_estimate(progress: CallState) -> int:
+def input_estimate(state: CallState) -> int:
     """Input tokens of a call by our own reckoning: what was sent where it was weighed, else what its texts come to."""
-    plan = progress.plan
-    return plan.context.tokens if plan is not None else text_estimate(progress) + progress.kept_by(progress.route)
+    plan = state.context.plan
+    return plan.context.tokens if plan is not None else text_estimate(state) + state.kept_by(state.routing.route)
 
 
-def text_estimate(progress: CallState) -> int:
+def text_estimate(state: CallState) -> int:
     """What the texts of a call come to, which is not weighed."""
-    call = progress.call
-    if call is not None and progress.texts is None:
-        progress.texts = estimate(progress.dialect.input_text(call)) + token_ids(call.fields)
-    return progress.texts or 0
+    call = state.call
+    if call is not None and state.budget.text_tokens is None:
+        state.budget.text_tokens = estimate(state.dialect.input_text(call)) + token_ids(call.fields)
+    return state.budget.text_tokens or 0
 
 
-def _operation(progress: CallState, call: Call | None) -> str:
-    purpose = progress.incoming.purpose
+def _operation(state: CallState, call: Call | None) -> str:
+    purpose = state.incoming.purpose
     if purpose is not None:
         return purpose.operation
-    return call.operation if call else progress.incoming.endpoint.operation
+    return call.operation if call else state.incoming.endpoint.operation

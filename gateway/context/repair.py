@@ -44,114 +44,114 @@ class Recomposer:
         self._learner = learner
 
     async def _planned_again(
-        self, progress: CallState, asked: PlanRequest, options: ContextOptions, said: LengthLimit
+        self, state: CallState, asked: PlanRequest, options: ContextOptions, said: LengthLimit
     ) -> PlanResult:
         """Plan a call again that the provider refused for its length."""
-        bound, asked = progress.thinking, replace(asked, options=options)
+        bound, asked = state.context.thinking, replace(asked, options=options)
         if bound is None:
-            return PlanResult(asked, await self._composer.plan(progress, asked, said), progress.showing, None)
-        return await bound.choose(bound.choice, progress.tried.modes, self._replan(progress, bound, asked, said))
+            return PlanResult(asked, await self._composer.plan(state, asked, said), state.context.shown, None)
+        return await bound.choose(bound.choice, state.context.tried.modes, self._replan(state, bound, asked, said))
 
-    def _replan(self, progress: CallState, bound: BoundCall, asked: PlanRequest, said: LengthLimit | None) -> MakePlan:
+    def _replan(self, state: CallState, bound: BoundCall, asked: PlanRequest, said: LengthLimit | None) -> MakePlan:
         """Return a function that plans the call again with other thinking removed, and everything else unchanged."""
 
         async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
-            contents = await self._composer.chosen(progress, bound.received, choice)
+            contents = await self._composer.chosen(state, bound.received, choice)
             received = None if contents is bound.original else bound.original
             again = replace(asked, contents=contents, counts=None, received=received)
-            made = await self._composer.plan_within(progress, again, most, said, may_sum_up=may_sum_up)
-            return PlanResult(*made, progress.showing, None)
+            made = await self._composer.plan_within(state, again, most, said, may_sum_up=may_sum_up)
+            return PlanResult(*made, state.context.shown, None)
 
         return plan
 
     @staticmethod
-    def may_be_too_long(progress: CallState) -> bool:
+    def may_be_too_long(state: CallState) -> bool:
         """Return whether the provider may refuse the request for its length, and it could be trimmed again.
 
         The first bytes of a response are not examined if the request is far below the window, or below 4,096 tokens
         where the window is unknown.
         """
-        plan = progress.plan
-        if plan is None or progress.asked is None:
+        plan = state.context.plan
+        if plan is None or state.context.request is None:
             return False
         return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
 
-    async def fit_again(self, progress: CallState, found: LengthError) -> bool:
+    async def fit_again(self, state: CallState, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; return whether there is something shorter to send now."""
-        asked, plan = await self._composer.loaded(progress), progress.plan
+        asked, plan = await self._composer.loaded(state), state.context.plan
         if asked is None or plan is None:
             return False
-        held = self._composer.held_input(progress)
+        held = self._composer.held_input(state)
         options = replace(asked.options, budget=least(asked.options.budget, held))
-        said = self._learn_limit(progress, asked, plan, found)
-        before = progress.showing
-        planned = await self._planned_again(progress, asked, options, said)
+        said = self._learn_limit(state, asked, plan, found)
+        before = state.context.shown
+        planned = await self._planned_again(state, asked, options, said)
         again = planned.plan
-        progress.notes["context"] = "the provider refused it for its length"
+        state.notes["context"] = "the provider refused it for its length"
         is_shorter = (
             again.messages not in (None, plan.messages)
-            or (progress.thinking is not None and planned.sent != progress.sent_messages)
-            or self._has_less_room(progress, asked, plan, again)
+            or (state.context.thinking is not None and planned.sent != state.context.sent_messages)
+            or self._has_less_room(state, asked, plan, again)
         )
         # By the provider's count, the smallest request that can be sent may exceed the tokens that are held.
         is_over = held is not None and again.context.tokens > held
         if again.overflow is not None or not is_shorter or is_over:
-            progress.showing = before
+            state.context.shown = before
             return False
-        await self._composer.take(progress, planned)
-        progress.notes["context"] += ", and it was fitted again"
-        await self._composer.remember(progress, again)
+        await self._composer.take(state, planned)
+        state.notes["context"] += ", and it was fitted again"
+        await self._composer.remember(state, again)
         return True
 
-    async def repair_thinking(self, progress: CallState, call: Call, refusal: ThinkingRefusal) -> bool:
+    async def repair_thinking(self, state: CallState, call: Call, refusal: ThinkingRefusal) -> bool:
         """Remove thinking that the provider refused, for the rest of the conversation; return whether to send again.
 
         Claude Code and clients that set `block_binding` handle refusals of requests that the gateway did not change.
         They cannot handle a refusal caused by a change of the gateway.
         """
-        asked = await self._composer.loaded(progress)
+        asked = await self._composer.loaded(state)
         if asked is None:
-            return refusal.kind == "binding" and await self._count_without_thinking(progress, call)
+            return refusal.kind == "binding" and await self._count_without_thinking(state, call)
         if asked.contents.messages is None:
             return False
         received = asked.received or asked.contents
-        is_changed = progress.sent_messages != received.messages or "tools" in progress.restricted.fields
-        if not is_changed and manages_thinking(progress.incoming.headers, call):
+        is_changed = state.context.sent_messages != received.messages or "tools" in state.steps.restriction.fields
+        if not is_changed and manages_thinking(state.incoming.headers, call):
             return False
-        bound = progress.thinking or await self._composer.bound(progress, received, is_known=True)
-        may_drop = self._may_ask_to_drop(progress, call)
+        bound = state.context.thinking or await self._composer.bound(state, received, is_known=True)
+        may_drop = self._may_ask_to_drop(state, call)
         if bound is None or (refusal.kind == "round" and not may_drop):
             return False
-        progress.thinking = bound
-        raws, place = progress.sent_messages, refusal.message
+        state.context.thinking = bound
+        raws, place = state.context.sent_messages, refusal.message
         is_named = received.wire == "messages" and place is not None and place < len(raws)
         first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
         before = raws, bound.provider_drops
-        plan = self._replan(progress, bound, asked, None)
-        planned = await bound.repaired(refusal, first or 0, progress.tried.modes, plan, may_drop=may_drop)
+        plan = self._replan(state, bound, asked, None)
+        planned = await bound.repaired(refusal, first or 0, state.context.tried.modes, plan, may_drop=may_drop)
         if planned.plan.overflow is not None or (planned.sent, bound.provider_drops) == before:
             return False
-        await self._composer.take(progress, planned)
-        progress.notes["thinking"] = "refused by the provider, removed, and sent again"
+        await self._composer.take(state, planned)
+        state.notes["thinking"] = "refused by the provider, removed, and sent again"
         logger.warning(
             "call %s: %s refused thinking blocks (%s); it is sent again without them",
-            progress.incoming.call_id, progress.route.provider, refusal.kind,
+            state.incoming.call_id, state.routing.route.provider, refusal.kind,
         )  # fmt: skip
         return True
 
-    def _may_ask_to_drop(self, progress: CallState, call: Call) -> bool:
+    def _may_ask_to_drop(self, state: CallState, call: Call) -> bool:
         """Return whether the provider can be asked to drop blocks: other types of thinking refuse that field."""
-        if progress.incoming.endpoint.wire != "messages":
+        if state.incoming.endpoint.wire != "messages":
             return False
         kind = thinking_type(call)
-        return kind in DROPPING or (kind is None and self._planner.is_bound(progress.route, "messages"))
+        return kind in DROPPING or (kind is None and self._planner.is_bound(state.routing.route, "messages"))
 
-    async def accepted(self, progress: CallState) -> None:
+    async def accepted(self, state: CallState) -> None:
         """Keep a repair for the conversation, now that the provider has accepted the call with it."""
-        if progress.plan is not None:
-            await self._composer.remember(progress, progress.plan)
+        if state.context.plan is not None:
+            await self._composer.remember(state, state.context.plan)
 
-    async def _count_without_thinking(self, progress: CallState, call: Call) -> bool:
+    async def _count_without_thinking(self, state: CallState, call: Call) -> bool:
         """Ask a provider to count a request without its thinking; return False if it has none.
 
         This happens only after a trim: the thinking belongs to the trimmed messages, but the client has the original
@@ -161,32 +161,32 @@ class Recomposer:
         conversation = await self._planner.bound(contents) if contents is not None else None
         if contents is None or conversation is None or not conversation.thinking:
             return False
-        bound = progress.thinking = BoundCall(contents, conversation, None, "")
+        bound = state.context.thinking = BoundCall(contents, conversation, None, "")
         bound.choice = SendChoice(removed=((0, conversation.size),))
         await self._planner.read(len(call.body), lambda: bound.without(bound.choice, self._planner.known))
-        progress.notes["thinking"] = "refused by the provider; counted without it"
+        state.notes["thinking"] = "refused by the provider; counted without it"
         return True
 
     @staticmethod
-    def _has_less_room(progress: CallState, asked: PlanRequest, plan: Plan, again: Plan) -> bool:
+    def _has_less_room(state: CallState, asked: PlanRequest, plan: Plan, again: Plan) -> bool:
         """Return whether sending the same messages again helps, as the output limit that we set is lower now.
 
         Input and output share the window: it is known to be smaller now, so less of it is left for the output.
         """
-        limit = progress.taken.limit if progress.taken is not None else None
+        limit = state.budget.hold.limit if state.budget.hold is not None else None
         if limit is None or again.messages != plan.messages or output_limit(asked.contents.fields, asked.contents.wire):
             return False
         limit, room = min(limit, asked.facts.output or limit), room_in(again.window, again.safe_tokens)
         before = room_in(plan.window, plan.safe_tokens) or limit
         return room is not None and room < min(limit, before)
 
-    def _learn_limit(self, progress: CallState, asked: PlanRequest, plan: Plan, found: LengthError) -> LengthLimit:
+    def _learn_limit(self, state: CallState, asked: PlanRequest, plan: Plan, found: LengthError) -> LengthLimit:
         """Return the limit to trim to. The limit and the count that the provider names are learned for all calls."""
         context = plan.context
         if found.asked is not None:
             last = context.reported(found.asked)
             self._learner.report(context.key, Residual(last.residual, context.estimate))
-            progress.remembered = replace(progress.remembered, last_turn=last)
+            state.context.remembered = replace(state.context.remembered, last_turn=last)
         output = 0 if found.of_input else found.output or asked.options.output or 0
         if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
             said = LengthLimit(found.limit, of_input=found.of_input)

@@ -79,24 +79,24 @@ class Summaries:
         self._clock = clock
         self._max_wait_s = max_wait_s
 
-    async def make(self, needs: SummaryRequest, progress: CallState) -> None:
+    async def make(self, needs: SummaryRequest, state: CallState) -> None:
         """Have a summary made for a call, and kept before it is used.
 
         Raises:
             GatewayError, NoSummaryError: there is none, and why.
         """
-        session = progress.session
+        session = state.session
         if session is None:
             raise NoSummaryError("there is no session to keep it in")
         question = SummaryQuestion("summary", needs.model, needs.messages, needs.max_tokens)
-        call_id, text = await self._at_work(self._answer(question, session, progress), progress)
-        state = await self._store.update(session, lambda state: state.with_summary(needs.id, text))
-        progress.remembered = replace(progress.remembered, state=state)
-        progress.use = "known"
-        progress.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
+        call_id, text = await self._at_work(self._answer(question, session, state), state)
+        kept = await self._store.update(session, lambda kept: kept.with_summary(needs.id, text))
+        state.context.remembered = replace(state.context.remembered, state=kept)
+        state.context.summary_use = "known"
+        state.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
 
     async def answers(
-        self, questions: Sequence[SummaryQuestion], session: SessionKey, progress: CallState
+        self, questions: Sequence[SummaryQuestion], session: SessionKey, state: CallState
     ) -> list[tuple[str | None, str]]:
         """What models say to several questions, asked at once: a text and by which call, or None and why there is none.
 
@@ -105,29 +105,29 @@ class Summaries:
 
         async def one(question: SummaryQuestion) -> tuple[str | None, str]:
             try:
-                call_id, text = await self._answer(question, session, progress)
+                call_id, text = await self._answer(question, session, state)
             except (GatewayError, NoSummaryError) as error:
                 return None, f"none: {error}"
             return text, f"call {call_id}"
 
-        return list(await self._at_work(asyncio.gather(*map(one, questions)), progress))
+        return list(await self._at_work(asyncio.gather(*map(one, questions)), state))
 
-    async def _at_work(self, answer: Awaitable[T], progress: CallState) -> T:
+    async def _at_work(self, answer: Awaitable[T], state: CallState) -> T:
         """Wait for a summary. It counts as work of a provider: if the client leaves, it is made to its end."""
         # It is charged to the session, whose totals are out of date by then.
-        progress.before = None
-        progress.at_work(is_so=True)
+        state.budget.totals_before = None
+        state.dispatch.observer(is_so=True)
         try:
             return await answer
         finally:
-            progress.at_work(is_so=False)
+            state.dispatch.observer(is_so=False)
 
-    async def _answer(self, question: SummaryQuestion, session: SessionKey, progress: CallState) -> tuple[str, str]:
+    async def _answer(self, question: SummaryQuestion, session: SessionKey, state: CallState) -> tuple[str, str]:
         """The id of the call that was made for it, and the text of its answer."""
-        headers = self._headers(self._route(question.model, session), progress)
+        headers = self._headers(self._route(question.model, session), state)
         async with max_wait(self._max_wait_s):
             for field_name in _LIMITS:
-                incoming = self._of_our_own(question, field_name, session, headers, progress)
+                incoming = self._of_our_own(question, field_name, session, headers, state)
                 call_id = incoming.call_id
                 async with self._handle(incoming) as reply:
                     answer = reply.body if isinstance(reply.body, bytes) else b""
@@ -146,23 +146,23 @@ class Summaries:
         """Where a call of ours for this session will go."""
         return self._routes.chain(model, seed_of(session, ""))[0]
 
-    def _headers(self, route: Route, progress: CallState) -> Headers:
+    def _headers(self, route: Route, state: CallState) -> Headers:
         """The headers of a call for a summary: with the gateway's own credential, or the caller's where it belongs."""
-        provider, incoming = self._providers[route.provider], progress.incoming
+        provider, incoming = self._providers[route.provider], state.incoming
         headers: Headers = [(b"content-type", b"application/json")]
         if provider.holds_credential:
             return headers
         key_headers = incoming.caller.key_headers
         own = [pair for pair in incoming.headers if pair[0] in CREDENTIALS and pair[0] not in key_headers]
         # The caller's credential is for the call's own provider. There may be none: many local servers ask for none.
-        if route.provider != progress.route.provider:
+        if route.provider != state.routing.route.provider:
             raise NoSummaryError(f"the gateway holds no key of {route.provider}")
         return headers + own
 
     def _of_our_own(
-        self, question: SummaryQuestion, limit_field: str, session: SessionKey, headers: Headers, progress: CallState
+        self, question: SummaryQuestion, limit_field: str, session: SessionKey, headers: Headers, state: CallState
     ) -> Incoming:
-        asking, call_id = progress.incoming, self._new_id()
+        asking, call_id = state.incoming, self._new_id()
         return Incoming(
             call_id=call_id,
             request_id=call_id,
@@ -178,5 +178,5 @@ class Summaries:
             path_session=session.id,
             started=self._clock(),
             directives=Directives(budget=asking.directives.budget),
-            purpose=Purpose(question.operation, progress.derived, {"for": asking.call_id}),
+            purpose=Purpose(question.operation, state.derived, {"for": asking.call_id}),
         )

@@ -37,55 +37,55 @@ class ThinkingOrigins:
         self._rules = rules
 
     @staticmethod
-    def may_prefer(progress: CallState) -> bool:
+    def may_prefer(state: CallState) -> bool:
         """Return whether `prefer` may change something: the session has thinking, and the call has several routes."""
-        return bool(progress.remembered.state.thinking) and len(progress.routes) > 1
+        return bool(state.context.remembered.state.thinking) and len(state.routing.routes) > 1
 
-    def prefer(self, progress: CallState, call: Call) -> None:
+    def prefer(self, state: CallState, call: Call) -> None:
         """Move the provider that made the newest thinking blocks to the front, if no other account can read them."""
-        found = self._conversation(progress, call)
+        found = self._conversation(state, call)
         if found is None or not found.blocks or not found.origins:
             return
         newest = found.origins[-1]
         rule = self._rules.of(newest.model)
         if rule is None or rule.account == "any":
             return
-        makers = [route for route in progress.routes if route[:2] == newest[:2]]
-        progress.routes = (*makers, *(route for route in progress.routes if route not in makers))
-        progress.route = progress.routes[0]
+        makers = [route for route in state.routing.routes if route[:2] == newest[:2]]
+        state.routing.routes = (*makers, *(route for route in state.routing.routes if route not in makers))
+        state.routing.route = state.routing.routes[0]
 
-    async def answered(self, progress: CallState, call: Call) -> None:
+    async def answered(self, state: CallState, call: Call) -> None:
         """Note what the target could not read of the conversation, and that it makes the blocks from now on."""
-        session = progress.session
-        if progress.incoming.endpoint.wire != "messages":
+        session = state.session
+        if state.incoming.endpoint.wire != "messages":
             return
-        found = await self._read_body(len(call.body), lambda: self._conversation(progress, call))
+        found = await self._read_body(len(call.body), lambda: self._conversation(state, call))
         if found is None or session is None:
             return
-        route, home, origins = progress.route, progress.home, found.origins
+        route, home, origins = state.routing.route, state.routing.home, found.origins
         if found.blocks and not origins:
             # No origin is stored. Assume that the configured first route made these blocks.
             origins = (ThinkingOrigin(home.provider, home.model, 0),)
-        progress.unread_thinking = unread(origins, found.blocks, route.provider, route.model, self._rules)
+        state.context.unread_thinking = unread(origins, found.blocks, route.provider, route.model, self._rules)
         after = followed(origins, found.blocks, route.provider, route.model)
         may_have_thinking = found.blocks or "thinking" in call.fields or route is not home
-        if after == found.origins or not may_have_thinking or progress.book.is_blind:
+        if after == found.origins or not may_have_thinking or state.budget.accounts.is_blind:
             return
         try:
-            await self._store.update(session, lambda state: state.with_thinking(found.key, after))
+            await self._store.update(session, lambda kept: kept.with_thinking(found.key, after))
         except StoreUnavailable:
-            progress.notes["thinking"] = _UNKEPT
+            state.notes["thinking"] = _UNKEPT
 
-    def _conversation(self, progress: CallState, call: Call) -> _Conversation | None:
+    def _conversation(self, state: CallState, call: Call) -> _Conversation | None:
         """Return the conversation of a call, or None if no rule for thinking blocks applies to it."""
-        endpoint = progress.incoming.endpoint
+        endpoint = state.incoming.endpoint
         if endpoint.wire != "messages" or not endpoint.metered or "messages" not in call.fields:
             return None
-        if not any(self._rules.of(route.model) for route in progress.routes):
+        if not any(self._rules.of(route.model) for route in state.routing.routes):
             return None
-        parts = progress.dialect.opening(call)
+        parts = state.dialect.opening(call)
         if parts is None:
             return None
         key = digest("\0".join(parts).encode("utf-8", "surrogatepass")).hex()
         blocks = thinking_blocks(bytes(call.fields["messages"]))
-        return _Conversation(key, blocks, progress.remembered.state.thinking.get(key, ()))
+        return _Conversation(key, blocks, state.context.remembered.state.thinking.get(key, ()))

@@ -47,12 +47,12 @@ class ToolResultSummaries:
         """Whether anybody makes summaries."""
         return self._model is not None
 
-    async def make(self, messages: Sequence[bytes], progress: CallState) -> bool:
+    async def make(self, messages: Sequence[bytes], state: CallState) -> bool:
         """Decide on all results that are open; whether that was done, so that the call must be composed anew.
 
         `messages`: the request's, as they came.
         """
-        showing, session, model = progress.showing, progress.session, self._model
+        showing, session, model = state.context.shown, state.session, self._model
         if showing is None or session is None or model is None or not showing.open:
             return False
         left, is_decided = list(showing.open), False
@@ -60,11 +60,11 @@ class ToolResultSummaries:
             own = [one for one in left if (session, one.handle) not in self._deciding]
             theirs = {one.handle: self._deciding[session, one.handle] for one in left if one not in own}
             if own:
-                is_decided |= await self._decide(messages, own, session, model, progress)
+                is_decided |= await self._decide(messages, own, session, model, state)
             if theirs:
                 await asyncio.wait(set(theirs.values()))
                 callers = dict.fromkeys(one.result() for one in theirs.values())
-                _note(progress, [f"asked for by call {call_id}" for call_id in callers if call_id is not None])
+                _note(state, [f"asked for by call {call_id}" for call_id in callers if call_id is not None])
                 is_decided |= any(callers)
             left = [one for one in left if one.handle in theirs and theirs[one.handle].result() is None]
         return is_decided
@@ -75,7 +75,7 @@ class ToolResultSummaries:
         results: Sequence[PendingExtract],
         session: SessionKey,
         model: SummaryModel,
-        progress: CallState,
+        state: CallState,
     ) -> bool:
         """Decide on results for all calls that show them; whether that was kept."""
         deciding: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -84,9 +84,9 @@ class ToolResultSummaries:
         call_id = None
         try:
             said = dict.fromkeys((one.handle for one in results), EXTRACT)
-            said |= await self._asked(messages, results, session, model, progress)
+            said |= await self._asked(messages, results, session, model, state)
             is_kept = await self._results.decide(said, session)
-            call_id = progress.incoming.call_id
+            call_id = state.incoming.call_id
             return is_kept
         finally:
             for key in keys:
@@ -99,28 +99,28 @@ class ToolResultSummaries:
         results: Sequence[PendingExtract],
         session: SessionKey,
         model: SummaryModel,
-        progress: CallState,
+        state: CallState,
     ) -> Mapping[str, str]:
         """The summaries of the results that can be afforded, by handle."""
         questions = await asyncio.to_thread(lambda: [_question(messages, one, model) for one in results])
         asked = [(one, question) for one, question in zip(results, questions, strict=True) if question is not None]
         costs = [weight(question.messages) + question.max_tokens for _, question in asked]
-        chosen = [asked[number] for number in affordable(costs, *_allowed(model, progress.book.balances))]
-        answers = await self._summaries.answers([question for _, question in chosen], session, progress)
+        chosen = [asked[number] for number in affordable(costs, *_allowed(model, state.budget.accounts.balances))]
+        answers = await self._summaries.answers([question for _, question in chosen], session, state)
         said, notes = {}, []
         for (one, _), (text, note) in zip(chosen, answers, strict=True):
             is_good = text is not None and is_taken(text, one.summing.limit)
             if text is not None and is_good:
                 said[one.handle] = text
             notes.append(note if is_good or text is None else f"none: {note} was answered with more than was asked for")
-        _note(progress, notes)
+        _note(state, notes)
         return said
 
 
-def _note(progress: CallState, said: Sequence[str]) -> None:
-    before = progress.notes.get("result_summaries")
+def _note(state: CallState, said: Sequence[str]) -> None:
+    before = state.notes.get("result_summaries")
     if said:
-        progress.notes["result_summaries"] = "; ".join([*([before] if before else []), *said])
+        state.notes["result_summaries"] = "; ".join([*([before] if before else []), *said])
 
 
 def _allowed(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | None, int]:

@@ -108,7 +108,7 @@ class Compactions:
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def begin(self, progress: CallState, call: Call) -> Call:
+    async def begin(self, state: CallState, call: Call) -> Call:
         """Note whether a request asks for compaction, and expand the gateway's own items in it.
 
         Raises:
@@ -116,17 +116,17 @@ class Compactions:
             InvalidRequest: they hold too much together.
             StoreUnavailable: the store cannot be asked for them.
         """
-        endpoint, incoming = progress.incoming.endpoint, progress.incoming
+        endpoint, incoming = state.incoming.endpoint, state.incoming
         if not endpoint.may_go_on or incoming.purpose is not None:
             return call
         if endpoint.metered and incoming.path.rstrip("/").lower() == COMPACT_PATH:
-            progress.compaction = "path"
+            state.context.compaction = "path"
         elif endpoint.wire == "responses" and await self._read(call, asks_for_compaction):
-            progress.compaction = "trigger"
+            state.context.compaction = "trigger"
         handles = await self._read(call, handles_in)
         if not handles:
             return call
-        texts = await self._texts(progress, handles)
+        texts = await self._texts(state, handles)
         size = sum(len(texts[handle]) for handle in handles)
         _check_size(size)
         if size <= _INLINE:
@@ -136,10 +136,10 @@ class Compactions:
     async def _read(self, call: Call, work: Callable[[Call], T]) -> T:
         return await self._planner.read(len(call.body), partial(work, call))
 
-    async def _texts(self, progress: CallState, handles: Sequence[str]) -> Mapping[str, str]:
+    async def _texts(self, state: CallState, handles: Sequence[str]) -> Mapping[str, str]:
         if self._is_unavailable():
             raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
-        session, namespace = progress.session, progress.incoming.caller.namespace
+        session, namespace = state.session, state.incoming.caller.namespace
         known = dict(await self._store.results(session, handles)) if session is not None else {}
         for handle in handles:
             if handle in known:
@@ -161,13 +161,16 @@ class Compactions:
 
     # --- instead of a provider ---------------------------------------------------------------------------------
 
-    def is_made_here(self, progress: CallState) -> bool:
+    def is_made_here(self, state: CallState) -> bool:
         """Return whether the gateway compacts, since the provider of the current route is known not to."""
-        if progress.compaction is None:
+        if state.context.compaction is None:
             return False
-        return self._providers[progress.route.provider].compaction is False or progress.route in self._unsupported
+        return (
+            self._providers[state.routing.route.provider].compaction is False
+            or state.routing.route in self._unsupported
+        )
 
-    async def make(self, progress: CallState, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
+    async def make(self, state: CallState, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
         """Compact the conversation of a request. `usage`: what a provider reported that was asked first.
 
         Raises:
@@ -176,7 +179,7 @@ class Compactions:
                 session has no room for it.
             StoreUnavailable: it cannot be kept.
         """
-        session = progress.session
+        session = state.session
         if session is None:
             raise SessionRequired("A compaction is kept in its session, and the call names none. Send x-session-id.")
         if continued_from(call.fields, "responses"):
@@ -185,11 +188,11 @@ class Compactions:
                 "holds. Send the whole input, without previous_response_id or conversation.",
                 param="input",
             )
-        items = await self._trimmed(progress, call)
+        items = await self._trimmed(state, call)
         handle = await self._keep(session, bytes(join(items)).decode())
         made = MadeCompaction(handle, f"resp_{self._new_id()}", call.model or "", int(self._wall()), usage)
-        progress.status, progress.head_at = 200, self._clock()
-        if progress.compaction == "path":
+        state.response.status, state.dispatch.head_at = 200, self._clock()
+        if state.context.compaction == "path":
             return AlreadyRead(200, _JSON, compacted_response(made))
         if call.stream:
             return AlreadyRead(200, _STREAM, streamed_response(made))
@@ -207,29 +210,29 @@ class Compactions:
             )
         return handle
 
-    async def _trimmed(self, progress: CallState, call: Call) -> Sequence[bytes]:
+    async def _trimmed(self, state: CallState, call: Call) -> Sequence[bytes]:
         """Return the items that stay of a conversation, some of them shorter, and note what was done."""
         original = await self._read(call, items_to_compact)
         fields = {**call.fields, "input": join(original)}
         whole = replace(call, fields=fields, body=write_fields(fields, {}))
         contents = await self._planner.contents(whole, "responses")
         if contents is None:
-            progress.notes["compaction"] = "made by the gateway: too many items to be trimmed"
+            state.notes["compaction"] = "made by the gateway: too many items to be trimmed"
             return original
-        facts = self._facts(progress.route)
-        asked = PlanRequest(contents, progress.route, facts, ContextOptions("auto"), len(whole.body))
-        counts = await self._planner.count_tokens(asked, progress.remembered)
+        facts = self._facts(state.routing.route)
+        asked = PlanRequest(contents, state.routing.route, facts, ContextOptions("auto"), len(whole.body))
+        counts = await self._planner.count_tokens(asked, state.context.remembered)
         tokens, overhead = counts.original.tokens, counts.original.estimate.overhead
         target = overhead + max(KEPT_LEAST, int((tokens - overhead) * KEPT_SHARE))
-        limit = least(target, progress.incoming.directives.context.budget)
+        limit = least(target, state.incoming.directives.context.budget)
         asked = replace(asked, options=ContextOptions("auto", limit), counts=counts)
-        plan = await self._composer.plan(progress, asked)
+        plan = await self._composer.plan(state, asked)
         if plan.overflow is not None:
             # The items that must stay exceed the target, so try again with a target that fits them.
             roomy = replace(asked, options=ContextOptions("auto", overhead + int(plan.overflow.needed * _MUST_STAY)))
-            plan = await self._composer.plan(progress, roomy)
+            plan = await self._composer.plan(state, roomy)
         kept = original if plan.messages is None else plan.messages
-        progress.notes["compaction"] = (
+        state.notes["compaction"] = (
             f"made by the gateway: {len(kept)} of {len(original)} items, {plan.context.tokens - overhead:,} of "
             f"{tokens - overhead:,} tokens"
         )
@@ -237,41 +240,41 @@ class Compactions:
 
     # --- after a provider --------------------------------------------------------------------------------------
 
-    async def checked(self, progress: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
+    async def checked(self, state: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
         """Return a provider's response, or the gateway's compaction if the response has none.
 
         If support is unknown, the whole response is read first: some hosts ignore the trigger and return a message,
         which clients treat as a failure.
         """
-        if progress.compaction is None:
+        if state.context.compaction is None:
             return answer
         if not is_success(answer.status):
-            return await self._unless_unsupported(progress, call, answer)
-        if self._providers[progress.route.provider].compaction is True:
+            return await self._unless_unsupported(state, call, answer)
+        if self._providers[state.routing.route.provider].compaction is True:
             return answer
-        progress.billed = True
+        state.response.is_billed = True
         body = await _whole(answer)
         found = compaction_in(body)
         if found.items == 1 or found.is_error:
             return AlreadyRead(answer.status, without_packing(answer.headers), body)
-        usage = found.usage or {"input_tokens": input_estimate(progress), "output_tokens": 0}
-        self._unsupported.add(progress.route)
-        return await self._instead(progress, call, usage)
+        usage = found.usage or {"input_tokens": input_estimate(state), "output_tokens": 0}
+        self._unsupported.add(state.routing.route)
+        return await self._instead(state, call, usage)
 
-    async def _unless_unsupported(self, progress: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
+    async def _unless_unsupported(self, state: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
         body = await read_error(answer)
-        if is_unsupported(answer.status, body, is_path=progress.compaction == "path"):
-            self._unsupported.add(progress.route)
-        elif not progress.is_too_long:
+        if is_unsupported(answer.status, body, is_path=state.context.compaction == "path"):
+            self._unsupported.add(state.routing.route)
+        elif not state.dispatch.is_too_long:
             return AlreadyRead(answer.status, without_packing(answer.headers), body)
-        return await self._instead(progress, call, None)
+        return await self._instead(state, call, None)
 
-    async def _instead(self, progress: CallState, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
-        await progress.hang_up()
-        progress.work(is_so=False)
+    async def _instead(self, state: CallState, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
+        await state.dispatch.hang_up()
+        state.dispatch.work(is_so=False)
         # Drop the plan: this response must not calibrate the token count.
-        progress.is_too_long, progress.plan = False, None
-        return await self.make(progress, call, usage)
+        state.dispatch.is_too_long, state.context.plan = False, None
+        return await self.make(state, call, usage)
 
 
 def _check_size(size: int) -> None:

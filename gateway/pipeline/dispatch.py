@@ -59,105 +59,101 @@ class Dispatcher:
         #: models that refused `stream_options.include_usage`
         self._no_stream_usage = RecentModels(clock)
 
-    async def send(self, progress: CallState, call: Call) -> UpstreamReply:
+    async def send(self, state: CallState, call: Call) -> UpstreamReply:
         """Send the call; once more for each thing that a refusal may tell us to change.
 
         That is: no `stream_options`, another way to say which tools may be called, the name of the output limit, a
         lower output limit, a shorter request, thinking blocks that the provider does not accept.
         """
-        composer, steps, route = self._composer, self._steps, progress.route
+        composer, steps, route = self._composer, self._steps, state.routing.route
         asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
         is_fitted, repaired, first = False, set[str](), None
         rules = [self._output_rules.of(route, is_stream=call.stream)]
         while True:
-            progress.is_too_long, progress.output_rule = False, rules[-1]
+            state.dispatch.is_too_long, state.dispatch.output_rule = False, rules[-1]
             response = await self._looked_at(
-                progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
+                state, call, await self._attempt(state, call, ask_usage=ask_usage), is_fitted=is_fitted
             )
             answer = (
                 response.refusal if isinstance(response, BegunResponse) and response.refusal is not None else response
             )
             if is_success(answer.status):
-                self._learn(progress, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
+                self._learn(state, call, is_usage_refused=asked_usage and not ask_usage, has_rule=len(rules) > 1)
                 if repaired:
-                    await self._recomposer.accepted(progress)
+                    await self._recomposer.accepted(state)
                 return answer
             if answer.status not in TELLING:
-                return _passed_on(progress, response, answer)
+                return _passed_on(state, response, answer)
             body = await read_error(answer)
             refusal = AlreadyRead(answer.status, without_packing(answer.headers), body)
             found = length_error(answer.status, body)
-            progress.is_too_long = found is not None or answer.status == TOO_LARGE
+            state.dispatch.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
                 ask_usage = False
-            elif await self._read_body(len(call.body), partial(steps.restrict_again, progress, body)):
+            elif await self._read_body(len(call.body), partial(steps.restrict_again, state, body)):
                 # What is sent now weighs less.
-                await composer.compose(progress, call, composer.again(progress))
-            elif (rule := self._other_rule(progress, call, limit_refusal(answer.status, body), len(rules))) is not None:
+                await composer.compose(state, call, composer.again(state))
+            elif (rule := self._other_rule(state, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
-            elif found is not None and not is_fitted and await self._recomposer.fit_again(progress, found):
+            elif found is not None and not is_fitted and await self._recomposer.fit_again(state, found):
                 is_fitted = True
-            elif await self._repaired(progress, call, thinking_refusal(answer.status, body), repaired):
+            elif await self._repaired(state, call, thinking_refusal(answer.status, body), repaired):
                 first = first or refusal
             else:
                 # A repair that was not accepted is not the client's business: it gets what was wrong before.
-                return _passed_on(progress, response, first or refusal)
-            await progress.hang_up()
+                return _passed_on(state, response, first or refusal)
+            await state.dispatch.hang_up()
 
-    def _learn(self, progress: CallState, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
+    def _learn(self, state: CallState, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
         """Remember what the provider refused, now that it accepted the call without it.
 
         Only now is it sure that the gateway's own field was the reason, and not a client's words that an error repeats.
         """
-        route = progress.route
+        route = state.routing.route
         if is_usage_refused:
             self._no_stream_usage.add(route)
-            progress.notes["stream_usage"] = "refused by the provider"
+            state.notes["stream_usage"] = "refused by the provider"
         if has_rule:
-            self._output_rules.keep(route, progress.output_rule, is_stream=call.stream)
-        self._steps.taken(progress)
+            self._output_rules.keep(route, state.dispatch.output_rule, is_stream=call.stream)
+        self._steps.taken(state)
 
-    def _other_rule(
-        self, progress: CallState, call: Call, refusal: LimitRefusal | None, tries: int
-    ) -> OutputRule | None:
+    def _other_rule(self, state: CallState, call: Call, refusal: LimitRefusal | None, tries: int) -> OutputRule | None:
         """Return how to set the output limit after a refusal, or None if the gateway does not set it.
 
         `tries`: how often the call was sent with another rule, counting the first.
         """
-        provider = self._providers[progress.route.provider]
-        sent = self._composer.output_limit_sent(progress, call, provider) if refusal is not None else None
-        is_other_format = refusal is not None and refusal.instead and progress.incoming.endpoint.wire != "chat"
+        provider = self._providers[state.routing.route.provider]
+        sent = self._composer.output_limit_sent(state, call, provider) if refusal is not None else None
+        is_other_format = refusal is not None and refusal.instead and state.incoming.endpoint.wire != "chat"
         if refusal is None or sent is None or tries > _MOST_RULES or is_other_format:
             return None
-        return progress.output_rule.after(refusal, sent)
+        return state.dispatch.output_rule.after(refusal, sent)
 
-    async def _repaired(
-        self, progress: CallState, call: Call, refusal: ThinkingRefusal | None, before: set[str]
-    ) -> bool:
+    async def _repaired(self, state: CallState, call: Call, refusal: ThinkingRefusal | None, before: set[str]) -> bool:
         """Return whether to send again without refused thinking; once for each kind of refusal."""
         if refusal is None or refusal.kind in before:
             return False
         before.add(refusal.kind)
-        return await self._recomposer.repair_thinking(progress, call, refusal)
+        return await self._recomposer.repair_thinking(state, call, refusal)
 
     async def _looked_at(
-        self, progress: CallState, call: Call, answer: UpstreamReply, *, is_fitted: bool
+        self, state: CallState, call: Call, answer: UpstreamReply, *, is_fitted: bool
     ) -> UpstreamReply:
         """The answer; its first event, or its beginning, is read where a refusal in it could still be helped.
 
         That is where another route is left, or the request could be made shorter.
         """
-        is_of_use = progress.has_next or (not is_fitted and self._recomposer.may_be_too_long(progress))
+        is_of_use = state.routing.has_next or (not is_fitted and self._recomposer.may_be_too_long(state))
         if is_of_use and is_event_stream(answer):
-            reader = progress.dialect.reader(call, drop_usage=False)
-            return await looked_at(answer, reader, is_fetched_later=progress.is_fetched_later)
+            reader = state.dialect.reader(call, drop_usage=False)
+            return await looked_at(answer, reader, is_fetched_later=state.is_fetched_later)
         if is_of_use and is_whole(answer):
-            return await looked_at_whole(answer, progress.dialect.answer)
+            return await looked_at_whole(answer, state.dialect.answer)
         return answer
 
-    async def _attempt(self, progress: CallState, call: Call, *, ask_usage: bool) -> UpstreamReply:
-        incoming = progress.incoming
-        provider, thinking = self._providers[progress.route.provider], progress.thinking
+    async def _attempt(self, state: CallState, call: Call, *, ask_usage: bool) -> UpstreamReply:
+        incoming = state.incoming
+        provider, thinking = self._providers[state.routing.route.provider], state.context.thinking
         headers = request_headers(
             incoming.headers,
             provider,
@@ -166,38 +162,38 @@ class Dispatcher:
         )
         if thinking is not None and thinking.provider_drops:
             headers = with_beta(headers, BINDING_BETA)
-        if progress.adds_tool_changes:
+        if state.context.adds_tool_changes:
             headers = with_beta(headers, TOOL_CHANGES_BETA)
-        compose = partial(self._composer.body, progress, call, provider, ask_usage=ask_usage)
+        compose = partial(self._composer.body, state, call, provider, ask_usage=ask_usage)
         outgoing = Outgoing(
             incoming.method,
             provider.url(incoming.path, incoming.query),
             headers,
             await self._read_body(len(call.body), compose),
-            progress.notes.__setitem__,
-            progress.work,
+            state.notes.__setitem__,
+            state.dispatch.work,
             incoming.call_id,
-            progress.has_next,
+            state.routing.has_next,
         )
-        if progress.sent_at is None:
-            progress.sent_at = self._clock()
-        progress.head_at, progress.status = None, CLIENT_CLOSED
-        sending = self._upstreams[progress.route.provider].send(outgoing)
+        if state.dispatch.sent_at is None:
+            state.dispatch.sent_at = self._clock()
+        state.dispatch.head_at, state.response.status = None, CLIENT_CLOSED
+        sending = self._upstreams[state.routing.route.provider].send(outgoing)
         answer = await sending.__aenter__()
-        progress.sending = sending
-        progress.head_at = self._clock()
+        state.dispatch.open_request = sending
+        state.dispatch.head_at = self._clock()
         if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
             raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
         if incoming.endpoint.metered or incoming.body:
             check_redirect(provider.name, outgoing.url, answer.status, answer.headers)
-        progress.status = answer.status
+        state.response.status = answer.status
         return answer
 
 
-def _passed_on(progress: CallState, response: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
+def _passed_on(state: CallState, response: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
     """What to take for the answer where the provider refused the request.
 
     The refusal, where another route is left. Where none is, an answer of status 200 that is a refusal, or begins with
     one, is passed on as it is.
     """
-    return refusal if progress.has_next or not isinstance(response, BegunResponse) else response
+    return refusal if state.routing.has_next or not isinstance(response, BegunResponse) else response

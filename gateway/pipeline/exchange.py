@@ -209,22 +209,22 @@ class Exchange:
 
     def __init__(self, gateway: Gateway, incoming: Incoming, at_work: WorkObserver) -> None:
         self._gateway = gateway
-        self._p = CallState.of(incoming, gateway.wall())
-        self._p.at_work = at_work
+        self._state = CallState.of(incoming, gateway.wall())
+        self._state.dispatch.observer = at_work
 
     def client_left(self) -> None:
         """Nobody waits for the answer any more; it may be read to its end all the same."""
-        self._p.client_left()
+        self._state.client_left()
 
     async def __aenter__(self) -> ClientResponse:
         try:
             try:
                 return await self._down()
             except GatewayError as fault:
-                await self._p.hang_up()
-                if self._p.call is not None:
-                    await self._gateway.composer.look_elsewhere(self._p, self._p.call)
-                return await self._gateway.answers.refusal(self._p, fault)
+                await self._state.dispatch.hang_up()
+                if self._state.call is not None:
+                    await self._gateway.composer.look_elsewhere(self._state, self._state.call)
+                return await self._gateway.answers.refusal(self._state, fault)
         except BaseException as error:
             await self._leave(error)
             raise
@@ -235,35 +235,35 @@ class Exchange:
         await self._leave(error)
 
     async def _leave(self, error: BaseException | None) -> None:
-        progress = self._p
-        if isinstance(error, Exception) and not progress.is_settled:
-            progress.outcome, progress.status = "internal_error", 500
+        state = self._state
+        if isinstance(error, Exception) and not state.settlement.is_settled:
+            state.response.outcome, state.response.status = "internal_error", 500
         elif isinstance(error, asyncio.CancelledError):
-            progress.outcome = next((cut for cut in CUTS if error.args == (cut,)), progress.outcome)
+            state.response.outcome = next((cut for cut in CUTS if error.args == (cut,)), state.response.outcome)
         try:
-            await self._gateway.accounts.settle(progress)
+            await self._gateway.accounts.settle(state)
         finally:
             # A second cancel interrupts it: a lease that stayed open would be renewed for as long as the worker lives.
-            self._gateway.accounts.end(progress)
-            await progress.hang_up()
+            self._gateway.accounts.end(state)
+            await state.dispatch.hang_up()
 
     async def _down(self) -> ClientResponse:
-        progress, gateway, incoming = self._p, self._gateway, self._p.incoming
+        state, gateway, incoming = self._state, self._gateway, self._state.incoming
         metered = incoming.endpoint.metered
         if metered:
             # First what needs no body, so that even a refused one is answered with its session's totals.
-            progress.session = named_session(incoming, gateway.policy.id_headers)
+            state.session = named_session(incoming, gateway.policy.id_headers)
         if incoming.refused is not None:
             raise incoming.refused
-        call = progress.call = await self._read(lambda: with_form_model(incoming, progress.dialect.read(incoming.body)))
+        call = state.call = await self._read(lambda: with_form_model(incoming, state.dialect.read(incoming.body)))
         earlier = earlier_answer(call.fields) if incoming.endpoint.may_go_on else None
         before = await self._before(earlier) if earlier is not None else None
         if metered:
-            if progress.session is None:
+            if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
-                progress.session, progress.derived = await self._read(read)
+                state.session, state.derived = await self._read(read)
             gateway.settler.check()
-        call = progress.call = await gateway.compactions.begin(progress, call)
+        call = state.call = await gateway.compactions.begin(state, call)
         about = incoming.endpoint.about
         unsure = await self._go_where_it_is_kept(about) if about is not None else None
         try:
@@ -276,24 +276,24 @@ class Exchange:
         if unsure is not None and answer.status == _UNKNOWN_HERE:
             raise unsure
         if not is_success(answer.status):
-            return await gateway.answers.failure(progress, answer)
-        progress.billed = metered
-        await gateway.thinking.answered(progress, call)
-        return await gateway.answers.success(progress, call, answer)
+            return await gateway.answers.failure(state, answer)
+        state.response.is_billed = metered
+        await gateway.thinking.answered(state, call)
+        return await gateway.answers.success(state, call, answer)
 
     async def _open_session(self, call: Call) -> None:
         """Open the session's account and its step, which may choose the model and the order of the routes."""
-        progress, gateway = self._p, self._gateway
-        await gateway.accounts.open(progress)
-        await gateway.steps.begin(progress, call)
-        if progress.step is not None and progress.step.model is not None:
-            self._go_by(progress.step, call)
-        if gateway.thinking.may_prefer(progress):
-            await self._read(partial(gateway.thinking.prefer, progress, call))
+        state, gateway = self._state, self._gateway
+        await gateway.accounts.open(state)
+        await gateway.steps.begin(state, call)
+        if state.steps.step is not None and state.steps.step.model is not None:
+            self._go_by(state.steps.step, call)
+        if gateway.thinking.may_prefer(state):
+            await self._read(partial(gateway.thinking.prefer, state, call))
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that goes over the request's body, in a thread if the body is large."""
-        return await self._gateway.planner.read(len(self._p.incoming.body), work)
+        return await self._gateway.planner.read(len(self._state.incoming.body), work)
 
     async def _before(self, answer_id: str) -> CallRecord | None:
         """The call of the same client key whose answer this one goes on from; the provider that keeps it is preferred.
@@ -303,15 +303,15 @@ class Exchange:
         Raises:
             StoreUnavailable: no calls are taken while the store is away, and nobody knows the session of this one.
         """
-        progress, settler, before = self._p, self._gateway.settler, None
+        state, settler, before = self._state, self._gateway.settler, None
         if not settler.is_unavailable:
             try:
-                before = await self._gateway.background.answered(answer_id, progress.incoming.caller.namespace)
+                before = await self._gateway.background.answered(answer_id, state.incoming.caller.namespace)
             except StoreUnavailable as error:
                 settler.away(error)
-        if progress.incoming.endpoint.metered and progress.session is None:
+        if state.incoming.endpoint.metered and state.session is None:
             settler.check()
-        progress.kept_at = before.provider if before is not None else None
+        state.routing.kept_at = before.provider if before is not None else None
         return before
 
     async def _go_where_it_is_kept(self, answer_id: str) -> StoreUnavailable | None:
@@ -323,15 +323,15 @@ class Exchange:
         if self._gateway.settler.is_unavailable:
             return StoreUnavailable(_WHOSE)
         try:
-            name, namespace = await self._gateway.background.origin(answer_id, self._p.incoming.caller.namespace)
+            name, namespace = await self._gateway.background.origin(answer_id, self._state.incoming.caller.namespace)
         except StoreUnavailable as error:
             self._gateway.settler.away(error)
             return StoreUnavailable(_WHOSE)
-        caller, provider = self._p.incoming.caller, self._gateway.providers.get(name or "")
+        caller, provider = self._state.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:
-            self._p.incoming = replace(self._p.incoming, caller=replace(caller, models=()))
+            self._state.incoming = replace(self._state.incoming, caller=replace(caller, models=()))
         if provider is not None and provider.holds_credential:
-            self._p.incoming = replace(self._p.incoming, provider=name)
+            self._state.incoming = replace(self._state.incoming, provider=name)
         return None
 
     def _find_routes(self, call: Call) -> None:
@@ -342,17 +342,17 @@ class Exchange:
             InvalidRequest: nobody who has it takes the call's format.
             Unauthenticated: the caller's credential is plainly another provider's.
         """
-        progress, incoming, providers = self._p, self._p.incoming, self._gateway.providers
-        found = routes_of(incoming, call, self._gateway.routes, progress.session)
+        state, incoming, providers = self._state, self._state.incoming, self._gateway.providers
+        found = routes_of(incoming, call, self._gateway.routes, state.session)
         first = found[0].provider
         found = tuple([one for one in found if one.provider == first or providers[one.provider].holds_credential])
-        if progress.kept_at is not None:
-            found = first_at(progress.kept_at, found)
-        progress.routes = speaking(found, incoming.endpoint.format, providers)
-        progress.route = progress.home = progress.routes[0]
-        progress.others = others_of(call, progress.routes, self._gateway.routes)
-        progress.advisors = advisors_of(call, progress.routes, self._gateway.routes)
-        for route in progress.routes:
+        if state.routing.kept_at is not None:
+            found = first_at(state.routing.kept_at, found)
+        state.routing.routes = speaking(found, incoming.endpoint.format, providers)
+        state.routing.route = state.routing.home = state.routing.routes[0]
+        state.routing.others = others_of(call, state.routing.routes, self._gateway.routes)
+        state.routing.advisors = advisors_of(call, state.routing.routes, self._gateway.routes)
+        for route in state.routing.routes:
             # Only one of them can be in want of it; where an answer is kept decides whether that is the first.
             check_credential(incoming.headers, incoming.query, providers[route.provider], providers.values())
 
@@ -363,18 +363,18 @@ class Exchange:
             UnknownModel: nobody has it, or it is not for this client key.
             Unauthenticated: the caller's credential would go to a provider for which it is not meant.
         """
-        progress, asked_for = self._p, self._p.route.provider
+        state, asked_for = self._state, self._state.routing.route.provider
         try:
             self._find_routes(replace(call, model=step.model))
         except UnknownModel as fault:
             raise UnknownModel(f'{fault.message} The step "{step.name}" calls it.', param=fault.param) from None
-        provider = self._gateway.providers[progress.route.provider]
+        provider = self._gateway.providers[state.routing.route.provider]
         if provider.name != asked_for and not provider.holds_credential:
             raise Unauthenticated(
                 f'The step "{step.name}" calls {step.model} at the provider {provider.name}, for which this gateway '
                 "has no key; the one of this request is for another provider."
             )
-        progress.notes["model"] = f"{step.model}, as the step has it"
+        state.notes["model"] = f"{step.model}, as the step has it"
 
     async def _answered(self, call: Call) -> UpstreamReply:
         """Return the response of the first provider that has one, or the failure that `EarlierFailures` chooses.
@@ -383,20 +383,20 @@ class Exchange:
             UpstreamFault: there is no answer.
             ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit.
         """
-        progress, earlier, position = self._p, EarlierFailures(), 0
+        state, earlier, position = self._state, EarlierFailures(), 0
         while True:
-            route = progress.route = progress.routes[position]
+            route = state.routing.route = state.routing.routes[position]
             position += 1
             try:
                 answer = await self._tried(call)
             except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
-                if position >= len(progress.routes) or earlier.is_enough(fault):
+                if position >= len(state.routing.routes) or earlier.is_enough(fault):
                     return earlier.instead_of(fault)
                 reason = fault.code
                 earlier.heard(fault)
             else:
-                is_last, is_key_refused = position >= len(progress.routes), self._refuses_our_key(answer)
-                is_unfit = progress.is_too_long or is_key_refused
+                is_last, is_key_refused = position >= len(state.routing.routes), self._refuses_our_key(answer)
+                is_unfit = state.dispatch.is_too_long or is_key_refused
                 if not is_unfit and (is_last or answer.status not in FAILED):
                     return answer
                 if is_last:
@@ -406,30 +406,30 @@ class Exchange:
                     with contextlib.suppress(UpstreamFault):
                         body = await read_error(answer)
                         earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
-            await progress.hang_up()
-            progress.work(is_so=False)
+            await state.dispatch.hang_up()
+            state.dispatch.work(is_so=False)
             # Where the client has left, the cancel takes effect here, before another provider is asked.
             await asyncio.sleep(0)
             failed = f"{route.provider}/{route.model}: {reason}"
-            before = progress.notes.get("fallback")
-            progress.notes["fallback"] = failed if before is None else f"{before}; {failed}"
+            before = state.notes.get("fallback")
+            state.notes["fallback"] = failed if before is None else f"{before}; {failed}"
 
     def _refuses_our_key(self, answer: UpstreamReply) -> bool:
         """Whether the provider refuses the key that the gateway holds for it; another provider has its own."""
-        return answer.status in KEY_REFUSED and self._gateway.providers[self._p.route.provider].has_key
+        return answer.status in KEY_REFUSED and self._gateway.providers[self._state.routing.route.provider].has_key
 
     async def _tried(self, call: Call) -> UpstreamReply:
         """The answer of the provider of the current route."""
-        progress, gateway = self._p, self._gateway
-        progress.is_too_long = False
-        if gateway.compactions.is_made_here(progress):
-            return await gateway.compactions.make(progress, call)
-        if gateway.steps.may_restrict(progress):
-            await self._read(partial(gateway.steps.restrict, progress))
+        state, gateway = self._state, self._gateway
+        state.dispatch.is_too_long = False
+        if gateway.compactions.is_made_here(state):
+            return await gateway.compactions.make(state, call)
+        if gateway.steps.may_restrict(state):
+            await self._read(partial(gateway.steps.restrict, state))
         await self._make_ready(call)
-        if call.stream and progress.before is None:
-            progress.before = await gateway.accounts.totals_now(progress)
-        return await gateway.compactions.checked(progress, call, await gateway.sender.send(progress, call))
+        if call.stream and state.budget.totals_before is None:
+            state.budget.totals_before = await gateway.accounts.totals_now(state)
+        return await gateway.compactions.checked(state, call, await gateway.sender.send(state, call))
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results are shown shorter before a call is refused.
@@ -441,24 +441,24 @@ class Exchange:
             StoreUnavailable: what handles stand for cannot be kept, and without handles the call needs more than is
                 held.
         """
-        progress, composer, accounts = self._p, self._gateway.composer, self._gateway.accounts
-        tries = composer.tries(progress)
+        state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
+        tries = composer.tries(state)
         for number, tried in enumerate(tries, 1):
-            await composer.compose(progress, call, tried)
+            await composer.compose(state, call, tried)
             try:
-                if progress.taken is None:
-                    await accounts.hold(progress, call)
+                if state.budget.hold is None:
+                    await accounts.hold(state, call)
             except BudgetExhausted:
                 if number == len(tries):
                     raise
             else:
                 break
-        if progress.showing is not None:
+        if state.context.shown is not None:
             # Otherwise no result is shown shorter.
-            if await composer.sum_up(progress, call):
-                await composer.compose(progress, call, tried)
-            if not await composer.keep(progress):
+            if await composer.sum_up(state, call):
+                await composer.compose(state, call, tried)
+            if not await composer.keep(state):
                 # Another call took the room, or the store went away: then nothing is left out.
-                await composer.compose(progress, call, LOSSLESS)
-                accounts.check_held(progress)
-        await composer.remember_unread(progress)
+                await composer.compose(state, call, LOSSLESS)
+                accounts.check_held(state)
+        await composer.remember_unread(state)

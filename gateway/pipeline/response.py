@@ -72,9 +72,9 @@ class ResponseRelay:
         self._clock = clock
         self._totals_comment = totals_comment
 
-    async def success(self, progress: CallState, call: Call, answer: UpstreamReply) -> ClientResponse:
+    async def success(self, state: CallState, call: Call, answer: UpstreamReply) -> ClientResponse:
         """An answer of the model, or a file."""
-        endpoint = progress.incoming.endpoint
+        endpoint = state.incoming.endpoint
         is_read = endpoint.metered or endpoint.fetches
         if endpoint.metered and endpoint.format is not None:
             check_packing(answer)
@@ -82,21 +82,21 @@ class ResponseRelay:
         kind, was_compressed = content_type(answer.headers), is_compressed(answer)
         pieces = decompressed(answer) if was_compressed else answer.chunks()
         if is_read and kind == EVENTS:
-            return await self._event_stream(progress, call, answer, pieces)
+            return await self._event_stream(state, call, answer, pieces)
         is_json = kind.endswith((b"/json", b"+json")) or not kind
-        is_models = endpoint.wire is not None or _is_embeddings(progress)
+        is_models = endpoint.wire is not None or _is_embeddings(state)
         if not is_read or not (is_json or is_models):
-            return await self._unread(progress, answer, pieces)
+            return await self._unread(state, answer, pieces)
         # Some providers give a wrong content type, so the first bytes decide.
-        begun = await self._begun_with(progress, pieces)
+        begun = await self._begun_with(state, pieces)
         if _EVENTS.match(begun) and endpoint.wire:
-            return await self._event_stream(progress, call, answer, chain([begun], pieces))
+            return await self._event_stream(state, call, answer, chain([begun], pieces))
         if is_json or _JSON.match(begun):
-            return await self._whole(progress, answer, begun, pieces, was_compressed=was_compressed)
-        return await self._unread(progress, answer, chain([begun], pieces))
+            return await self._whole(state, answer, begun, pieces, was_compressed=was_compressed)
+        return await self._unread(state, answer, chain([begun], pieces))
 
     @staticmethod
-    async def _begun_with(progress: CallState, pieces: AsyncIterator[bytes]) -> bytes:
+    async def _begun_with(state: CallState, pieces: AsyncIterator[bytes]) -> bytes:
         """The first bytes of an answer, as many as it takes to tell JSON from a stream of events."""
         begun = b""
         try:
@@ -105,38 +105,38 @@ class ResponseRelay:
                 if len(begun) >= _TELLING_BYTES or _JSON.match(begun) or _EVENTS.match(begun):
                     break
         except GatewayError:
-            progress.outcome = "upstream_broken"
+            state.response.outcome = "upstream_broken"
             raise
         return begun
 
-    async def failure(self, progress: CallState, answer: UpstreamReply) -> ClientResponse:
+    async def failure(self, state: CallState, answer: UpstreamReply) -> ClientResponse:
         """Pass on a provider's refusal unchanged; nothing is charged. A redirect comes here only without a body."""
         body = masked(await read_error(answer), self._secrets)
         # It may be the refusal of an earlier provider, so the status of the last one does not hold.
-        progress.outcome, progress.status = "provider_error", answer.status
-        progress.response_bytes = len(body)
+        state.response.outcome, state.response.status = "provider_error", answer.status
+        state.response.bytes_sent = len(body)
         headers = self._headers(answer, decompressed=is_compressed(answer))
-        reply = self._reply(progress, answer.status, headers, body)
+        reply = self._reply(state, answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
-        reply.totals = await self._accounts.settle(progress)
-        reply.allowance = self._accounts.allowance(progress)
+        reply.totals = await self._accounts.settle(state)
+        reply.allowance = self._accounts.allowance(state)
         reply.final = True
         return reply
 
-    async def refusal(self, progress: CallState, fault: GatewayError) -> ClientResponse:
+    async def refusal(self, state: CallState, fault: GatewayError) -> ClientResponse:
         """Our own: what went wrong, in the client's format."""
-        progress.fault, progress.status = fault, fault.status
-        if progress.outcome != "upstream_broken":
-            progress.outcome = "refused" if progress.sent_at is None else "upstream_failed"
-        totals = await self._accounts.settle(progress)
+        state.response.fault, state.response.status = fault, fault.status
+        if state.response.outcome != "upstream_broken":
+            state.response.outcome = "refused" if state.dispatch.sent_at is None else "upstream_failed"
+        totals = await self._accounts.settle(state)
         headers: Headers = [(b"content-type", b"application/json")]
-        body = progress.dialect.error(fault, progress.incoming.request_id)
-        reply = self._reply(progress, fault.status, headers, body)
+        body = state.dialect.error(fault, state.incoming.request_id)
+        reply = self._reply(state, fault.status, headers, body)
         reply.fault = fault
-        if progress.incoming.endpoint.metered and isinstance(fault, RequestFault):
-            await self._accounts.look(progress)
-        reply.allowance = self._accounts.allowance(progress)
-        reply.totals = totals if totals is not None else await self._accounts.totals_now(progress)
+        if state.incoming.endpoint.metered and isinstance(fault, RequestFault):
+            await self._accounts.look(state)
+        reply.allowance = self._accounts.allowance(state)
+        reply.totals = totals if totals is not None else await self._accounts.totals_now(state)
         reply.final = True
         return reply
 
@@ -144,106 +144,106 @@ class ResponseRelay:
 
     async def _whole(
         self,
-        progress: CallState,
+        state: CallState,
         answer: UpstreamReply,
         begun: bytes,
         pieces: AsyncIterator[bytes],
         *,
         was_compressed: bool,
     ) -> ClientResponse:
-        has_texts = not _is_embeddings(progress)
+        has_texts = not _is_embeddings(state)
         read, size = [begun], len(begun)
-        # For an answer that breaks off: reads what had arrived. It must not refer to `progress`, which holds it: that
+        # For an answer that breaks off: reads what had arrived. It must not refer to `state`, which holds it: that
         # cycle would keep everything of the call until the garbage collector runs.
-        dialect = progress.dialect
-        progress.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
+        dialect = state.dialect
+        state.response.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
         try:
             async for piece in pieces:
                 read.append(piece)
                 size += len(piece)
                 if size > MAX_WHOLE_ANSWER:
-                    partial = PartialBody(progress.dialect, has_texts=has_texts)
-                    progress.reader = partial.answer
-                    return await self._as_it_comes(progress, answer, chain(read, pieces), partial)
+                    partial = PartialBody(state.dialect, has_texts=has_texts)
+                    state.response.reader = partial.answer
+                    return await self._as_it_comes(state, answer, chain(read, pieces), partial)
         except GatewayError:
-            progress.outcome = "upstream_broken"
+            state.response.outcome = "upstream_broken"
             raise
         body = b"".join(read)
-        progress.answer = read_whole(dialect, body, has_texts=has_texts)
-        if progress.answer.error:
+        state.response.parsed = read_whole(dialect, body, has_texts=has_texts)
+        if state.response.parsed.error:
             body = masked(body, self._secrets)
-        progress.outcome = "ok" if not progress.answer.error else "provider_error"
-        progress.response_bytes = len(body)
-        totals = await self._accounts.settle(progress)
+        state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
+        state.response.bytes_sent = len(body)
+        totals = await self._accounts.settle(state)
         headers = self._headers(answer, decompressed=was_compressed)
-        reply = self._reply(progress, answer.status, headers, body)
-        record = _settled(progress)
+        reply = self._reply(state, answer.status, headers, body)
+        record = _settled(state)
         reply.totals = totals
         reply.charge = record.charge if record is not None else None
         reply.final = totals is not None and record is not None
-        reply.upstream_error = progress.billed and progress.answer.error and reply.charge is None
+        reply.upstream_error = state.response.is_billed and state.response.parsed.error and reply.charge is None
         return reply
 
     # --- metered as it comes -----------------------------------------------------------------------------------
 
     async def _event_stream(
-        self, progress: CallState, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
+        self, state: CallState, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
     ) -> ClientResponse:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
-        sent = progress.plan.context.tokens if progress.plan is not None else None
-        meter = StreamMeter(progress.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
-        progress.reader, progress.is_event_stream = meter.answer, True
-        if progress.taken is not None:
-            progress.taken.lease.delivered = lambda: meter.answer().output_estimate
-        reply = await self._begun(progress, answer)
-        reply.is_events, reply.failure_events = True, _failure_events(progress, meter)
-        reply.body = self._metered(progress, answer, pieces, meter, reply)
+        sent = state.context.plan.context.tokens if state.context.plan is not None else None
+        meter = StreamMeter(state.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
+        state.response.reader, state.response.is_event_stream = meter.answer, True
+        if state.budget.hold is not None:
+            state.budget.hold.lease.delivered = lambda: meter.answer().output_estimate
+        reply = await self._begun(state, answer)
+        reply.is_events, reply.failure_events = True, _failure_events(state, meter)
+        reply.body = self._metered(state, answer, pieces, meter, reply)
         return reply
 
     async def _metered(
         self,
-        progress: CallState,
+        state: CallState,
         answer: UpstreamReply,
         pieces: AsyncIterator[bytes],
         meter: StreamMeter,
         reply: ClientResponse,
     ) -> AsyncIterator[bytes]:
-        passed, is_first, is_found = b"", True, not progress.is_fetched_later
-        sliced = _Sliced(pieces, lambda: self._accounts.bytes_at_once(progress))
+        passed, is_first, is_found = b"", True, not state.is_fetched_later
+        sliced = _Sliced(pieces, lambda: self._accounts.bytes_at_once(state))
         pieces = sliced.pieces()
         try:
             async for piece in pieces:
                 if is_first and _JSON.match(piece):
-                    async for part in self._no_events(progress, answer, chain([piece], pieces), reply):
+                    async for part in self._no_events(state, answer, chain([piece], pieces), reply):
                         yield part
                     return
                 # Some send blank lines until their answer is there.
                 is_first = is_first and not piece.strip()
                 passed = self._without_keys(meter.feed(piece))
-                progress.response_bytes += len(passed)
+                state.response.bytes_sent += len(passed)
                 if meter.ended:
                     break
                 if passed:
-                    await self._accounts.deliver(progress)
-                    is_found = is_found or await self._fetched.begun(progress)
+                    await self._accounts.deliver(state)
+                    is_found = is_found or await self._fetched.begun(state)
                     yield passed
                     passed = b""
                 # Where one event brought far more, what came with it says what the provider bills.
-                if await self._accounts.is_over(progress) and not (sliced.has_rest and progress.is_far_over):
-                    yield await self._end_of_budget(progress, meter)
+                if await self._accounts.is_over(state) and not (sliced.has_rest and state.budget.is_far_over):
+                    yield await self._end_of_budget(state, meter)
                     return
-            _check_end(progress, meter)
+            _check_end(state, meter)
         except GatewayError as fault:
-            progress.outcome, progress.fault = "upstream_broken", fault
+            state.response.outcome, state.response.fault = "upstream_broken", fault
             reply.broken = True
-            await self._accounts.settle(progress)
-            yield self._without_keys(self._broken_off(progress, meter, fault))
+            await self._accounts.settle(state)
+            yield self._without_keys(self._broken_off(state, meter, fault))
             return
         tail = self._without_keys(meter.close())
-        progress.answer = meter.answer()
-        progress.outcome = "ok" if not progress.answer.error else "provider_error"
+        state.response.parsed = meter.answer()
+        state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
         # What came with the end goes out with it.
-        yield passed + await self._closing(progress, tail)
+        yield passed + await self._closing(state, tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
         with contextlib.suppress(GatewayError, TimeoutError):
             async with asyncio.timeout(_AFTER_END_S):
@@ -257,21 +257,21 @@ class ResponseRelay:
         return masked(events, self._secrets) if _ERROR in events else events
 
     @staticmethod
-    def _broken_off(progress: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:
+    def _broken_off(state: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:
         """The end of a stream that its provider broke off, and an event that says so.
 
         None stands behind a stream that was fetched: its client sees where it ended, and fetches it from there.
         """
         tail = meter.broken_off()
-        if not progress.incoming.endpoint.metered:
+        if not state.incoming.endpoint.metered:
             return tail
-        return tail + _failure_events(progress, meter)(fault)
+        return tail + _failure_events(state, meter)(fault)
 
     async def _no_events(
-        self, progress: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: ClientResponse
+        self, state: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: ClientResponse
     ) -> AsyncIterator[bytes]:
         """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
-        whole = await self._whole(progress, answer, b"", pieces, was_compressed=is_compressed(answer))
+        whole = await self._whole(state, answer, b"", pieces, was_compressed=is_compressed(answer))
         if isinstance(whole.body, bytes):
             yield whole.body
             return
@@ -279,35 +279,35 @@ class ResponseRelay:
             yield piece
         reply.broken = whole.broken
 
-    async def _end_of_budget(self, progress: CallState, meter: StreamMeter) -> bytes:
+    async def _end_of_budget(self, state: CallState, meter: StreamMeter) -> bytes:
         """End a stream for which no more could be held, as if the length the client asked for had been reached."""
-        progress.outcome = "budget_end"
+        state.response.outcome = "budget_end"
         tail = meter.cut_short()
         # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
-        await progress.hang_up()
-        return await self._closing(progress, tail)
+        await state.dispatch.hang_up()
+        return await self._closing(state, tail)
 
-    async def _closing(self, progress: CallState, tail: bytes) -> bytes:
+    async def _closing(self, state: CallState, tail: bytes) -> bytes:
         """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
-        totals = await self._accounts.settle(progress)
+        totals = await self._accounts.settle(state)
         if totals is None:
             return tail
-        record = _settled(progress)
+        record = _settled(state)
         charge = record.charge if record is not None else None
-        allowance, stepped = self._accounts.allowance(progress), progress.stepped
+        allowance, stepped = self._accounts.allowance(state), state.steps.active
         return (self._totals_comment(totals, charge, allowance, stepped) if self._totals_comment else b"") + tail
 
     # --- passed on unread --------------------------------------------------------------------------------------
 
-    async def _unread(self, progress: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> ClientResponse:
+    async def _unread(self, state: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> ClientResponse:
         """Files, audio, images; the text of a transcription is weighed on its way."""
-        partial, endpoint = None, progress.incoming.endpoint
+        partial, endpoint = None, state.incoming.endpoint
         # Where a model's answer is due, a text is the page of some proxy on the way: it is not weighed.
-        if endpoint.metered and endpoint.wire is None and not _is_embeddings(progress):
+        if endpoint.metered and endpoint.wire is None and not _is_embeddings(state):
             is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
-            partial = PartialBody(progress.dialect, has_texts=True) if is_text else None
-            progress.reader = partial.answer if partial is not None else _not_seen
-        reply = await self._as_it_comes(progress, answer, pieces, partial)
+            partial = PartialBody(state.dialect, has_texts=True) if is_text else None
+            state.response.reader = partial.answer if partial is not None else _not_seen
+        reply = await self._as_it_comes(state, answer, pieces, partial)
         length = header(answer.headers, b"content-length")
         # A 204 announces none (RFC 9110, section 8.6).
         if length and not is_compressed(answer) and answer.status != HTTPStatus.NO_CONTENT:
@@ -316,61 +316,61 @@ class ResponseRelay:
 
     async def _as_it_comes(
         self,
-        progress: CallState,
+        state: CallState,
         answer: UpstreamReply,
         pieces: AsyncIterator[bytes],
         partial: PartialBody | None = None,
     ) -> ClientResponse:
         """Pass the body on as it arrives. `partial`, where there is one, reads it on its way."""
-        reply = await self._begun(progress, answer)
-        reply.body = self._passed_on(progress, pieces, reply, partial)
+        reply = await self._begun(state, answer)
+        reply.body = self._passed_on(state, pieces, reply, partial)
         return reply
 
     async def _passed_on(
-        self, progress: CallState, pieces: AsyncIterator[bytes], reply: ClientResponse, partial: PartialBody | None
+        self, state: CallState, pieces: AsyncIterator[bytes], reply: ClientResponse, partial: PartialBody | None
     ) -> AsyncIterator[bytes]:
         try:
             async for piece in pieces:
                 if partial is not None:
                     partial.feed(piece)
-                progress.response_bytes += len(piece)
-                await self._accounts.deliver(progress)
+                state.response.bytes_sent += len(piece)
+                await self._accounts.deliver(state)
                 yield piece
         except GatewayError as fault:
-            progress.outcome, progress.fault = "upstream_broken", fault
+            state.response.outcome, state.response.fault = "upstream_broken", fault
             reply.broken = True
             return
-        progress.outcome = "ok"
-        await self._accounts.settle(progress)
+        state.response.outcome = "ok"
+        await self._accounts.settle(state)
 
     # --- what they share ---------------------------------------------------------------------------------------
 
-    async def _begun(self, progress: CallState, answer: UpstreamReply) -> ClientResponse:
+    async def _begun(self, state: CallState, answer: UpstreamReply) -> ClientResponse:
         """The reply of an answer whose body is still to come."""
         headers = self._headers(answer, decompressed=is_compressed(answer))
-        reply = self._reply(progress, answer.status, headers, b"")
-        before = progress.before
-        reply.totals = before if before is not None else await self._accounts.totals_now(progress)
+        reply = self._reply(state, answer.status, headers, b"")
+        before = state.budget.totals_before
+        reply.totals = before if before is not None else await self._accounts.totals_now(state)
         return reply
 
     def _headers(self, answer: UpstreamReply, *, decompressed: bool) -> Headers:
         return masked_values(response_headers(answer.headers, decompressed=decompressed), self._secrets)
 
-    def _reply(self, progress: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
-        sent_at = progress.sent_at
+    def _reply(self, state: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
+        sent_at = state.dispatch.sent_at
         return ClientResponse(
             status,
             headers,
             body,
-            session=progress.session,
-            context=progress.plan.context if progress.plan is not None else None,
-            allowance=self._accounts.allowance(progress),
-            mode=progress.mode,
-            stepped=progress.stepped,
-            unseen=progress.unseen,
-            is_unfitted=progress.plan is None and sent_at is not None and progress.incoming.endpoint.metered,
-            is_unmetered=progress.billed and progress.is_billed_later and not progress.is_fetched_later,
-            overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
+            session=state.session,
+            context=state.context.plan.context if state.context.plan is not None else None,
+            allowance=self._accounts.allowance(state),
+            mode=state.context.mode,
+            stepped=state.steps.active,
+            unseen=state.unseen,
+            is_unfitted=state.context.plan is None and sent_at is not None and state.incoming.endpoint.metered,
+            is_unmetered=state.response.is_billed and state.is_billed_later and not state.is_fetched_later,
+            overhead_s=(sent_at if sent_at is not None else self._clock()) - state.incoming.started,
         )
 
 
@@ -416,13 +416,13 @@ async def read_error(answer: UpstreamReply) -> bytes:
     return bytes(body)
 
 
-def _failure_events(progress: CallState, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
+def _failure_events(state: CallState, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
     """Return what makes the events that end a stream with an error.
 
     A response that its provider makes in the background goes on without its stream, so it has not failed.
     """
-    # `progress` must not be part of it: the cycle would keep everything of the call until the garbage collector runs.
-    dialect, request_id, goes_on = progress.dialect, progress.incoming.request_id, progress.is_fetched_later
+    # `state` must not be part of it: the cycle would keep everything of the call until the garbage collector runs.
+    dialect, request_id, goes_on = state.dialect, state.incoming.request_id, state.is_fetched_later
 
     def events(fault: GatewayError) -> bytes:
         if goes_on:
@@ -432,24 +432,24 @@ def _failure_events(progress: CallState, meter: StreamMeter) -> Callable[[Gatewa
     return events
 
 
-def _check_end(progress: CallState, meter: StreamMeter) -> None:
+def _check_end(state: CallState, meter: StreamMeter) -> None:
     """See that a stream in a format that is known did not end before its answer.
 
     Raises:
         UpstreamProtocolError: it did; HTTP ended it as if it were whole.
     """
-    if progress.incoming.endpoint.wire is not None and meter.lacks_end():
+    if state.incoming.endpoint.wire is not None and meter.lacks_end():
         raise UpstreamProtocolError("The provider ended the stream before its answer had ended.")
 
 
-def _settled(progress: CallState) -> CallRecord | None:
+def _settled(state: CallState) -> CallRecord | None:
     """The record of the call, or of the earlier one whose answer it fetched; None while that answer is being made."""
-    record = progress.fetched or progress.record
+    record = state.settlement.fetched or state.settlement.record
     return record if record is not None and record.outcome != PENDING else None
 
 
-def _is_embeddings(progress: CallState) -> bool:
-    return progress.incoming.endpoint.operation == _EMBEDDINGS
+def _is_embeddings(state: CallState) -> bool:
+    return state.incoming.endpoint.operation == _EMBEDDINGS
 
 
 def _not_seen() -> ParsedResponse:

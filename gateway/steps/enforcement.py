@@ -117,30 +117,30 @@ class Steps:
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def begin(self, progress: CallState, call: Call) -> None:
+    async def begin(self, state: CallState, call: Call) -> None:
         """Find the step that the call is made in, and what it allows.
 
         Raises:
             InvalidRequest: it names an agent that does not exist, or its tools cannot be read.
             ToolNotAllowed: what it offers does not go together with the step.
         """
-        if progress.compaction is not None:
+        if state.context.compaction is not None:
             # It calls no tools, and a choice among them would spoil it.
             return
-        agent, session, incoming = self._agent(progress), progress.session, progress.incoming
+        agent, session, incoming = self._agent(state), state.session, state.incoming
         if agent is None or session is None or incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return
         if self._is_unavailable():
             # Nobody knows where the session is: to begin anew would refuse it what it may do.
-            progress.notes["step"] = "none: the store is away"
+            state.notes["step"] = "none: the store is away"
             return
-        facts = await self._look(agent, progress, call)
-        at = progress.remembered.state.steps.get(agent.name, _AT_START)
-        state = agent.entered(at, facts)
-        if state is not at:
-            state = await self._enter(progress, session, agent, facts, state)
-        stepped = progress.stepped = ActiveStep(agent, facts, state)
-        step = progress.step = agent.step(state)
+        facts = await self._look(agent, state, call)
+        at = state.context.remembered.state.steps.get(agent.name, _AT_START)
+        place = agent.entered(at, facts)
+        if place is not at:
+            place = await self._enter(state, session, agent, facts, place)
+        stepped = state.steps.active = ActiveStep(agent, facts, place)
+        step = state.steps.step = agent.step(place)
         if step is None or step.enforce == "observe":
             return
         offer = offer_of(call.fields, incoming.endpoint.wire)
@@ -150,34 +150,34 @@ class Steps:
             # Nothing to restrict, but a list that must be the same with each call is the same here.
             stepped.offer, stepped.keep, stepped.is_free = offer, offer.names, True
         else:
-            _hold_to(stepped, step, step.due(state.index), offer, session)
+            _hold_to(stepped, step, step.due(place.index), offer, session)
 
     async def _enter(
-        self, progress: CallState, session: SessionKey, agent: Agent, facts: ConditionFacts, expected: StepState
+        self, state: CallState, session: SessionKey, agent: Agent, facts: ConditionFacts, expected: StepState
     ) -> StepState:
         """Enter the step that follows from the state in the store now, and keep that; `expected` where that fails."""
         at = after = _AT_START
         if self._is_unavailable():
-            progress.notes["step"] = _UNAVAILABLE
+            state.notes["step"] = _UNAVAILABLE
             return expected
 
-        def change(state: SessionState) -> SessionState:
+        def change(kept: SessionState) -> SessionState:
             nonlocal at, after
-            at = state.steps.get(agent.name, _AT_START)
+            at = kept.steps.get(agent.name, _AT_START)
             after = agent.entered(at, facts)
-            return state if after == at else state.with_step(agent.name, after)
+            return kept if after == at else kept.with_step(agent.name, after)
 
         try:
             await self._store.update(session, change)
         except StoreUnavailable as error:
-            progress.notes["step"] = _why(error)
+            state.notes["step"] = _why(error)
             return expected
         self._tell(session, agent, at, after, ())
         return after
 
-    def _agent(self, progress: CallState) -> Agent | None:
+    def _agent(self, state: CallState) -> Agent | None:
         """The agent whose steps the call takes: its route's, else the one that it names, else the default one."""
-        name = progress.route.agent or progress.incoming.directives.agent
+        name = state.routing.route.agent or state.incoming.directives.agent
         if name is None:
             return self._agents.get(DEFAULT_AGENT)
         if name not in self._agents:
@@ -185,60 +185,62 @@ class Steps:
             raise InvalidRequest(f'There is no agent "{name}" with steps; configured: {known}.', param=AGENT.decode())
         return self._agents[name]
 
-    async def _look(self, agent: Agent, progress: CallState, call: Call) -> ConditionFacts:
+    async def _look(self, agent: Agent, state: CallState, call: Call) -> ConditionFacts:
         """What the agent's conditions look at, and no more than that."""
         if not agent.reads_facts:
             return _NO_FACTS
-        left = remaining_fraction(progress.book.budgets) if agent.reads_budget else 1.0
-        wire, contents = progress.incoming.endpoint.wire, None
+        left = remaining_fraction(state.budget.accounts.budgets) if agent.reads_budget else 1.0
+        wire, contents = state.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
             contents = await self._planner.contents(call, wire)
             # A huge one is read again when it is its turn to be planned: many may wait for that.
-            progress.contents = None if self._planner.is_huge(call) else contents
+            state.context.contents = None if self._planner.is_huge(call) else contents
         if contents is None:
             return ConditionFacts(left=left)
         tokens = None
         if agent.reads_tokens:
-            options = progress.incoming.directives.context
-            asked = PlanRequest(contents, progress.route, self._facts(progress.route), options, len(call.body))
-            progress.counts = await self._planner.count_tokens(asked, progress.remembered)
-            tokens = progress.counts.original.tokens
+            options = state.incoming.directives.context
+            asked = PlanRequest(
+                contents, state.routing.route, self._facts(state.routing.route), options, len(call.body)
+            )
+            state.context.counts = await self._planner.count_tokens(asked, state.context.remembered)
+            tokens = state.context.counts.original.tokens
         return ConditionFacts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     @staticmethod
-    def may_restrict(progress: CallState) -> bool:
+    def may_restrict(state: CallState) -> bool:
         """Return whether `restrict` may change something: a step restricts tools, or an earlier step withdrew some."""
-        stepped = progress.stepped
-        return (stepped is not None and stepped.offer is not None) or bool(progress.remembered.state.tool_changes)
+        stepped = state.steps.active
+        return (stepped is not None and stepped.offer is not None) or bool(state.context.remembered.state.tool_changes)
 
-    def restrict(self, progress: CallState) -> None:
+    def restrict(self, state: CallState) -> None:
         """Decide how the current provider is told which tools may be called."""
-        stepped, call = progress.stepped, progress.call
+        stepped, call = state.steps.active, state.call
         if call is None:
             return
         if stepped is None or stepped.offer is None:
-            progress.restricted = self._offering_all(progress, call)
+            state.steps.restriction = self._offering_all(state, call)
             return
         offer = stepped.offer
-        takes = self._takes(progress, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
+        takes = self._takes(state, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
         restriction = restricted(offer, stepped.keep, must=stepped.must, takes=takes)
         if stepped.is_free and restriction.withdrawal is not None:
             restriction = replace(restriction, withdrawal=replace(restriction.withdrawal, withdrawn=None))
-        progress.restricted = restriction
-        _note_limits(progress, stepped, takes)
+        state.steps.restriction = restriction
+        _note_limits(state, stepped, takes)
 
     def _takes(
-        self, progress: CallState, stepped: ActiveStep, offer: ToolOffer, items: bytes | msgspec.Raw
+        self, state: CallState, stepped: ActiveStep, offer: ToolOffer, items: bytes | msgspec.Raw
     ) -> RestrictionSupport:
         """Return what the model of a route accepts, by its family, the request, and what it refused lately."""
-        route, step = progress.route, stepped.step
+        route, step = state.routing.route, stepped.step
         family = self._planner.family(route, offer.wire)
         # Copied only for the models and formats that are looked into.
         messages = bytes(items) if offer.wire == "messages" or family.binding == "prefix" else b""
         referenced = referenced_tools(messages) if offer.wire == "messages" else frozenset()
         is_bound = _is_bound(family, offer, messages)
         allowed = None
-        if step is not None and is_bound and self._may_withdraw(progress, family, offer, messages):
+        if step is not None and is_bound and self._may_withdraw(state, family, offer, messages):
             names = tuple(tool.name for tool in offer.tools)
             allowed = frozenset(names if stepped.is_free else step.callable(names, step.due(stepped.state.index)))
         return RestrictionSupport(
@@ -249,46 +251,46 @@ class Steps:
             allowed,
         )
 
-    def _may_withdraw(self, progress: CallState, family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> bool:
+    def _may_withdraw(self, state: CallState, family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> bool:
         """Return whether a system message inside the conversation can withdraw tools.
 
         A client that changes tools in this way itself knows which ones are offered, so the gateway adds nothing.
         """
-        route = progress.route
+        route = state.routing.route
         return (
             family.tool_changes == "accepted"
             and offer.wire == "messages"
             and not self._providers[route.provider].is_translated
-            and not _is_in(route, progress.refused_changes, self._no_changes)
+            and not _is_in(route, state.steps.refused_changes, self._no_changes)
             and not changes_tools(messages)
         )
 
-    def _offering_all(self, progress: CallState, call: Call) -> ToolRestriction:
+    def _offering_all(self, state: CallState, call: Call) -> ToolRestriction:
         """Return how a request that no step restricts offers the tools again that were withdrawn before."""
-        wire = progress.incoming.endpoint.wire
+        wire = state.incoming.endpoint.wire
         with contextlib.suppress(InvalidRequest):
             offer = offer_of(call.fields, wire) if wire is not None else None
             if offer is not None:
                 family, messages = (
-                    self._planner.family(progress.route, offer.wire),
+                    self._planner.family(state.routing.route, offer.wire),
                     bytes(call.fields[ITEMS[offer.wire]]),
                 )
                 is_bound = _is_bound(family, offer, messages)
-                if is_bound and self._may_withdraw(progress, family, offer, messages):
+                if is_bound and self._may_withdraw(state, family, offer, messages):
                     return offering_all(offer, is_free=asks_for_compaction(call.fields, wire))
         return UNRESTRICTED
 
-    def restrict_again(self, progress: CallState, refusal: bytes) -> bool:
+    def restrict_again(self, state: CallState, refusal: bytes) -> bool:
         """Whether a provider's refusal is about what it was told of its tools, so that it is told in another way.
 
         First it is told without a choice among some tools, then without a forced call; the other way round where the
         refusal says that the model thinks, since that is a reason to refuse a forced call only.
         """
-        stepped, sent, route = progress.stepped, progress.restricted, progress.route
+        stepped, sent, route = state.steps.active, state.steps.restriction, state.routing.route
         text = refusal.lower()
-        if progress.adds_tool_changes and refuses_changes(refusal, progress.sent_messages):
-            progress.refused_changes = route
-            self.restrict(progress)
+        if state.context.adds_tool_changes and refuses_changes(refusal, state.context.sent_messages):
+            state.steps.refused_changes = route
+            self.restrict(state)
             return True
         if stepped is None or not any(word in text for word in _ABOUT_CHOICE):
             return False
@@ -300,60 +302,60 @@ class Steps:
             stepped.refused = route
         else:
             return False
-        self.restrict(progress)
+        self.restrict(state)
         return True
 
-    def taken(self, progress: CallState) -> None:
+    def taken(self, state: CallState) -> None:
         """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
-        stepped, route = progress.stepped, progress.route
-        if progress.refused_changes == route:
+        stepped, route = state.steps.active, state.routing.route
+        if state.steps.refused_changes == route:
             self._no_changes.add(route)
-            progress.notes["tool_changes"] = "the provider refused system messages that withdraw tools"
+            state.notes["tool_changes"] = "the provider refused system messages that withdraw tools"
         if stepped is None:
             return
         if stepped.refused == route:
             self._no_choice.add(route)
-            progress.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
+            state.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
         if stepped.unforced == route:
             self._no_force.add(route)
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    def going(self, progress: CallState, record: CallRecord) -> Going | None:
+    def going(self, state: CallState, record: CallRecord) -> Going | None:
         """How the session goes on by the tools that an answer calls; None where it does not, or nobody can say.
 
         Tools of an answer that was cut are not counted: nobody will run them.
         """
-        stepped = progress.stepped
+        stepped = state.steps.active
         if stepped is None or not record.tools:
             return None
         if record.finish_reason in _CUT or (record.outcome != "ok" and record.finish_reason is None):
             return None
-        if progress.is_unheard:
-            progress.notes["step"] = _UNHEARD
+        if state.settlement.is_unheard:
+            state.notes["step"] = _UNHEARD
             return None
-        going = Going(stepped, _known_as(progress, stepped, record.tools), record)
+        going = Going(stepped, _known_as(state, stepped, record.tools), record)
         if self._is_unavailable():
-            self.unkept(progress, going)
+            self.unkept(state, going)
             return None
         return going
 
-    def gone(self, progress: CallState, going: Going) -> CallRecord:
+    def gone(self, state: CallState, going: Going) -> CallRecord:
         """Take over the step that was kept with the record; that record."""
-        stepped, session, used = going.stepped, progress.session, going.used
+        stepped, session, used = going.stepped, state.session, going.used
         stepped.state, stepped.stray = used.state, used.stray
         if session is not None:
             self._tell(session, stepped.agent, going.at, used.state, going.tools)
         return going.record
 
-    def unkept(self, progress: CallState, going: Going, error: StoreUnavailable | None = None) -> None:
+    def unkept(self, state: CallState, going: Going, error: StoreUnavailable | None = None) -> None:
         """Go on from the step that this call knows, as it could not be kept; `error`: why, None: the store is away.
 
         Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
         """
         stepped = going.stepped
         stepped.state, stepped.stray = stepped.agent.used(stepped.state, going.tools, stepped.facts)
-        progress.notes |= {"step": _why(error), **_stray_note(stepped.stray)}
+        state.notes |= {"step": _why(error), **_stray_note(stepped.stray)}
 
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
@@ -400,17 +402,17 @@ def _ever_callable(agent: Agent, offer: ToolOffer) -> frozenset[str]:
     return frozenset([tool.name for tool in offer.tools if agent.ever_allows(tool.name)])
 
 
-def _note_limits(progress: CallState, stepped: ActiveStep, takes: RestrictionSupport) -> None:
+def _note_limits(state: CallState, stepped: ActiveStep, takes: RestrictionSupport) -> None:
     """Note for the call's record what of the step its provider could not be told, and why."""
-    beyond, is_forced = progress.restricted.beyond, stepped.offer is not None and stepped.offer.mode == "required"
+    beyond, is_forced = state.steps.restriction.beyond, stepped.offer is not None and stepped.offer.mode == "required"
     reason = _BOUND if takes.listed is not None else _REFERRED
     for name, note in (
         ("step_tools", f"offered though not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
         ("step_required", _UNFORCED if stepped.must and not takes.forced and not is_forced else None),
     ):
-        progress.notes.pop(name, None)  # what was noted for the route before
+        state.notes.pop(name, None)  # what was noted for the route before
         if note is not None:
-            progress.notes[name] = note
+            state.notes[name] = note
 
 
 def _why(error: StoreUnavailable | None) -> str:
@@ -421,15 +423,15 @@ def _stray_note(stray: Sequence[str]) -> dict[str, str]:
     return {"stray_tools": ", ".join(stray[:_SHOWN])} if stray else {}
 
 
-def _known_as(progress: CallState, stepped: ActiveStep, tools: Sequence[str]) -> Sequence[str]:
+def _known_as(state: CallState, stepped: ActiveStep, tools: Sequence[str]) -> Sequence[str]:
     """Tools that an answer calls by the names under which they were offered."""
-    call, wire, offer = progress.call, progress.incoming.endpoint.wire, stepped.offer
+    call, wire, offer = state.call, state.incoming.endpoint.wire, stepped.offer
     if offer is None and call is not None and wire is not None:
         with contextlib.suppress(InvalidRequest):
             offer = offer_of(call.fields, wire)
     if offer is None:
         return tools
-    sets = progress.answer.sets if progress.answer is not None else ()
+    sets = state.response.parsed.sets if state.response.parsed is not None else ()
     if not any(sets) and all(map(offer.names.__contains__, tools)):
         return tools
     # `as_name`, since a client may give a set of tools any name.

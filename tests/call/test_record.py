@@ -55,10 +55,10 @@ async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
 
 
 def test_the_mode_and_the_step_of_the_call_stand_in_the_record(world: World) -> None:
-    progress = answered(world, ParsedResponse())
-    assert (records().of(progress).mode, records().of(progress).step) == (None, None)
-    progress.mode, progress.step = "table", Step("review")
-    assert (records().of(progress).mode, records().of(progress).step) == ("table", "review")
+    state = answered(world, ParsedResponse())
+    assert (records().of(state).mode, records().of(state).step) == (None, None)
+    state.context.mode, state.steps.step = "table", Step("review")
+    assert (records().of(state).mode, records().of(state).step) == ("table", "review")
 
 
 # --- the charge ---------------------------------------------------------------------------------------------------
@@ -71,13 +71,13 @@ def records(*, estimate_missing: bool = True) -> RecordBuilder:
 
 def answered(world: World, answer: ParsedResponse, path: str = "chat/completions") -> CallState:
     """A call that was answered with this, read to its end."""
-    progress = CallState.of(world.incoming(path=path), 0.0)
-    progress.call = progress.dialect.read(BODY)
-    progress.route = Route("q", "q-real")
-    progress.sent_at, progress.head_at = 1.0, 2.0
-    progress.status, progress.outcome, progress.billed = 200, "ok", True
-    progress.answer = answer
-    return progress
+    state = CallState.of(world.incoming(path=path), 0.0)
+    state.call = state.dialect.read(BODY)
+    state.routing.route = Route("q", "q-real")
+    state.dispatch.sent_at, state.dispatch.head_at = 1.0, 2.0
+    state.response.status, state.response.outcome, state.response.is_billed = 200, "ok", True
+    state.response.parsed = answer
+    return state
 
 
 def test_usage_is_charged_as_it_was_reported(world: World) -> None:
@@ -88,19 +88,19 @@ def test_usage_is_charged_as_it_was_reported(world: World) -> None:
 
 
 def test_a_side_that_was_not_reported_is_estimated(world: World) -> None:
-    progress = answered(world, ParsedResponse(ReportedUsage(None, 5, None)))
-    charge = records().of(progress).charge
+    state = answered(world, ParsedResponse(ReportedUsage(None, 5, None)))
+    charge = records().of(state).charge
     assert charge is not None
-    assert charge.usage.input_tokens == input_estimate(progress) > 0
+    assert charge.usage.input_tokens == input_estimate(state) > 0
     assert charge.usage.output_tokens == 5
 
 
 def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_say(world: World) -> None:
-    progress = answered(world, ParsedResponse(output_estimate=7))
-    charge = records().of(progress).charge
+    state = answered(world, ParsedResponse(output_estimate=7))
+    charge = records().of(state).charge
     assert charge is not None
     assert (charge.usage.output_tokens, charge.source) == (7, "estimated")
-    nothing = records(estimate_missing=False).of(progress).charge
+    nothing = records(estimate_missing=False).of(state).charge
     assert nothing is not None
     assert (nothing.usage.total_tokens, nothing.cost_usd) == (0, Decimal(0))
 
@@ -143,10 +143,10 @@ def test_an_answer_without_usage_is_estimated_also_on_a_path_that_nobody_knows(w
 
 
 def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(world: World) -> None:
-    progress = answered(world, ParsedResponse(output_estimate=7), "files")
-    assert records().of(progress).charge is None
-    progress.is_event_stream = True
-    assert records().of(progress).charge is not None
+    state = answered(world, ParsedResponse(output_estimate=7), "files")
+    assert records().of(state).charge is None
+    state.response.is_event_stream = True
+    assert records().of(state).charge is not None
 
 
 @pytest.mark.parametrize(
@@ -161,22 +161,21 @@ def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(wo
 def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
     world: World, outcome: Outcome, head_at: float | None, is_charged: bool
 ) -> None:
-    progress = answered(world, ParsedResponse())
-    progress.outcome, progress.head_at, progress.billed = outcome, head_at, False
-    progress.is_at_work = True
-    record = records().of(progress)
+    state = answered(world, ParsedResponse())
+    state.response.outcome, state.dispatch.head_at, state.response.is_billed = outcome, head_at, False
+    state.dispatch.is_at_work = True
+    record = records().of(state)
     assert (record.charge is not None) is is_charged
-    assert record.charge is None or record.charge.usage.input_tokens == input_estimate(progress)
-    progress.is_at_work = False
-    assert records().of(progress).charge is None, "it waited for another try"
+    assert record.charge is None or record.charge.usage.input_tokens == input_estimate(state)
+    state.dispatch.is_at_work = False
+    assert records().of(state).charge is None, "it waited for another try"
 
 
 def test_what_is_not_metered_is_charged_nothing_even_if_it_is_left(world: World) -> None:
     incoming = world.incoming(method="GET", path="models", endpoint=endpoint("GET", "models"))
-    progress = replace(
-        answered(world, ParsedResponse()), incoming=incoming, outcome="client_left", head_at=None, billed=False
-    )
-    assert records().of(progress).charge is None
+    state = replace(answered(world, ParsedResponse()), incoming=incoming)
+    state.response.outcome, state.dispatch.head_at, state.response.is_billed = "client_left", None, False
+    assert records().of(state).charge is None
 
 
 def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) -> None:
@@ -191,20 +190,20 @@ def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) 
 def test_the_record_for_a_worker_that_is_gone_tells_the_fate_of_no_message(world: World) -> None:
     fates = Fates.of([Fate("user", 40, 0, "drop")])
     context = ContextRecord(30, 70, "exact", None, 30, 0, "key", 30, trimmed={"drop": 1}, message_fates=fates)
-    progress = answered(world, ParsedResponse())
-    progress.plan = Plan(context, 30)
-    orphaned = records().orphaned(progress, CallNeed(30)).context
+    state = answered(world, ParsedResponse())
+    state.context.plan = Plan(context, 30)
+    orphaned = records().orphaned(state, CallNeed(30)).context
     assert orphaned == replace(context, message_fates=Fates())
-    assert records().of(progress).context == context
+    assert records().of(state).context == context
 
 
 def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_call(world: World) -> None:
-    progress = answered(world, ParsedResponse(), "audio/transcriptions")
-    progress.call = Call("transcription", None, False, b"a form", {})
-    progress.response_bytes, progress.answer = 9, None
-    assert records().orphaned(progress, CallNeed(40)).charge is not None
-    progress.answer = ParsedResponse(ReportedUsage(10, 5, 15))
-    record = records().of(progress)
+    state = answered(world, ParsedResponse(), "audio/transcriptions")
+    state.call = Call("transcription", None, False, b"a form", {})
+    state.response.bytes_sent, state.response.parsed = 9, None
+    assert records().orphaned(state, CallNeed(40)).charge is not None
+    state.response.parsed = ParsedResponse(ReportedUsage(10, 5, 15))
+    record = records().of(state)
     assert record.charge is not None
     assert record.charge.cost_usd is not None
     assert "price" not in record.notes
@@ -224,11 +223,11 @@ TOLD = Decimal("0.0125")
 
 
 def test_what_a_provider_says_that_a_call_costs_is_charged_instead_of_list_prices(world: World) -> None:
-    progress = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=TOLD)))
-    charge = of_reporter("q").of(progress).charge
+    state = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=TOLD)))
+    charge = of_reporter("q").of(state).charge
     assert charge is not None
     assert (charge.cost_usd, charge.source, charge.usage.total_tokens) == (TOLD, "provider", 15)
-    other = of_reporter("another").of(progress).charge
+    other = of_reporter("another").of(state).charge
     assert other is not None
     assert other.cost_usd == Decimal("0.000060")
 
@@ -240,11 +239,11 @@ def test_a_call_that_costs_nothing_on_its_providers_word_costs_nothing(world: Wo
 
 
 def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(world: World) -> None:
-    progress = answered(world, ParsedResponse(ReportedUsage(None, None, None, cost_usd=TOLD), output_estimate=7))
-    charge = of_reporter("q").of(progress).charge
+    state = answered(world, ParsedResponse(ReportedUsage(None, None, None, cost_usd=TOLD), output_estimate=7))
+    charge = of_reporter("q").of(state).charge
     assert charge is not None
     assert (charge.cost_usd, charge.source, charge.usage.output_tokens) == (TOLD, "estimated", 7)
-    uncounted = of_reporter("q", estimate_missing=False).of(progress).charge
+    uncounted = of_reporter("q", estimate_missing=False).of(state).charge
     assert uncounted is not None
     assert (uncounted.cost_usd, uncounted.usage.total_tokens) == (TOLD, 0)
 
@@ -259,9 +258,9 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
     )
 
     def charged(*parts: tuple[str, Usage], model: str = "q-real-20990101") -> tuple[Decimal | None, str]:
-        progress = answered(world, ParsedResponse(ReportedUsage(110, 55, 165, named=parts), model=model))
-        progress.advisors = (Route("q", "dear"),)
-        record = made.of(progress)
+        state = answered(world, ParsedResponse(ReportedUsage(110, 55, 165, named=parts), model=model))
+        state.routing.advisors = (Route("q", "dear"),)
+        record = made.of(state)
         assert record.charge is not None
         assert record.charge.usage.total_tokens == 165
         return record.charge.cost_usd, record.notes.get("price", "")
@@ -275,9 +274,9 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
 
 def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=Decimal("0.01"))
-    progress = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, searches=3)))
+    state = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, searches=3)))
     made = RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
-    record = made.of(progress)
+    record = made.of(state)
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.05")
     assert record.spent.nano_usd == 50_000_000
@@ -354,9 +353,9 @@ def test_a_tier_that_is_no_dearer_costs_the_standard_price(world: World) -> None
 
 
 def pending(world: World) -> CallRecord:
-    progress = answered(world, ParsedResponse(id="resp_1"), "responses")
-    progress.call = progress.dialect.read(b'{"model":"m","input":"hi","background":true}')
-    return replace(records().of(progress), spent=Amount(5_000, 60_000_000, 1))
+    state = answered(world, ParsedResponse(id="resp_1"), "responses")
+    state.call = state.dialect.read(b'{"model":"m","input":"hi","background":true}')
+    return replace(records().of(state), spent=Amount(5_000, 60_000_000, 1))
 
 
 def priced(price: Price | None) -> RecordBuilder:
@@ -378,16 +377,16 @@ def test_an_answer_in_the_background_costs_what_the_tier_does_that_was_asked_for
 HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
 
 
-def held(progress: CallState, hold: Hold | None = HOLD, noted: int = 0) -> CallState:
+def held(state: CallState, hold: Hold | None = HOLD, noted: int = 0) -> CallState:
     """What is held for a call with two answers, of which so many tokens are known to have come."""
-    progress.taken = TakenHold(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, CallAccounts())
-    return progress
+    state.budget.hold = TakenHold(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, CallAccounts())
+    return state
 
 
 def in_background(world: World, answer: ParsedResponse) -> CallState:
-    progress = answered(world, answer, "responses")
-    progress.call = progress.dialect.read(b'{"model":"m","input":"hi","background":true}')
-    return progress
+    state = answered(world, answer, "responses")
+    state.call = state.dialect.read(b'{"model":"m","input":"hi","background":true}')
+    return state
 
 
 @pytest.mark.parametrize("outcome", ["ok", "client_left", "upstream_broken"])
@@ -395,12 +394,12 @@ def in_background(world: World, answer: ParsedResponse) -> CallState:
 def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_not_as_held(
     world: World, path: str, outcome: Outcome
 ) -> None:
-    progress = held(answered(world, ParsedResponse(id="resp_1", output_estimate=7), path))
-    progress.outcome = outcome
-    record = records().of(progress)
+    state = held(answered(world, ParsedResponse(id="resp_1", output_estimate=7), path))
+    state.response.outcome = outcome
+    record = records().of(state)
     assert record.outcome == outcome
     assert record.charge is not None
-    assert record.spent.tokens == record.charge.usage.total_tokens == input_estimate(progress) + 7
+    assert record.spent.tokens == record.charge.usage.total_tokens == input_estimate(state) + 7
 
 
 @pytest.mark.parametrize(
@@ -417,9 +416,9 @@ def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_n
 def test_all_that_was_held_is_spent_while_an_answer_is_being_made_in_the_background(
     world: World, answer: ParsedResponse, outcome: Outcome, *, is_pending: bool
 ) -> None:
-    progress = held(in_background(world, answer))
-    progress.outcome = outcome
-    record = records().of(progress)
+    state = held(in_background(world, answer))
+    state.response.outcome = outcome
+    record = records().of(state)
     assert record.outcome == (PENDING if is_pending else outcome)
     assert record.spent == (HOLD.amount(50) if is_pending else Amount(7, 43_000, 1))
 
@@ -441,13 +440,13 @@ def test_all_that_was_held_stays_spent_of_an_answer_in_the_background_that_nobod
 def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
     world: World, hold: Hold | None, spent: Amount, *, later: bool
 ) -> None:
-    progress = in_background(world, ParsedResponse()) if later else answered(world, ParsedResponse())
-    progress = held(progress, hold, noted=7)
-    record = records().unread(progress)
+    state = in_background(world, ParsedResponse()) if later else answered(world, ParsedResponse())
+    state = held(state, hold, noted=7)
+    record = records().unread(state)
     assert record.charge is not None
     assert (record.charge.usage.output_tokens, record.spent) == (7, spent)
-    progress.taken = None
-    assert records().unread(progress).charge == Charge(Usage.of(0, 0), "estimated", None)
+    state.budget.hold = None
+    assert records().unread(state).charge == Charge(Usage.of(0, 0), "estimated", None)
 
 
 @pytest.mark.parametrize(
@@ -456,9 +455,9 @@ def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
 def test_a_call_that_cannot_be_read_costs_nothing_where_no_provider_had_it(
     world: World, *, billed: bool, at_work: bool, is_charged: bool
 ) -> None:
-    progress = held(answered(world, ParsedResponse()), noted=7)
-    progress.billed, progress.is_at_work = billed, at_work
-    record = records().unread(progress)
+    state = held(answered(world, ParsedResponse()), noted=7)
+    state.response.is_billed, state.dispatch.is_at_work = billed, at_work
+    record = records().unread(state)
     assert (record.charge is not None, record.spent.calls) == (is_charged, int(is_charged))
 
 
@@ -611,10 +610,10 @@ def of_many(route: Route) -> ModelFacts:
 
 def charged(world: World, name: str | None, *others: str, tier: str | None = None) -> tuple[Decimal | None, Decimal]:
     """USD of a million tokens, in the record and of budgets, where the answer names a model so."""
-    progress = answered(world, ParsedResponse(ReportedUsage(10**6, 0, 10**6), model=name, service_tier=tier))
-    progress.route = Route("q", "m")
-    progress.others = tuple(Route(provider, other) for provider in "qr" for other in others)
-    record = RecordBuilder(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).of(progress)
+    state = answered(world, ParsedResponse(ReportedUsage(10**6, 0, 10**6), model=name, service_tier=tier))
+    state.routing.route = Route("q", "m")
+    state.routing.others = tuple(Route(provider, other) for provider in "qr" for other in others)
+    record = RecordBuilder(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).of(state)
     assert record.charge is not None
     return record.charge.cost_usd, Decimal(record.spent.nano_usd) / 10**9
 

@@ -150,11 +150,11 @@ async def test_of_a_huge_body_only_its_own_bytes_are_held_while_the_answer_is_aw
     exchange: Exchange = world.gateway.handle(world.incoming(huge()))
     entering = asyncio.create_task(exchange.__aenter__())
     await sent.wait()
-    asked = exchange._p.asked
+    asked = exchange._state.context.request
     assert asked is not None
     assert asked.contents.is_unloaded
     assert asked.contents.messages is None
-    assert exchange._p.plan is not None
+    assert exchange._state.context.plan is not None
     entering.cancel()
     await asyncio.wait({entering})
 
