@@ -36,7 +36,7 @@ ALLOWED = {
     },
     "app": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config"),
-        *("call", "context", "budget", "pipeline", "server"),
+        *("call", "context", "background", "steps", "budget", "pipeline", "server"),
     },
     "mock": set(),
     "bench": {"core", "stores", "mock"},
@@ -126,6 +126,7 @@ TESTED_ELSEWHERE = {
     "pipeline.exchange": "e2e/test_accounting.py",
     "app.worker": "e2e/test_shutdown.py",
     "app.reloadable": "e2e/test_reload.py",
+    "app.assembly": "pipeline/test_exchange.py",  # its fakes are assembled by it
     "config.policies": "e2e/test_budget_settings.py",  # each key does what it says; those of context: e2e/test_context.py
     "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from gateway import config
+from gateway.app.assembly import assemble
 from gateway.app.resources import Tls, logs_json, planner_of, upstreams_of
 from gateway.budget.reservation import Budgets
 from gateway.call.types import SessionPolicy
@@ -99,7 +100,7 @@ class Lasting:
         """The pipeline under these settings."""
         sessions = settings.sessions
         known = config.built_in_providers()
-        return Gateway(
+        return assemble(
             routes=routes,
             providers={name: provider_of(name, row, guarded=name in known) for name, row in settings.providers.items()},
             upstreams=upstreams,
@@ -177,7 +178,7 @@ class Parts:
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker is gone
-        self.settle_orphaned = gateway.fetched.orphaned
+        self.settle_orphaned = gateway.background_settlement.orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
     def providers(self) -> list[ProviderHealth]:

@@ -1,26 +1,24 @@
-"""Take one call through all its steps, in order.
+"""Take one call through all its steps, in order. This is the only module that knows the order.
 
-This is the only place that knows the order.
+    read the body -> name the session -> find the routes -> read the accounts -> find the active step
+    -> decide what to send -> reserve what it may cost -> send it to the provider
+    -> meter the response -> settle -> notify the observers
 
-Read the body -> name the session -> find its routes -> read its accounts -> find its step -> decide what to send ->
-hold what it may cost -> send; decide and send again on the next route where one fails -> meter the answer -> settle ->
-tell the observers. Where the plan needs a summary first, an exchange of our own goes the same way before the call does;
-where results are to be summed up, once the call is held.
+- If a route fails, the call is decided and sent again on the next route.
+- If the plan needs a summary of dropped messages first, the gateway makes an exchange of its own for it. Summaries of
+  tool results are made after the reservation.
+- An `Exchange` is entered on the way to the provider, and left after the response was passed on. Leaving it settles
+  the call, exactly once, whatever happened: the client left, the provider broke off, or the process stops.
 
-An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
-client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
-
-What each step does is in a part of its own, shared by all calls; what is known of one call is in its `CallState`, which
-they are handed.
+Each step is a part that all calls share, see `Gateway`. What is known of one call is in its `CallState`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
@@ -28,8 +26,6 @@ from typing import Final, TypeVar
 from gateway.background.index import BackgroundIndex
 from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
-from gateway.budget.reservation import Budgets
-from gateway.call.record import RecordBuilder
 from gateway.call.routing import (
     advisors_of,
     first_at,
@@ -43,13 +39,8 @@ from gateway.call.routing import (
 from gateway.call.state import CallState
 from gateway.call.types import ClientResponse, Incoming, SessionPolicy
 from gateway.context.planner import Planner
-from gateway.context.repair import Recomposer
 from gateway.context.request import LOSSLESS, RequestComposer
-from gateway.context.summaries import SUMMARY_S, Summaries
 from gateway.context.thinking_origins import ThinkingOrigins
-from gateway.context.tool_result_summaries import ToolResultSummaries
-from gateway.context.tool_results import ToolResultRenderer
-from gateway.core.context_budget import SummaryModel
 from gateway.core.errors import (
     BudgetExhausted,
     GatewayError,
@@ -59,172 +50,108 @@ from gateway.core.errors import (
     UpstreamFault,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.http.headers import ProviderAddress, check_credential, is_success, secrets_of
+from gateway.core.http.headers import ProviderAddress, check_credential, is_success
 from gateway.core.http.request import WorkObserver, notify_nobody
 from gateway.core.http.retry_policy import FAILED, KEY_REFUSED
-from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
+from gateway.core.ports import UpstreamReply
 from gateway.core.record import CUTS, CallRecord
-from gateway.core.routing import ModelFacts, Route, Routes
-from gateway.core.steps import Agent, Step
-from gateway.core.thinking_origin import ThinkingRules
+from gateway.core.routing import Routes
+from gateway.core.steps import Step
 from gateway.dialects.base import Call
 from gateway.dialects.server_state import earlier_answer
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.fallback import EarlierFailures
-from gateway.pipeline.response import ResponseRelay, TotalsComment, read_error
+from gateway.pipeline.response import ResponseRelay, read_error
 from gateway.steps.enforcement import Steps
-from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 from gateway.upstream.body import AlreadyRead, without_packing
 
 T = TypeVar("T")
 
-#: the status of a provider that does not make the answer it is asked for
+#: the status of a provider that does not have the response which a request names
 _UNKNOWN_HERE: Final = 404
-_WHOSE: Final = "The store is away, which knows what provider has this answer. Try again shortly."
+_WHOSE: Final = "The store is unavailable, so the provider of this response cannot be looked up. Try again shortly."
 
 
+@dataclass(slots=True)
 class Gateway:
-    """What every call shares. Everything is handed in; nothing here knows a class of an adapter."""
+    """The parts that all calls share. `app.assembly` makes them.
 
-    def __init__(
-        self,
-        *,
-        routes: Routes,
-        providers: Mapping[str, ProviderAddress],
-        upstreams: Mapping[str, Upstream],
-        facts: Callable[[Route], ModelFacts],
-        store: Store,
-        settler: Settler,
-        planner: Planner,
-        budgets: Budgets,
-        results: ToolResultRenderer,
-        learner: Learner,
-        observers: Sequence[Observer],
-        policy: SessionPolicy,
-        totals_comment: TotalsComment,
-        new_id: Callable[[], str],
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        summary_s: float = SUMMARY_S,
-        result_model: SummaryModel | None = None,
-        agents: Mapping[str, Agent] | None = None,
-        thinking: ThinkingRules | None = None,
-    ) -> None:
-        self.routes = routes
-        self.providers = providers
-        self.settler = settler
-        self.planner = planner
-        self.policy = policy
-        self.steps = Steps(
-            agents=agents or {},
-            store=store,
-            planner=planner,
-            providers=providers,
-            facts=facts,
-            observers=observers,
-            is_unavailable=lambda: settler.is_unavailable,
-            clock=clock,
-            wall=wall,
-        )
-        self.new_id = new_id
-        self.clock = clock
-        self.wall = wall
-        limits = budgets.policy
-        records = RecordBuilder(
-            facts,
-            clock,
-            cached_weight=limits.cached_weight,
-            estimate_missing=policy.estimate_missing,
-            cost_reporters=frozenset(name for name, one in providers.items() if one.reports_cost),
-            named_at=routes.named_at,
-            billed_refusals={
-                name: one.billed_refusals for name, one in providers.items() if one.billed_refusals is not None
-            },
-        )
-        summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, max_wait_s=summary_s)
-        self.background = BackgroundIndex(store, records, routes, wall)
-        self.thinking = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
-        self.fetched = BackgroundSettlement(settler, self.background, observers)
-        self.accounts = Accounts(
-            store=store,
-            read_body=planner.read,
-            settler=settler,
-            budgets=budgets,
-            records=records,
-            facts=facts,
-            steps=self.steps,
-            observers=observers,
-            fetched=self.fetched,
-            clock=clock,
-        )
-        self.composer = RequestComposer(
-            planner=planner,
-            results=results,
-            summaries=summaries,
-            result_summaries=ToolResultSummaries(results, summaries, result_model),
-            store=store,
-            facts=facts,
-            has_modes=limits.modes,
-        )
-        self.compactions = Compactions(
-            store=store,
-            planner=planner,
-            composer=self.composer,
-            providers=providers,
-            facts=facts,
-            most=results.most,
-            is_unavailable=lambda: settler.is_unavailable,
-            new_id=new_id,
-            clock=clock,
-            wall=wall,
-        )
-        self.sender = Dispatcher(
-            providers=providers,
-            upstreams=upstreams,
-            composer=self.composer,
-            recomposer=Recomposer(self.composer, planner, learner),
-            read_body=planner.read,
-            steps=self.steps,
-            clock=clock,
-        )
-        secrets = [secret for one in providers.values() for secret in secrets_of(one)]
-        comment = totals_comment if policy.stream_totals else None
-        self.answers = ResponseRelay(self.accounts, self.fetched, clock, comment, secrets)
+    Attributes:
+        routes: which models are at which providers.
+        providers: their addresses and keys, by name.
+        settler: writes the records of calls, and knows whether the store is available.
+        planner: counts and trims.
+        policy: how sessions are named and counted.
+        steps: which tools may be called now.
+        background: finds calls by the ids of their responses.
+        background_settlement: settles a call when its response is fetched later.
+        thinking: remembers which model created which thinking.
+        accounts: reserves and settles.
+        composer: decides what is sent.
+        compactions: makes and expands compactions.
+        dispatcher: sends a call to one provider.
+        relay: passes responses on to the client.
+        new_id: makes the id of a call.
+        clock: monotonic seconds.
+        wall: Unix time in seconds.
+    """
 
-    def handle(self, incoming: Incoming, at_work: WorkObserver = notify_nobody) -> Exchange:
-        """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
+    routes: Routes
+    providers: Mapping[str, ProviderAddress]
+    settler: Settler
+    planner: Planner
+    policy: SessionPolicy
+    steps: Steps
+    background: BackgroundIndex
+    background_settlement: BackgroundSettlement
+    thinking: ThinkingOrigins
+    accounts: Accounts
+    composer: RequestComposer
+    compactions: Compactions
+    dispatcher: Dispatcher
+    relay: ResponseRelay
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+    wall: Callable[[], float]
 
-        `at_work` is told whether a provider may be at work on it: where none is, nothing is lost by a cancel.
+    def handle(self, incoming: Incoming, observer: WorkObserver = notify_nobody) -> Exchange:
+        """Return the exchange for one request: `async with gateway.handle(incoming) as response`.
 
-        If its task is cancelled, the call is charged for what was delivered. The outcome in its record is the message
-        of the cancel where that is a `Cut`, else `client_left`.
+        Entering it raises no `GatewayError`: errors are responses. If its task is cancelled, the call is charged for
+        what was delivered. The outcome in its record is the message of the cancellation if that is a `Cut`, otherwise
+        `client_left`.
+
+        Args:
+            incoming: the request.
+            observer: is notified whether a provider may be working on the call. If none is, a cancellation loses
+                nothing.
         """
-        return Exchange(self, incoming, at_work)
+        return Exchange(self, incoming, observer)
 
 
 class Exchange:
-    """One call on its way. An async context manager: entering goes down to the provider, leaving settles."""
+    """One call: a context manager that sends the call when it is entered, and settles it when it is left."""
 
-    def __init__(self, gateway: Gateway, incoming: Incoming, at_work: WorkObserver) -> None:
+    def __init__(self, gateway: Gateway, incoming: Incoming, observer: WorkObserver) -> None:
         self._gateway = gateway
         self._state = CallState.of(incoming, gateway.wall())
-        self._state.dispatch.observer = at_work
+        self._state.dispatch.observer = observer
 
     def client_left(self) -> None:
-        """Nobody waits for the answer any more; it may be read to its end all the same."""
+        """Note that the client left. The response may still be read to its end."""
         self._state.client_left()
 
     async def __aenter__(self) -> ClientResponse:
         try:
             try:
-                return await self._down()
+                return await self._run()
             except GatewayError as fault:
                 await self._state.dispatch.hang_up()
                 if self._state.call is not None:
                     await self._gateway.composer.look_elsewhere(self._state, self._state.call)
-                return await self._gateway.answers.refusal(self._state, fault)
+                return await self._gateway.relay.refusal(self._state, fault)
         except BaseException as error:
             await self._leave(error)
             raise
@@ -243,21 +170,22 @@ class Exchange:
         try:
             await self._gateway.accounts.settle(state)
         finally:
-            # A second cancel interrupts it: a lease that stayed open would be renewed for as long as the worker lives.
+            # A second cancellation interrupts `settle`, and an open lease would be renewed until the worker ends.
             self._gateway.accounts.end(state)
             await state.dispatch.hang_up()
 
-    async def _down(self) -> ClientResponse:
+    async def _run(self) -> ClientResponse:
+        """Take the call to a provider, and return the response for the client."""
         state, gateway, incoming = self._state, self._gateway, self._state.incoming
         metered = incoming.endpoint.metered
         if metered:
-            # First what needs no body, so that even a refused one is answered with its session's totals.
+            # First what needs no body, so that the response to a refused body has its session's totals as well.
             state.session = named_session(incoming, gateway.policy.id_headers)
         if incoming.refused is not None:
             raise incoming.refused
         call = state.call = await self._read(lambda: with_form_model(incoming, state.dialect.read(incoming.body)))
         earlier = earlier_answer(call.fields) if incoming.endpoint.may_go_on else None
-        before = await self._before(earlier) if earlier is not None else None
+        before = await self._call_before(earlier) if earlier is not None else None
         if metered:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
@@ -265,48 +193,49 @@ class Exchange:
             gateway.settler.check()
         call = state.call = await gateway.compactions.begin(state, call)
         about = incoming.endpoint.about
-        unsure = await self._go_where_it_is_kept(about) if about is not None else None
+        unsure = await self._choose_keeper(about) if about is not None else None
         try:
             await self._read(partial(self._find_routes, call))
         except UnknownModel as fault:
             raise (unsure or fault) from None
         if metered:
             await self._open_session(call)
-        answer = await self._answered(call)
-        if unsure is not None and answer.status == _UNKNOWN_HERE:
+        response = await self._send(call)
+        if unsure is not None and response.status == _UNKNOWN_HERE:
             raise unsure
-        if not is_success(answer.status):
-            return await gateway.answers.failure(state, answer)
+        if not is_success(response.status):
+            return await gateway.relay.failure(state, response)
         state.response.is_billed = metered
         await gateway.thinking.answered(state, call)
-        return await gateway.answers.success(state, call, answer)
+        return await gateway.relay.success(state, call, response)
 
     async def _open_session(self, call: Call) -> None:
-        """Open the session's account and its step, which may choose the model and the order of the routes."""
+        """Open the session's accounts and its step, which may choose the model and the order of the routes."""
         state, gateway = self._state, self._gateway
         await gateway.accounts.open(state)
         await gateway.steps.begin(state, call)
-        if state.steps.step is not None and state.steps.step.model is not None:
-            self._go_by(state.steps.step, call)
+        step = state.steps.step
+        if step is not None and step.model is not None:
+            self._use_model_of(step, call)
         if gateway.thinking.may_prefer(state):
             await self._read(partial(gateway.thinking.prefer, state, call))
 
     async def _read(self, work: Callable[[], T]) -> T:
-        """Do work that goes over the request's body, in a thread if the body is large."""
+        """Do work that reads the whole body, in a thread if the body is large."""
         return await self._gateway.planner.read(len(self._state.incoming.body), work)
 
-    async def _before(self, answer_id: str) -> CallRecord | None:
-        """The call of the same client key whose answer this one goes on from; the provider that keeps it is preferred.
+    async def _call_before(self, response_id: str) -> CallRecord | None:
+        """Return the call of the same client key whose response this one continues; prefer the provider that keeps it.
 
-        None where it is not known, or the store is away.
+        Returns None if that call is unknown, or the store is unavailable.
 
         Raises:
-            StoreUnavailable: no calls are taken while the store is away, and nobody knows the session of this one.
+            StoreUnavailable: the session of this call cannot be known, and no calls are taken without the store.
         """
         state, settler, before = self._state, self._gateway.settler, None
         if not settler.is_unavailable:
             try:
-                before = await self._gateway.background.answered(answer_id, state.incoming.caller.namespace)
+                before = await self._gateway.background.answered(response_id, state.incoming.caller.namespace)
             except StoreUnavailable as error:
                 settler.away(error)
         if state.incoming.endpoint.metered and state.session is None:
@@ -314,16 +243,19 @@ class Exchange:
         state.routing.kept_at = before.provider if before is not None else None
         return before
 
-    async def _go_where_it_is_kept(self, answer_id: str) -> StoreUnavailable | None:
-        """Ask about an answer at the provider that has it; never with a credential that may be for another one.
+    async def _choose_keeper(self, response_id: str) -> StoreUnavailable | None:
+        """Send a request about an earlier response to the provider that keeps it.
 
-        A client key that is held to some models was allowed the one of its own answer when it asked for that. Gives
-        what is to be told in place of "there is no such answer" where nobody can say who has it.
+        A credential that may be for another provider is never sent there. A client key that is limited to some models
+        was allowed the model of its own response when it made that call.
+
+        Returns:
+            The error that replaces "there is no such response", if it cannot be known which provider keeps it.
         """
         if self._gateway.settler.is_unavailable:
             return StoreUnavailable(_WHOSE)
         try:
-            name, namespace = await self._gateway.background.origin(answer_id, self._state.incoming.caller.namespace)
+            name, namespace = await self._gateway.background.origin(response_id, self._state.incoming.caller.namespace)
         except StoreUnavailable as error:
             self._gateway.settler.away(error)
             return StoreUnavailable(_WHOSE)
@@ -335,32 +267,34 @@ class Exchange:
         return None
 
     def _find_routes(self, call: Call) -> None:
-        """Where the call may go. The caller's own credential is for the first provider and for no other.
+        """Find where the call may go. The caller's own credential is only ever sent to the first provider.
 
         Raises:
-            UnknownModel: nobody has its model, or it is not for this client key.
-            InvalidRequest: nobody who has it takes the call's format.
-            Unauthenticated: the caller's credential is plainly another provider's.
+            UnknownModel: no provider has the model, or the client key may not use it.
+            InvalidRequest: no provider of the model takes the call's format.
+            Unauthenticated: the caller's credential plainly belongs to another provider.
         """
-        state, incoming, providers = self._state, self._state.incoming, self._gateway.providers
-        found = routes_of(incoming, call, self._gateway.routes, state.session)
+        incoming, routing, providers = self._state.incoming, self._state.routing, self._gateway.providers
+        found = routes_of(incoming, call, self._gateway.routes, self._state.session)
         first = found[0].provider
-        found = tuple([one for one in found if one.provider == first or providers[one.provider].holds_credential])
-        if state.routing.kept_at is not None:
-            found = first_at(state.routing.kept_at, found)
-        state.routing.routes = speaking(found, incoming.endpoint.format, providers)
-        state.routing.route = state.routing.home = state.routing.routes[0]
-        state.routing.others = others_of(call, state.routing.routes, self._gateway.routes)
-        state.routing.advisors = advisors_of(call, state.routing.routes, self._gateway.routes)
-        for route in state.routing.routes:
-            # Only one of them can be in want of it; where an answer is kept decides whether that is the first.
+        found = tuple(
+            [route for route in found if route.provider == first or providers[route.provider].holds_credential]
+        )
+        if routing.kept_at is not None:
+            found = first_at(routing.kept_at, found)
+        routing.routes = speaking(found, incoming.endpoint.format, providers)
+        routing.route = routing.home = routing.routes[0]
+        routing.others = others_of(call, routing.routes, self._gateway.routes)
+        routing.advisors = advisors_of(call, routing.routes, self._gateway.routes)
+        for route in routing.routes:
+            # Only one of them can need the caller's credential. It need not be the first: see `kept_at`.
             check_credential(incoming.headers, incoming.query, providers[route.provider], providers.values())
 
-    def _go_by(self, step: Step, call: Call) -> None:
+    def _use_model_of(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.
 
         Raises:
-            UnknownModel: nobody has it, or it is not for this client key.
+            UnknownModel: no provider has the model, or the client key may not use it.
             Unauthenticated: the caller's credential would go to a provider for which it is not meant.
         """
         state, asked_for = self._state, self._state.routing.route.provider
@@ -376,50 +310,52 @@ class Exchange:
             )
         state.notes["model"] = f"{step.model}, as the step has it"
 
-    async def _answered(self, call: Call) -> UpstreamReply:
+    async def _send(self, call: Call) -> UpstreamReply:
         """Return the response of the first provider that has one, or the failure that `EarlierFailures` chooses.
 
         Raises:
-            UpstreamFault: there is no answer.
-            ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit.
+            UpstreamFault: no provider responded.
+            ContextOverflow, BudgetTooSmall, TextTooLong: the request cannot be trimmed to its budget.
         """
         state, earlier, position = self._state, EarlierFailures(), 0
+        routing = state.routing
         while True:
-            route = state.routing.route = state.routing.routes[position]
+            route = routing.route = routing.routes[position]
             position += 1
             try:
-                answer = await self._tried(call)
+                response = await self._send_to_current(call)
             except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
-                if position >= len(state.routing.routes) or earlier.is_enough(fault):
+                if position >= len(routing.routes) or earlier.is_enough(fault):
                     return earlier.instead_of(fault)
                 reason = fault.code
                 earlier.heard(fault)
             else:
-                is_last, is_key_refused = position >= len(state.routing.routes), self._refuses_our_key(answer)
+                is_last, is_key_refused = position >= len(routing.routes), self._refuses_our_key(response)
                 is_unfit = state.dispatch.is_too_long or is_key_refused
-                if not is_unfit and (is_last or answer.status not in FAILED):
-                    return answer
+                if not is_unfit and (is_last or response.status not in FAILED):
+                    return response
                 if is_last:
-                    return earlier.answer or answer
-                reason = str(answer.status)
-                if answer.status in FAILED or is_key_refused:
+                    return earlier.answer or response
+                reason = str(response.status)
+                if response.status in FAILED or is_key_refused:
                     with contextlib.suppress(UpstreamFault):
-                        body = await read_error(answer)
-                        earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
+                        body = await read_error(response)
+                        earlier.heard(AlreadyRead(response.status, without_packing(response.headers), body))
             await state.dispatch.hang_up()
             state.dispatch.work(is_so=False)
-            # Where the client has left, the cancel takes effect here, before another provider is asked.
+            # If the client has left, the cancellation takes effect here, before another provider is called.
             await asyncio.sleep(0)
             failed = f"{route.provider}/{route.model}: {reason}"
             before = state.notes.get("fallback")
             state.notes["fallback"] = failed if before is None else f"{before}; {failed}"
 
-    def _refuses_our_key(self, answer: UpstreamReply) -> bool:
-        """Whether the provider refuses the key that the gateway holds for it; another provider has its own."""
-        return answer.status in KEY_REFUSED and self._gateway.providers[self._state.routing.route.provider].has_key
+    def _refuses_our_key(self, response: UpstreamReply) -> bool:
+        """Return whether the provider refuses the gateway's own key. Another provider has another key."""
+        provider = self._gateway.providers[self._state.routing.route.provider]
+        return response.status in KEY_REFUSED and provider.has_key
 
-    async def _tried(self, call: Call) -> UpstreamReply:
-        """The answer of the provider of the current route."""
+    async def _send_to_current(self, call: Call) -> UpstreamReply:
+        """Return the response of the provider of the current route."""
         state, gateway = self._state, self._gateway
         state.dispatch.is_too_long = False
         if gateway.compactions.is_made_here(state):
@@ -429,17 +365,17 @@ class Exchange:
         await self._make_ready(call)
         if call.stream and state.budget.totals_before is None:
             state.budget.totals_before = await gateway.accounts.totals_now(state)
-        return await gateway.compactions.checked(state, call, await gateway.sender.send(state, call))
+        return await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
 
     async def _make_ready(self, call: Call) -> None:
-        """Decide what is sent, and hold what it may cost. Tool results are shown shorter before a call is refused.
+        """Decide what is sent, and reserve what it may cost. Tool results are shortened before a call is refused.
 
-        What is held is enough for every route of the call, so it is held once.
+        The reservation is enough for every route of the call, so it is made once.
 
         Raises:
-            BudgetFault: even then too little is left.
-            StoreUnavailable: what handles stand for cannot be kept, and without handles the call needs more than is
-                held.
+            BudgetFault: too little is left even with the shortest tool results.
+            StoreUnavailable: the content of handles cannot be stored, and without handles the call needs more than is
+                reserved.
         """
         state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
         tries = composer.tries(state)
@@ -454,11 +390,11 @@ class Exchange:
             else:
                 break
         if state.context.shown is not None:
-            # Otherwise no result is shown shorter.
+            # Only then are tool results shortened.
             if await composer.sum_up(state, call):
                 await composer.compose(state, call, tried)
             if not await composer.keep(state):
-                # Another call took the room, or the store went away: then nothing is left out.
+                # Another call took the room, or the store became unavailable: nothing is left out then.
                 await composer.compose(state, call, LOSSLESS)
                 accounts.check_held(state)
         await composer.remember_unread(state)

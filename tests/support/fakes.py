@@ -11,6 +11,7 @@ from decimal import Decimal
 from itertools import count
 from typing import Any
 
+from gateway.app.assembly import assemble
 from gateway.budget.reservation import Budgets
 from gateway.call.types import Caller, ClientResponse, Incoming, SessionPolicy
 from gateway.config import families
@@ -37,7 +38,6 @@ from gateway.core.steps import Agent
 from gateway.core.stored import CallOpening, Ending, OpenHold
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
-from gateway.pipeline.exchange import Gateway
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
@@ -237,7 +237,7 @@ class World:
             deadline_s=60,
             clock=time.monotonic,
         )
-        self.gateway = Gateway(
+        self.gateway = assemble(
             routes=routes,
             providers=self.providers,
             upstreams=dict.fromkeys(self.providers, self.upstream),
