@@ -58,22 +58,21 @@ from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
 
-#: factor on an estimate that counts only texts, not the fields around them
+#: factor on an estimate that counts only texts and not the fields around them
 _UNCOUNTED_MARGIN: Final = 1.25
-#: For a body that the gateway does not read: bytes that are held as one token, and the most tokens that are held for a
-#: form or a file.
+#: For a body that the gateway does not read: bytes per reserved token, and the maximum for a form or a file.
 _UNREAD_BYTES: Final = 4
 _UNREAD_MOST: Final = 16_384
-#: what may stand before the first character of JSON: white space, byte order marks, the zero bytes of UTF-16 and UTF-32
+#: what may precede the first character of JSON: white space, byte order marks, the zero bytes of UTF-16 and UTF-32
 _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
-#: the values that ask for a cache of one hour (Anthropic's `ttl`) or of 12 (OpenAI's), in each way JSON can write them
+#: the values that ask for a cache of one hour (Anthropic's `ttl`) or of 12 hours (OpenAI's), in every JSON spelling
 _LONG_CACHE: Final = re.compile(rb'"(?:1|\\u0031)(?:2|\\u0032)?(?:h|\\u0068)"')
-#: tokens that a stream brings beyond its hold, by which it is known to come in one piece: a look brings fewer
+#: A stream that brings this many tokens beyond its hold arrives in one piece: between two checks come fewer.
 _ONE_PIECE: Final = 2 * STREAM_STEP
 
 
 class Accounts:
-    """Keeps the accounts of calls. Shared by all calls."""
+    """Read, reserve and settle the accounts of calls. One instance serves all calls."""
 
     def __init__(
         self,
@@ -98,19 +97,19 @@ class Accounts:
         self._records = records
         self._facts = facts
         self._listeners = [one.record for one in observers]
-        #: Models whose streams came in one piece, made before they were sent: a hold that grows with the answer would
-        #: bound none of them.
+        #: Models whose streams arrive in one piece, made before they are sent. A hold that grows with the response
+        #: would not bound them.
         self._in_one_piece = RecentModels(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
     async def open(self, state: CallState) -> None:
-        """Read what the session remembers, and how the accounts stand that the call is charged to.
+        """Read what the session remembers, and the balances of the accounts that the call is charged to.
 
         Raises:
             InvalidRequest: the session cannot have the parent that the call names.
             StoreDamaged: one of the accounts cannot be read.
-            StoreUnavailable: no calls are taken while the store is away.
+            StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
         """
         caller, directives = state.incoming.caller, state.incoming.directives
         state.budget.charged = ChargedAccounts(
@@ -120,19 +119,19 @@ class Accounts:
             try:
                 await self._read(state, directives.parent)
             except StoreDamaged as error:
-                # Nobody knows what it may spend until that is mended, be it for good: no case for `on_failure: open`.
+                # What the account may spend is unknown until it is repaired, so `on_failure: open` does not apply.
                 self._settler.away(error)
                 raise
             except StoreUnavailable as error:
                 self._settler.away(error)
             else:
                 return
-        self._open_blind(state)
+        self._open_stale(state)
 
     async def look(self, state: CallState) -> None:
-        """Read the accounts of a call that was refused before they were read, to tell its client what is left.
+        """Read the accounts of a call that was refused before they were read, so that its client learns what is left.
 
-        The parent and the budget that the call declares are ignored. Does nothing where the store cannot be read.
+        The parent and the budget that the call declares are ignored. Does nothing if the store cannot be read.
         """
         caller = state.incoming.caller
         if state.budget.charged.namespace or self._settler.is_unavailable:
@@ -151,35 +150,35 @@ class Accounts:
         opening, state.budget.charged, state.budget.accounts = begun
         state.context.remembered, state.budget.totals_before = opening.remembered, opening.totals
 
-    def _open_blind(self, state: CallState) -> None:
-        """Take the accounts as this worker last saw them.
+    def _open_stale(self, state: CallState) -> None:
+        """Use the balances that this worker read last.
 
         Raises:
-            StoreUnavailable: no calls are taken while the store is away.
+            StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
         """
         self._settler.check()
         charged, session = state.budget.charged, state.session
         if session is not None and not charged.parents:
             parents = self._budgets.parents_as_seen(session, state.incoming.directives.parent)
             charged = replace(charged, parents=parents)
-        state.budget.accounts = self._budgets.blind_book(charged)
-        state.notes["store"] = "away: its budget is as it was last seen"
+        state.budget.accounts = self._budgets.stale_book(charged)
+        state.notes["store"] = "unavailable: the budget is as last read"
 
     async def hold(self, state: CallState, call: Call) -> None:
-        """Hold what the call may cost, before it is sent.
+        """Reserve what the call may cost, before it is sent.
 
         Raises:
             BudgetFault: too little is left.
-            NotMetered: nobody will see what it costs.
+            NotMetered: the gateway will not see what the call costs.
             StoreDamaged: one of the accounts cannot be read.
-            StoreUnavailable: no calls are taken while the store is away.
+            StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
         """
         if not state.budget.accounts.claims:
             return
         self._check_deferred(state)
         if state.budget.accounts.budgets:
             await self._read_body(len(call.body), lambda: _read_for_hold(state, call))
-        # Should the call end before it hears that it was granted, there is a hold all the same.
+        # The store may have made the hold even if the call ends before its reply.
         state.budget.is_holding = True
         try:
             state.budget.hold = await self._first_of(state, call)
@@ -188,9 +187,10 @@ class Accounts:
             self._settler.away(error)
             raise
         except StoreUnavailable as error:
-            # It may have been granted all the same; even where the call is refused now, its record gives it back.
+            # The store may have made the hold all the same. The record of the call gives it back, even of a refused
+            # one.
             self._settler.away(error)
-            self._open_blind(state)
+            self._open_stale(state)
             state.budget.hold = await self._reserve(state, call)
         except GatewayError:
             state.budget.is_holding = False
@@ -199,36 +199,36 @@ class Accounts:
 
     @staticmethod
     def check_held(state: CallState) -> None:
-        """Refuse a call that has become larger since it was held; the next try begins with what is known now.
+        """Refuse a call that needs more than was reserved for it. A retry starts from what is known now.
 
         Raises:
-            StoreUnavailable: it has.
+            StoreUnavailable: the request has become larger than the hold.
         """
         taken, plan = state.budget.hold, state.context.plan
         if taken is None or taken.hold is None or plan is None or not bounds_answers(state.budget.accounts.budgets):
             return
-        weight, held = plan.safe_tokens + plan.context.kept, taken.hold.fixed.tokens
-        if weight > held:
+        tokens, held = plan.safe_tokens + plan.context.kept, taken.hold.fixed.tokens
+        if tokens > held:
             raise StoreUnavailable(
-                f"The full texts of its tool results could not be kept, and with them the request weighs {weight:,} "
-                f"tokens, of which its budget holds {held:,}. Try again shortly."
+                f"The full texts of the tool results could not be stored. With them the request has {tokens:,} "
+                f"tokens, and {held:,} are reserved. Try again shortly."
             )
 
     def _check_deferred(self, state: CallState) -> None:
-        """Refuse a call that is billed after its answer (a batch) where tokens or USD are limited."""
+        """Refuse a call that is billed after its response (a batch) if tokens or USD are limited."""
         if not bounds_answers(state.budget.accounts.budgets) or self._budgets.policy.deferred:
             return
         if state.is_billed_later and not state.is_fetched_later:
             raise NotMetered(
-                "What this request begins is billed after its answer, so that the budget of its session or client key "
-                "cannot be held against it. Send it with a client key that has no budget in tokens or USD, ask for an "
-                "answer that is not deferred, or set budget.deferred: forward."
+                "This request is billed after its response, so the budget of its session or client key cannot cover "
+                "it. Use a client key without a budget in tokens or USD, ask for a response that is not deferred, or set "
+                "budget.deferred: forward."
             )
 
     async def _first_of(self, state: CallState, call: Call) -> TakenHold:
-        """Hold enough for every route that the call may yet take; if that is refused, for the current one only.
+        """Reserve enough for every route that the call may still take; if that is refused, for the current one only.
 
-        Then the call has no fallbacks any more.
+        In the second case the call loses its fallbacks.
         """
         try:
             return await self._reserve(state, call)
@@ -240,11 +240,11 @@ class Accounts:
         try:
             taken = await self._reserve(state, call)
         except (BudgetFault, PriceUnknown):
-            # With its tool results shown shorter there may be room for all of them.
+            # With shorter tool results there may be room for all routes.
             state.routing.routes = routes
             raise
         left_out = ", ".join(f"{route.provider}/{route.model}" for route in routes[end:])
-        state.notes["left_out"] = f"{left_out}: its budget could not be held for them"
+        state.notes["left_out"] = f"{left_out}: too little budget is left for them"
         return taken
 
     def _reserve(self, state: CallState, call: Call) -> Awaitable[TakenHold]:
@@ -253,7 +253,7 @@ class Accounts:
         return self._budgets.reserve(state.budget.accounts, call_id, need, orphaned, is_stream=is_stream)
 
     def _need(self, state: CallState, call: Call) -> CallNeed:
-        """What the call may take at the most, wherever it goes in the end."""
+        """Return what the call may use at most, on any of its remaining routes."""
         plan, wire, fields = state.context.plan, state.incoming.endpoint.wire, call.fields
         # The routes before the current one have failed.
         ahead = state.routing.routes[state.routing.routes.index(state.routing.route) :]
@@ -262,7 +262,7 @@ class Accounts:
         asked = asked or default_limit(fields, wire)
         asked = min(asked, MOST) if asked is not None else None
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
-        # Summaries of tool results are made after the hold, and may be longer than what is shown until then.
+        # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
         tokens += state.context.shown.more if state.context.shown is not None else 0
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
         can_end = can_end and not state.is_fetched_later
@@ -275,7 +275,7 @@ class Accounts:
             tokens + kept,
             output=asked,
             model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
-            # A limit that nobody here can lower is held whole.
+            # A limit that the gateway cannot lower is reserved completely.
             least_output=least_output(fields, wire) if wire is not None else asked or 0,
             answers=answers_asked(fields, wire),
             has_output=wire is not None or asked is not None,
@@ -287,44 +287,44 @@ class Accounts:
             and not any(route in self._in_one_piece for route in ahead),
             can_end=can_end,
             goes_on=state.is_fetched_later,
-            # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
+            # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
             expected=expected,
         )
 
     def _rates(self, state: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
-        """What a token costs of each model that may answer, by the gateway's choice or the provider's."""
+        """Return the token rate of each model that may respond, by the gateway's choice or the provider's."""
         tier, caches_1h = service_tier(call.fields), state.budget.caches_long
         prices = [self._facts(route).price for route in (*ahead, *state.routing.instead(*ahead))]
         return [rate_of(price, tokens, tier, caches_1h=caches_1h) for price in prices]
 
     async def deliver(self, state: CallState) -> None:
-        """Before a part of the answer goes out: see to it that the call is charged even if this worker dies."""
+        """Make sure that the call is charged even if this worker dies; called before each part of the response."""
         taken = state.budget.hold
         if taken is None:
             return
-        lease, come = taken.lease, state.response.bytes_sent
-        # What is held while the store is away is counted by this worker, and `Leases` takes it once the store is back.
+        lease, sent = taken.lease, state.response.bytes_sent
+        # While the store is unavailable, this worker counts the hold itself, and `Leases` writes it later.
         if taken.hold is None and not lease.is_known and not self._settler.is_unavailable:
             await self._take(taken)
-        if not lease.is_known or come >= lease.note_at:
-            await self._budgets.note(lease, come)
+        if not lease.is_known or sent >= lease.note_at:
+            await self._budgets.note(lease, sent)
 
     async def _take(self, taken: TakenHold) -> None:
-        """Take a hold that was put off."""
+        """Write a hold that was postponed."""
         try:
             if await self._budgets.deliver(taken):
                 return
         except StoreUnavailable as error:
             self._settler.away(error)
             return
-        # The record that is written when the call has ended corrects this one.
+        # The record at the end of the call corrects this one.
         record = self._budgets.orphaned(taken)
         if record is not None:
             await self._settler.settle(record)
 
     async def is_over(self, state: CallState) -> bool:
-        """Whether a stream has to end now, as its hold is used up. The caller passes nothing on meanwhile."""
+        """Return whether a stream must end now, because its hold is used up. The caller waits with passing it on."""
         if state.budget.hold is None:
             return False
         lease = state.budget.hold.lease
@@ -342,19 +342,19 @@ class Accounts:
     # --- after it ----------------------------------------------------------------------------------------------
 
     async def settle(self, state: CallState) -> Totals | None:
-        """Write the record and its charge. Safe to call again: an interrupted settlement is repeated as it was."""
+        """Write the record and its charge, once. An interrupted settlement can be repeated."""
         if state.settlement.is_settled:
             return state.settlement.totals
         going = None
         if state.settlement.record is None:
             await self._read_for_record(state)
-            # Only the first time: if that settlement was interrupted, nobody knows whether the session's step moved.
+            # Only the first time: after an interrupted settlement it is unknown whether the session's step changed.
             state.settlement.record = self._record(state)
             self._note_one_piece(state, state.settlement.record)
             going = self._going(state, state.settlement.record)
         record = state.settlement.record
-        # A call that the gateway itself could not serve is not recorded, but what was held must be given back. One that
-        # is pending is recorded without a session, too: else nobody would hear what it took.
+        # A call that the gateway itself could not serve is not recorded, but its hold must be released. A pending call
+        # is recorded even without a session: otherwise its usage would never be counted.
         is_recorded = record.session is not None or record.outcome == PENDING
         if state.budget.is_holding or (is_recorded and not isinstance(state.response.fault, GatewayFault)):
             claims = self._budgets.to_read(state.budget.accounts)
@@ -382,11 +382,11 @@ class Accounts:
         try:
             await self._read_body(len(call.body), lambda: text_estimate(state))
         except asyncio.CancelledError:
-            # The call must be settled all the same, and at once: it is charged by its length.
+            # The call must be settled now: its length is charged.
             state.budget.text_tokens = ceil(len(call.body) / _UNREAD_BYTES)
 
     def _note_one_piece(self, state: CallState, record: CallRecord) -> None:
-        """Note a stream that brought far more than was held for it: nobody could have ended it in time."""
+        """Note a stream that brought far more than was reserved, because it could not have been ended in time."""
         taken, charge = state.budget.hold, record.charge
         if taken is None or charge is None or taken.whole is not None or taken.hold is None:
             return
@@ -394,26 +394,26 @@ class Accounts:
             self._in_one_piece.add(state.routing.route)
 
     def _record(self, state: CallState) -> CallRecord:
-        """The call's record; `RecordBuilder.unread` where reading its usage fails."""
+        """Return the call's record; if its usage cannot be read, the one of `RecordBuilder.unread`."""
         try:
             return self._records.of(state)
         except Exception:
-            logger.exception("what call %s used cannot be told", state.incoming.call_id)
+            logger.exception("the usage of call %s cannot be read", state.incoming.call_id)
             return self._records.unread(state)
 
     def _going(self, state: CallState, record: CallRecord) -> Going | None:
         try:
             return self._steps.going(state, record)
         except Exception:
-            # Where a session is in its steps is guidance, and no reason to lose a charge.
-            logger.exception("what call %s makes of its session's step cannot be told", record.call_id)
+            # The position of a session in its steps is guidance, and no reason to lose a charge.
+            logger.exception("the step transition of call %s cannot be determined", record.call_id)
             return None
 
     def end(self, state: CallState) -> None:
-        """Release what this worker keeps of the call, and tell the observers; only the first time.
+        """Release what this worker keeps of the call, and notify the observers; only the first time.
 
-        Also for a call whose settlement was interrupted: the settler writes its record as soon as it can. If a call has
-        no record, its hold ends with its lease, and is settled as that of a worker that is gone.
+        This includes a call whose settlement was interrupted: the settler writes its record as soon as it can. If a
+        call has no record, its hold ends with its lease, and is settled as that of a worker that died.
         """
         if state.settlement.is_settled:
             return
@@ -422,11 +422,11 @@ class Accounts:
         if record is None:
             return
         state.settlement.is_settled = True
-        # What it takes is told when it is known, once.
-        told = record if record.outcome != PENDING else replace(record, charge=None)
-        # Those of the session whose answer was fetched are no part of the request that did so.
+        # The charge of a pending call is reported once, when it is known.
+        reported = record if record.outcome != PENDING else replace(record, charge=None)
+        # The totals belong to the session whose response was fetched, not to the request that fetched it.
         totals = state.settlement.totals if state.settlement.fetched is None else None
-        tell(self._listeners, told, totals, self.allowance(state))
+        tell(self._listeners, reported, totals, self.allowance(state))
 
     def _give_back(self, state: CallState, spent: Amount) -> None:
         taken, state.budget.hold = state.budget.hold, None
@@ -436,7 +436,7 @@ class Accounts:
     async def _written(
         self, state: CallState, record: CallRecord, going: Going | None, claims: Sequence[Claim]
     ) -> CallClosing | None:
-        """Write the record, and in the same step where its session is in its steps now; see `Settler.close`."""
+        """Write the record together with the session's new position in its steps. See `Settler.close`."""
         if going is not None:
             try:
                 closing = await self._settler.close_with(record, going, claims)
@@ -450,7 +450,7 @@ class Accounts:
     # --- at any time -------------------------------------------------------------------------------------------
 
     async def totals_now(self, state: CallState) -> Totals | None:
-        """The session's totals, without this call unless it was settled; None where nobody knows them."""
+        """Return the session's totals, including this call only if it was settled; None if they are unknown."""
         if state.session is None or self._settler.is_unavailable:
             return None
         with contextlib.suppress(StoreUnavailable):
@@ -458,13 +458,13 @@ class Accounts:
         return None
 
     def allowance(self, state: CallState) -> Allowance | None:
-        """What the call's accounts leave, as they stood when they were last read."""
+        """Return what the call's accounts have left, by the balances as last read."""
         budgets = state.budget.accounts.budgets
         return allowance(budgets, self._budgets.policy.warn_at) if budgets else None
 
 
 def _read_for_hold(state: CallState, call: Call) -> None:
-    """Read what a hold needs to know of the body."""
+    """Read from the body what the hold depends on."""
     if state.context.plan is None:
         text_estimate(state)
     if any(balance.limits.nano_usd is not None for balance in state.budget.accounts.budgets):
@@ -472,9 +472,9 @@ def _read_for_hold(state: CallState, call: Call) -> None:
 
 
 def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:
-    """What the windows of models leave for an answer, the widest of them; None where one is not known.
+    """Return what the widest context window leaves for the response; None if a window is unknown.
 
-    `windows`: as listed, first of the model whose turn it is, whose provider may have said more.
+    `windows`: of the routes, the current one first. Its provider may have reported another window, see `Plan.window`.
     """
     first = plan.window if plan is not None else windows[0]
     rooms = [room_in(window, tokens) for window in (first, *windows[1:])]
@@ -482,9 +482,9 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
 
 
 def _uncounted(state: CallState, call: Call) -> tuple[int, int]:
-    """Return the input tokens to hold for a call that is not counted exactly, and those it is expected to have.
+    """Return the input tokens to reserve for a call that is not counted exactly, and the expected input tokens.
 
-    Both are 0 without a budget, as reading megabytes takes time.
+    Both are 0 without a budget, because reading megabytes takes time.
     """
     if not state.budget.accounts.budgets:
         return 0, 0
@@ -493,13 +493,13 @@ def _uncounted(state: CallState, call: Call) -> tuple[int, int]:
         return unread, unread
     expected = text_estimate(state)
     tokens = ceil(expected * _UNCOUNTED_MARGIN)
-    # In a conversation that is too long to be counted, brackets and numbers are billed as well.
+    # In a conversation that is too long to be counted, brackets and numbers are billed as well as texts.
     if state.incoming.endpoint.wire is not None:
         tokens = max(tokens, ceil(len(call.body) / _UNREAD_BYTES))
     return tokens, expected
 
 
 def _unread(body: bytes) -> int:
-    """Tokens to hold for a body that the gateway does not read: all of it where it may be JSON, which is text."""
+    """Return the tokens to reserve for a body that the gateway does not read: all of it if it may be JSON text."""
     tokens = ceil(len(body) / _UNREAD_BYTES)
     return tokens if body.lstrip(_BEFORE_JSON).startswith(b"{") else min(tokens, _UNREAD_MOST)

@@ -30,17 +30,17 @@ from gateway.core.stored import CallOpening, OpenHold
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.stale_accounts import Blind
 
-#: sessions above one that its calls are charged to: agents call agents
+#: maximum number of parents that a session's calls are charged to
 _MOST_PARENTS: Final = 8
-#: sessions with a parent of which it is remembered who was above them
+#: maximum number of sessions whose parents are remembered
 _MOST_SEEN: Final = 4_096
-#: the parents of sessions as they were read just now; None: that one has none
+#: the parent of each session that was just read; None if it has none
 Parents = Mapping[SessionKey, str | None]
 _NOTHING_READ: Final[Parents] = {}
 
 
 class Budgets:
-    """What calls may spend. Shared by all calls under one configuration."""
+    """Reserve budgets for calls. One instance serves all calls under one configuration."""
 
     def __init__(
         self, store: Store, leases: Leases, blind: Blind, policy: BudgetPolicy, wall: Callable[[], float]
@@ -50,33 +50,36 @@ class Budgets:
         self._leases = leases
         self._wall = wall
         self._blind = blind
-        #: who was above sessions that have a parent, when they were seen last
+        #: the parents of sessions as last read, from the nearest up
         self._above = OrderedDict[SessionKey, tuple[SessionKey, ...]]()
 
     async def parents(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents = _NOTHING_READ
     ) -> tuple[SessionKey, ...]:
-        """The sessions that called for this one, from the nearest up; `named`: as this call says, the first time.
+        """Return the parents of a session, from the nearest up, and store a parent that is named for the first time.
 
-        `read`: see `sessions_above`.
+        Args:
+            session: the session of the call.
+            known: its parent as stored; None if it has none.
+            named: its parent as the call names it; None if it names none.
+            read: see `sessions_above`.
 
         Raises:
-            InvalidRequest: the session has another parent already, is its own, or there are too many above it.
+            InvalidRequest: the session has another parent already, is its own parent, or has too many parents.
         """
         if known is not None and named is not None and known != named:
             raise InvalidRequest(
-                f'Session "{session.id}" was called for by "{known}" before, not by "{named}". '
-                "A session has one parent; name the same one, or start a new session.",
+                f'Session "{session.id}" already has the parent "{known}", so it cannot have "{named}". '
+                "Name the same parent, or start a new session.",
                 param=PARENT.decode(),
             )
         if known is not None or named is None:
             found, next_one = await sessions_above(self._store, session, known, read)
             if next_one is not None and next_one not in (session, *found):
-                # It has grown at its top. Who is up there would not be charged, so that its budget were escaped.
+                # The chain has grown at its top. Its topmost sessions would not be charged, and escape their budgets.
                 raise InvalidRequest(
-                    f'{len(found) + 1} sessions or more are above session "{session.id}" by now, and a call is charged '
-                    f"to at most {_MOST_PARENTS}. Start a new session, for a parent that has fewer than "
-                    f"{_MOST_PARENTS} above itself.",
+                    f'Session "{session.id}" now has {len(found) + 1} parents or more, and a call is charged to at '
+                    f"most {_MOST_PARENTS}. Start a new session below one with fewer than {_MOST_PARENTS} parents.",
                     param=PARENT.decode(),
                 )
             return found
@@ -85,7 +88,7 @@ class Budgets:
         if kept.parent != named:
             return await self.parents(session, kept.parent, named)  # another call was faster, and its parent stays
         try:
-            # Once more: those above may have got this one as their parent meanwhile.
+            # Check again: a session above may have received this one as its parent in the meantime.
             return await self._above_with(session, named)
         except InvalidRequest:
             await self._store.update(session, lambda kept: kept.without_parent(named))
@@ -94,30 +97,30 @@ class Budgets:
     async def _above_with(
         self, session: SessionKey, named: str, read: Parents = _NOTHING_READ
     ) -> tuple[SessionKey, ...]:
-        """Those above a session with a parent that it has not had until now.
+        """Return the parents that a session has once it has this parent.
 
         Raises:
-            InvalidRequest: that would be a circle, or too many.
+            InvalidRequest: the parents would form a circle, or there would be too many.
         """
         found, next_one = await sessions_above(self._store, session, named, read)
         if next_one is None:
             return found
-        refused = f'Session "{session.id}" cannot be called for by "{named}"'
+        refused = f'Session "{session.id}" cannot have the parent "{named}"'
         if next_one in (session, *found):
-            why = f'{refused}: that would be a circle. Name the session that called for "{session.id}"'
+            why = f"{refused}: the parents would form a circle. Name another parent"
         else:
             why = (
-                f"{refused}: {len(found) + 1} sessions or more would be above it, and a call is charged to at most "
-                f"{_MOST_PARENTS}. Name a parent that has fewer than {_MOST_PARENTS} above itself"
+                f"{refused}: it would have {len(found) + 1} parents or more, and a call is charged to at most "
+                f"{_MOST_PARENTS}. Name a parent that has fewer than {_MOST_PARENTS} parents"
             )
         raise InvalidRequest(f"{why}, or send no {PARENT.decode()}.", param=PARENT.decode())
 
     async def opening(
         self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
     ) -> tuple[CallOpening, ChargedAccounts, CallAccounts]:
-        """What a call of a session begins with, who is charged for it, and their accounts as they stand.
+        """Return what the session remembers, whose accounts are charged, and the balances of these accounts.
 
-        `named`: its parent, as the call says.
+        `named`: the parent of the session, as the call names it.
 
         Raises:
             InvalidRequest: see `parents`.
@@ -137,10 +140,10 @@ class Budgets:
     async def _below(
         self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
     ) -> tuple[CallOpening, ChargedAccounts, CallAccounts] | None:
-        """See `opening`. Which sessions are above this one the store says only now.
+        """Open a session that probably has parents, with one request to the store. See `opening`.
 
-        So those that were above it when this worker saw it last, or the one that is named, are read at the same time.
-        None where one of them cannot be read: it may be none of those above.
+        The parents are known only after the session was read. Therefore the parents as last read, or the named one, are
+        read at the same time. Returns None if one of them cannot be read, because it may not be a parent at all.
         """
         likely = self._above.get(session) or (SessionKey(session.namespace, named or ""),)
         claims = claims_of(self.policy, replace(charged, parents=likely))
@@ -169,9 +172,10 @@ class Budgets:
         return parents
 
     def parents_as_seen(self, session: SessionKey, named: str | None) -> tuple[SessionKey, ...]:
-        """The sessions above this one as this worker last saw them, while the store is away; `named`: as its call says.
+        """Return the parents of a session as this worker last read them. For the time while the store is unavailable.
 
-        Of one that it has not seen with the parent that is named, that parent, and who was above that one.
+        `named`: the parent as the call names it. If the worker does not know the session with this parent, the parent
+        and the parents of that one are returned.
         """
         seen = self._above.get(session, ())
         if named is None or (seen and seen[0].id == named):
@@ -182,7 +186,7 @@ class Budgets:
         return tuple(above)[:_MOST_PARENTS]
 
     async def book(self, charged: ChargedAccounts) -> CallAccounts:
-        """The accounts of a call as they stand."""
+        """Return the accounts of a call with their current balances."""
         claims = claims_of(self.policy, charged)
         return CallAccounts.of(claims, await self._balances(claims))
 
@@ -190,24 +194,24 @@ class Budgets:
         return self._seen(claims, await self._store.balances([claim.undeclared for claim in claims]))
 
     def _seen(self, claims: Sequence[Claim], granted: Sequence[Balance]) -> tuple[Balance, ...]:
-        """How accounts stand for a call, lowered to what it declares; without that, they are kept for `blind_book`."""
+        """Return the balances lowered to the budget that the call declares; remember them as read for `stale_book`."""
         self._blind.saw(granted)
         return tuple([balance.lowered(claim.declared) for balance, claim in zip(granted, claims, strict=True)])
 
-    def blind_book(self, charged: ChargedAccounts) -> CallAccounts:
-        """The accounts of a call as this worker last saw them, while the store is away."""
+    def stale_book(self, charged: ChargedAccounts) -> CallAccounts:
+        """Return the accounts of a call with the balances that this worker read last."""
         claims = self._blind.claims(claims_of(self.policy, charged))
         return CallAccounts.of(claims, self._blind.balances(claims), is_blind=True)
 
     @staticmethod
     def to_read(book: CallAccounts) -> Sequence[Claim]:
-        """What to read when a call of these accounts is settled, so that its client is told what is left after it."""
+        """Return the accounts to read when the call is settled, so that its client learns what is left after it."""
         if book.is_blind or not book.budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
     def again(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
-        """The accounts after the call. `granted`: how those stand that were to be read; None: nobody knows."""
+        """Return the accounts after the call. `granted`: the balances of `to_read`; None if they are unknown."""
         if book.is_blind:
             return CallAccounts.of(book.claims, self._blind.balances(book.claims), is_blind=True)
         return CallAccounts.of(book.claims, self._seen(book.claims, granted)) if granted else book
@@ -221,23 +225,23 @@ class Budgets:
         *,
         is_stream: bool,
     ) -> TakenHold:
-        """Hold what a call needs; `orphaned`: the record to write should nobody settle it.
+        """Reserve what a call needs. `orphaned`: makes the record to write if its worker dies.
 
-        Where nothing is limited, a hold would only see to it that a call is charged if its worker dies, and most calls
-        end too soon for that to be worth a write. `Leases` takes the hold of a call that lasts, and `deliver` takes it
-        before a part of the answer goes out. Only a stream is held at once while the store is away: that hold stands in
-        this worker's own view of the accounts.
+        Without a limit, a hold only ensures that the call is charged if its worker dies, and most calls end too soon
+        for that to be worth a write. `Leases` writes the hold of a call that lasts, and `deliver` writes it before a
+        part of the response is sent. While the store is unavailable, the hold of a stream is counted at once, in the
+        worker's own view of the accounts.
 
         Raises:
-            BudgetExhausted, BudgetBusy, RateLimited: there is too little left.
-            PriceUnknown: a budget in USD is in force, and nobody knows the price.
-            StoreUnavailable: nothing is held.
+            BudgetExhausted, BudgetBusy, RateLimited: too little is left.
+            PriceUnknown: a budget in USD is in force, and the price of the model is unknown.
+            StoreUnavailable: nothing was reserved.
         """
         if not (is_stream and book.is_blind) and all(balance.limits.is_none for balance in book.balances):
             return self._unlimited(book, call_id, need_of, orphaned)
         need = need_of()
         if book.is_blind:
-            # There is nobody to ask for more while the answer comes.
+            # The hold cannot be extended while the response arrives.
             need = replace(need, can_grow=False)
         self._check_price(book, need)
         opened, lease_s = self._opened(book, call_id, need, orphaned), self._leases.lease_s
@@ -257,7 +261,7 @@ class Budgets:
         need_of: Callable[[], CallNeed],
         orphaned: Callable[[CallNeed], CallRecord],
     ) -> TakenHold:
-        """Nothing is held yet, see `reserve`."""
+        """Return a hold that is not written yet, see `reserve`."""
         lease = Lease(
             call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), orphaned)
         )
@@ -266,7 +270,7 @@ class Budgets:
     def _granted(
         self, book: CallAccounts, opened: OpenHold, lease_s: float, granted: Granted, need: CallNeed
     ) -> TakenHold:
-        """A granted hold as the call keeps it; from now on its lease is kept alive, or taken once the store is back."""
+        """Return the hold as the call keeps it, and keep its lease alive, or write it once the store is available."""
         hold, after = opened.hold, CallAccounts.of(book.claims, granted.balances, is_blind=book.is_blind)
         grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
@@ -285,9 +289,9 @@ class Budgets:
     def _check_price(self, book: CallAccounts, need: CallNeed) -> None:
         if not need.is_priced and any(balance.limits.nano_usd is not None for balance in book.budgets):
             raise PriceUnknown(
-                f'A budget in USD is in force and the price of "{need.model}" is not known, or not in the '
-                "service tier it is asked for. Name it in gateway.yaml under models (match, provider, price: {input, "
-                "output} in USD per million tokens), or call a model whose price is known, in its standard tier.",
+                f'A budget in USD is in force, and the price of "{need.model}" in this service tier is unknown. Set it '
+                "in gateway.yaml under models (match, provider, price: {input, output} in USD per million tokens), or "
+                "call a model with a known price.",
                 param="model",
             )
 
@@ -300,41 +304,41 @@ class Budgets:
         return OpenHold(hold, orphaned(need), unit_usd=unit_usd, goes_on=goes_on)
 
     async def deliver(self, taken: TakenHold) -> bool:
-        """Before a part of the answer goes out: take the hold if that was put off; whether one is taken.
+        """Write the hold if that was postponed, before a part of the response is sent; return whether one is written.
 
         Raises:
-            StoreUnavailable: what is not held yet cannot be.
+            StoreUnavailable: the hold cannot be written.
         """
         return await self._leases.take(taken.lease)
 
     @staticmethod
     def orphaned(taken: TakenHold) -> CallRecord | None:
-        """The record to write at once for a call that cannot be held, so that it is charged if its worker dies.
+        """Return the record to write at once for a call without a hold, so that it is charged if its worker dies.
 
-        None where the hold was taken, or this record was made before.
+        None if the hold was written, or this record was made before.
         """
         pending, taken.lease.pending = taken.lease.pending, None
         return pending().as_orphaned() if pending is not None else None
 
-    async def note(self, lease: Lease, come: int) -> None:
-        """See `Leases.note`."""
-        await self._leases.note(lease, come)
+    async def note(self, lease: Lease, sent: int) -> None:
+        """Note the bytes that were sent. See `Leases.note`."""
+        await self._leases.note(lease, sent)
 
     async def look(self, lease: Lease) -> None:
-        """See `Leases.look`."""
+        """Check the tokens that were delivered. See `Leases.look`."""
         await self._leases.look(lease)
 
     def close(self, taken: TakenHold, spent: Amount) -> None:
-        """Let go of the hold of a call that was settled. `spent`: what it did cost."""
+        """Release the hold of a call that was settled. `spent`: what the call did cost."""
         self._leases.close(taken.lease.id)
         if taken.book.is_blind and taken.hold is not None:
             self._blind.settle(taken.hold.id, spent)
 
 
 def _as_granted(opened: OpenHold, units: int) -> OpenHold:
-    """The hold of a call that is under way: of all that it was granted, and within no limits but those of an operator.
+    """Return the hold of a running call for all that it was granted, only within the limits of an operator.
 
-    Its request was counted when it was made.
+    Its request was counted by the rate limit when it was made.
     """
     hold = opened.hold
     claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in hold.claims if one.key.kind != "rate"]
@@ -344,9 +348,9 @@ def _as_granted(opened: OpenHold, units: int) -> OpenHold:
 async def sessions_above(
     store: Store, session: SessionKey, parent: str | None, read: Parents = _NOTHING_READ
 ) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
-    """The parent, its parent and so on, as many as are charged, and who would be the next one; None: nobody.
+    """Return the chain of parents, as far as it is charged, and the next parent after it; None if there is none.
 
-    `read`: the parents of some of them, for which the store is not asked again.
+    `read`: the parents of some sessions, which are not read again.
     """
     found: list[SessionKey] = []
     while parent is not None:

@@ -1,12 +1,11 @@
 """Compact a conversation where its provider cannot, and expand the gateway's own compaction items.
 
 A request for compaction is forwarded unchanged to a provider that makes compactions. For any other provider the gateway
-answers by itself: it trims the conversation, with a summary where `context.summary` names a model, keeps the items that
-are left in the store, and returns one compaction item that holds their handle. The client sends this item back with
+responds itself: it trims the conversation, with a summary if `context.summary` names a model, keeps the remaining items
+in the store, and returns one compaction item that holds their handle. The client sends this item back with
 each later request. It is expanded before the request is counted, trimmed and forwarded.
 
-The items are kept beside the session's tool results: by every worker's store, as long as the session, and within
-`sessions.results_max_mb`.
+The items are kept with the session's tool results: for as long as the session, and within `sessions.results_max_mb`.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ from gateway.upstream.body import AlreadyRead, decompressed, is_compressed, with
 
 T = TypeVar("T")
 
-#: Share of the conversation's tokens that a compaction by trim keeps. Clients compact near their limit, so that three
-#: quarters of it are free again.
+#: Share of the conversation's tokens that a compaction by trimming keeps. Clients compact near their limit, so three
+#: quarters of it become free.
 KEPT_SHARE: Final = 0.25
-#: characters of all items that are expanded in one request, as many as a body has by default
+#: maximum characters of all items that are expanded in one request; the default maximum of a body
 MAX_EXPANDED: Final = 64 * 1024 * 1024
-#: characters that are expanded in the event loop; more are in a thread
+#: characters that are expanded in the event loop; more are expanded in a thread
 _INLINE: Final = 256 * 1024
 #: Conversations of up to this many tokens are not trimmed.
 KEPT_LEAST: Final = 2_000
@@ -74,7 +73,7 @@ _MIB: Final = 2**20
 
 
 class Compactions:
-    """Makes and expands compactions. Shared by all calls.
+    """Make and expand compactions. One instance serves all calls.
 
     `most`: bytes of texts that a session keeps; `is_unavailable`: returns whether the store is unavailable.
     """
@@ -103,7 +102,7 @@ class Compactions:
         self._new_id = new_id
         self._clock = clock
         self._wall = wall
-        #: models whose provider refused to compact, or answered without a compaction
+        #: models whose provider refused to compact, or responded without a compaction
         self._unsupported = RecentModels(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
@@ -113,8 +112,8 @@ class Compactions:
 
         Raises:
             CompactionUnknown: the store does not have one of them.
-            InvalidRequest: they hold too much together.
-            StoreUnavailable: the store cannot be asked for them.
+            InvalidRequest: the items hold too much together.
+            StoreUnavailable: the items cannot be read.
         """
         endpoint, incoming = state.incoming.endpoint, state.incoming
         if not endpoint.may_go_on or incoming.purpose is not None:
@@ -171,13 +170,13 @@ class Compactions:
         )
 
     async def make(self, state: CallState, call: Call, usage: Mapping[str, object] | None = None) -> UpstreamReply:
-        """Compact the conversation of a request. `usage`: what a provider reported that was asked first.
+        """Compact the conversation of a request. `usage`: what a provider reported that was called first.
 
         Raises:
             SessionRequired: there is no session to keep the compaction in.
             InvalidRequest: there is nothing to compact, a part of the conversation is stored at its provider, or the
                 session has no room for it.
-            StoreUnavailable: it cannot be kept.
+            StoreUnavailable: the compaction cannot be stored.
         """
         session = state.session
         if session is None:
@@ -200,18 +199,18 @@ class Compactions:
 
     async def _keep(self, session: SessionKey, text: str) -> str:
         if self._is_unavailable():
-            raise StoreUnavailable("The store is unavailable, which keeps compacted conversations. Try again shortly.")
+            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         handle = handle_of(session.namespace, text)
         if await self._store.keep_results(session, {handle: text}, self._most):
             size = len(text.encode()) / _MIB
             raise InvalidRequest(
-                f"The compaction has {size:.1f} MiB, for which the session has no room: it keeps "
-                f"{self._most / _MIB:.0f} MiB of texts. Raise sessions.results_max_mb, or start a new conversation."
+                f"The compaction has {size:.1f} MiB, and the session may keep {self._most / _MIB:.0f} MiB of "
+                "texts in all. Raise sessions.results_max_mb, or start a new conversation."
             )
         return handle
 
     async def _trimmed(self, state: CallState, call: Call) -> Sequence[bytes]:
-        """Return the items that stay of a conversation, some of them shorter, and note what was done."""
+        """Return the items of a conversation that remain, some of them shorter, and note what was done."""
         original = await self._read(call, items_to_compact)
         fields = {**call.fields, "input": join(original)}
         whole = replace(call, fields=fields, body=write_fields(fields, {}))
@@ -228,7 +227,7 @@ class Compactions:
         asked = replace(asked, options=ContextOptions("auto", limit), counts=counts)
         plan = await self._composer.plan(state, asked)
         if plan.overflow is not None:
-            # The items that must stay exceed the target, so try again with a target that fits them.
+            # The items that must remain exceed the target, so try again with a larger target.
             roomy = replace(asked, options=ContextOptions("auto", overhead + int(plan.overflow.needed * _MUST_STAY)))
             plan = await self._composer.plan(state, roomy)
         kept = original if plan.messages is None else plan.messages
@@ -240,33 +239,33 @@ class Compactions:
 
     # --- after a provider --------------------------------------------------------------------------------------
 
-    async def checked(self, state: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
+    async def checked(self, state: CallState, call: Call, response: UpstreamReply) -> UpstreamReply:
         """Return a provider's response, or the gateway's compaction if the response has none.
 
         If support is unknown, the whole response is read first: some hosts ignore the trigger and return a message,
         which clients treat as a failure.
         """
         if state.context.compaction is None:
-            return answer
-        if not is_success(answer.status):
-            return await self._unless_unsupported(state, call, answer)
+            return response
+        if not is_success(response.status):
+            return await self._unless_unsupported(state, call, response)
         if self._providers[state.routing.route.provider].compaction is True:
-            return answer
+            return response
         state.response.is_billed = True
-        body = await _whole(answer)
+        body = await _whole(response)
         found = compaction_in(body)
         if found.items == 1 or found.is_error:
-            return AlreadyRead(answer.status, without_packing(answer.headers), body)
+            return AlreadyRead(response.status, without_packing(response.headers), body)
         usage = found.usage or {"input_tokens": input_estimate(state), "output_tokens": 0}
         self._unsupported.add(state.routing.route)
         return await self._instead(state, call, usage)
 
-    async def _unless_unsupported(self, state: CallState, call: Call, answer: UpstreamReply) -> UpstreamReply:
-        body = await read_error(answer)
-        if is_unsupported(answer.status, body, is_path=state.context.compaction == "path"):
+    async def _unless_unsupported(self, state: CallState, call: Call, response: UpstreamReply) -> UpstreamReply:
+        body = await read_error(response)
+        if is_unsupported(response.status, body, is_path=state.context.compaction == "path"):
             self._unsupported.add(state.routing.route)
         elif not state.dispatch.is_too_long:
-            return AlreadyRead(answer.status, without_packing(answer.headers), body)
+            return AlreadyRead(response.status, without_packing(response.headers), body)
         return await self._instead(state, call, None)
 
     async def _instead(self, state: CallState, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
@@ -281,25 +280,25 @@ def _check_size(size: int) -> None:
     """Refuse a request whose compaction items hold too much.
 
     Raises:
-        InvalidRequest: they do.
+        InvalidRequest: the size exceeds `MAX_EXPANDED`.
     """
     if size > MAX_EXPANDED:
         raise InvalidRequest(
             f"The compaction items of the input hold {size:,} characters; they may hold {MAX_EXPANDED:,}. Send fewer "
-            "of them: each stands for all that was said before it.",
+            "of them: each replaces everything before it.",
             param="input",
         )
 
 
-async def _whole(answer: UpstreamReply) -> bytes:
+async def _whole(response: UpstreamReply) -> bytes:
     """Return the body of a response.
 
     Raises:
         UpstreamProtocolError: it is longer than any compaction.
     """
     body = bytearray()
-    async for piece in decompressed(answer) if is_compressed(answer) else answer.chunks():
+    async for piece in decompressed(response) if is_compressed(response) else response.chunks():
         body += piece
         if len(body) > MAX_WHOLE_ANSWER:
-            raise UpstreamProtocolError(f"The provider answered a compaction with over {MAX_WHOLE_ANSWER:,} bytes.")
+            raise UpstreamProtocolError(f"The provider's compaction has over {MAX_WHOLE_ANSWER:,} bytes.")
     return bytes(body)

@@ -1,6 +1,6 @@
 """Send a call to one provider, and again in another form if a refusal says how.
 
-Which provider that is, and what comes after one that has no answer, is said in `pipeline/exchange.py`.
+`pipeline/exchange.py` chooses the provider, and the next one if this one fails.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gateway.pipeline.response import read_error
 from gateway.steps.enforcement import Steps
 from gateway.upstream.body import AlreadyRead, without_packing
 
-#: How often the output limit of a call is set in another way: once for the field, once for the number.
+#: maximum number of other ways to set the output limit of a call: another field, and a lower number
 _MOST_RULES: Final = 2
 
 
 class Dispatcher:
-    """Sends calls to the provider of their current route. Shared by all calls."""
+    """Send calls to the provider of their current route. One instance serves all calls."""
 
     def __init__(
         self,
@@ -60,10 +60,15 @@ class Dispatcher:
         self._no_stream_usage = RecentModels(clock)
 
     async def send(self, state: CallState, call: Call) -> UpstreamReply:
-        """Send the call; once more for each thing that a refusal may tell us to change.
+        """Send the call, and again for each change that a refusal asks for.
 
-        That is: no `stream_options`, another way to say which tools may be called, the name of the output limit, a
-        lower output limit, a shorter request, thinking blocks that the provider does not accept.
+        The changes are:
+
+        - leave out `stream_options`
+        - restrict the tools in another way
+        - use another field for the output limit, or a lower limit
+        - trim the request further
+        - leave out thinking blocks that the provider does not accept
         """
         composer, steps, route = self._composer, self._steps, state.routing.route
         asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
@@ -91,7 +96,7 @@ class Dispatcher:
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
                 ask_usage = False
             elif await self._read_body(len(call.body), partial(steps.restrict_again, state, body)):
-                # What is sent now weighs less.
+                # The restricted request has fewer tokens.
                 await composer.compose(state, call, composer.again(state))
             elif (rule := self._other_rule(state, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
@@ -100,14 +105,15 @@ class Dispatcher:
             elif await self._repaired(state, call, thinking_refusal(answer.status, body), repaired):
                 first = first or refusal
             else:
-                # A repair that was not accepted is not the client's business: it gets what was wrong before.
+                # If the repair was not accepted either, the client gets the first refusal.
                 return _passed_on(state, response, first or refusal)
             await state.dispatch.hang_up()
 
     def _learn(self, state: CallState, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
-        """Remember what the provider refused, now that it accepted the call without it.
+        """Remember what the provider refused, after it accepted the call without it.
 
-        Only now is it sure that the gateway's own field was the reason, and not a client's words that an error repeats.
+        Only the success proves that the gateway's own field was the reason. An error may also repeat words of the
+        client.
         """
         route = state.routing.route
         if is_usage_refused:
@@ -139,9 +145,9 @@ class Dispatcher:
     async def _looked_at(
         self, state: CallState, call: Call, answer: UpstreamReply, *, is_fitted: bool
     ) -> UpstreamReply:
-        """The answer; its first event, or its beginning, is read where a refusal in it could still be helped.
+        """Return the response; read its first event, or its beginning, if a refusal in it could still be repaired.
 
-        That is where another route is left, or the request could be made shorter.
+        That is the case if another route is left, or the request can be trimmed further.
         """
         is_of_use = state.routing.has_next or (not is_fitted and self._recomposer.may_be_too_long(state))
         if is_of_use and is_event_stream(answer):
@@ -182,8 +188,8 @@ class Dispatcher:
         answer = await sending.__aenter__()
         state.dispatch.open_request = sending
         state.dispatch.head_at = self._clock()
-        if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
-            raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
+        if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no final responses, and nothing above 599 is a status
+            raise UpstreamProtocolError(f"The provider sent the status {answer.status}, which HTTP does not define.")
         if incoming.endpoint.metered or incoming.body:
             check_redirect(provider.name, outgoing.url, answer.status, answer.headers)
         state.response.status = answer.status
@@ -191,9 +197,9 @@ class Dispatcher:
 
 
 def _passed_on(state: CallState, response: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
-    """What to take for the answer where the provider refused the request.
+    """Return the response to use after the provider refused the request.
 
-    The refusal, where another route is left. Where none is, an answer of status 200 that is a refusal, or begins with
-    one, is passed on as it is.
+    If another route is left, this is the refusal. Otherwise a response with status 200 that is a refusal, or begins
+    with one, is passed on unchanged.
     """
     return refusal if state.routing.has_next or not isinstance(response, BegunResponse) else response

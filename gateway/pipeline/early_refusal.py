@@ -1,11 +1,11 @@
 """Detect an error at the beginning of a response with status 200, before it is passed on.
 
-Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
-was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs
-nothing, unless the refusal itself reports usage, and the next try may have one. But one that is made in the background
-is made, and billed, once it has an id, whatever becomes of its stream.
+Some providers accept a request with status 200 and refuse it in the first event, or after events that only confirm the
+request. OpenAI does so with streams of Responses that are too long. At that point nothing of the response exists: it
+costs nothing, unless the refusal itself reports usage, and another route may succeed. A response in the background is
+the exception: once it has an id, it is made and billed, whatever happens to its stream.
 
-A whole answer of status 200 may be such a refusal, too (OpenRouter): its beginning tells.
+A whole response with status 200 can also be a refusal (OpenRouter). Its first bytes show it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gateway.dialects.error_status import plain, status_of
 from gateway.dialects.length_error import length_error
 from gateway.upstream.body import AlreadyRead, chain, is_compressed
 
-#: Comments that only keep a connection open are passed over for so long, and in so many bytes: then they go out. So are
-#: events that say that a request was taken, each of which may hold its instructions and its tools.
+#: For this long, and in this many bytes, comments that keep a connection open are held back, and so are events that
+#: only confirm the request. Such an event may repeat the instructions and tools of the request.
 _MAX_WAIT_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
-#: OpenAI says so in every stream of Responses, also in one that it refuses for its length
+#: Events that only confirm a request. OpenAI sends them in every stream of Responses, even in one that it refuses.
 _TAKEN: Final = re.compile(
     rb"(?:\A|\n)(?:event: ?(?:response\.(?:created|queued|in_progress)|ping)[\r\n]"
     rb'|data: ?\{"type": ?"(?:response\.(?:created|queued|in_progress)|ping)")'
 )
-#: how a whole answer begins that is an error and nothing else, and the bytes by which that can be told
+#: the beginning of a whole response that is only an error, and the bytes that are enough to recognise it
 _ERROR: Final = re.compile(rb'\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:\s*[{"]')
 _TELLING_BYTES: Final = 64
 _JSON: Final = b"application/json"
@@ -45,9 +45,9 @@ _TOO_LONG: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class BegunResponse:
-    """An answer whose first pieces were read.
+    """A response whose first pieces were read.
 
-    `refusal`: the error in its first event as an answer of its own, where another try may do better; None else.
+    `refusal`: the error in its first event as a response of its own, if another route may succeed; None otherwise.
     """
 
     status: int
@@ -57,59 +57,59 @@ class BegunResponse:
     refusal: AlreadyRead | None = None
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """See `UpstreamReply.chunks`."""
+        """Return the whole body, including the pieces that were read. See `UpstreamReply.chunks`."""
         return chain(self.first, self.rest)
 
 
-def is_event_stream(answer: UpstreamReply) -> bool:
-    """Whether there are events to look at."""
-    return is_success(answer.status) and content_type(answer.headers) == EVENTS and not is_compressed(answer)
+def is_event_stream(response: UpstreamReply) -> bool:
+    """Return whether a response is a readable stream of events."""
+    return is_success(response.status) and content_type(response.headers) == EVENTS and not is_compressed(response)
 
 
-async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> BegunResponse:
-    """The answer as it came, and whether its first event refuses the call.
+async def looked_at(response: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> BegunResponse:
+    """Return a stream with its bytes unchanged, and with the refusal in its first event, if there is one.
 
-    `is_fetched_later`: it is made in the background.
+    `is_fetched_later`: the response is made in the background.
 
     Raises:
-        UpstreamFault: it broke off before, or ended.
+        UpstreamFault: the stream broke off, or ended, before its first event.
     """
-    pieces, first, said = answer.chunks(), list[bytes](), b""
+    pieces, first, data = response.chunks(), list[bytes](), b""
     try:
-        said = await _first(pieces, first)
+        data = await _first(pieces, first)
     except UpstreamFault as fault:
         if not (is_fetched_later and _is_being_made(first, reader)):
             raise
-        return BegunResponse(answer.status, answer.headers, [], _then(first, fault))
+        return BegunResponse(response.status, response.headers, [], _then(first, fault))
     is_taken = is_fetched_later and _is_being_made(first, reader)
     refusal = None
-    if said and not is_taken:
-        reader.read(said)
-        refusal = _refusal(said, reader.answer())
-    return BegunResponse(answer.status, answer.headers, first, pieces, refusal)
+    if data and not is_taken:
+        reader.read(data)
+        refusal = _refusal(data, reader.answer())
+    return BegunResponse(response.status, response.headers, first, pieces, refusal)
 
 
-def is_whole(answer: UpstreamReply) -> bool:
-    """Whether it is JSON, and none of it has to be unpacked."""
-    return is_success(answer.status) and content_type(answer.headers) == _JSON and not is_compressed(answer)
+def is_whole(response: UpstreamReply) -> bool:
+    """Return whether a response is JSON that is not compressed."""
+    return is_success(response.status) and content_type(response.headers) == _JSON and not is_compressed(response)
 
 
-async def looked_at_whole(answer: UpstreamReply, read: Callable[[bytes], ParsedResponse]) -> BegunResponse:
-    """The answer as it came, and whether all of it is a refusal; `read`: reads it in its format.
+async def looked_at_whole(response: UpstreamReply, read: Callable[[bytes], ParsedResponse]) -> BegunResponse:
+    """Return a JSON response with its bytes unchanged, and with its refusal if it is one. `read`: parses its format.
 
-    Where it breaks off, it does so for who reads on: what may be an answer may be billed.
+    If it breaks off, it also breaks off for its reader, because what may be a response may be billed.
     """
-    pieces, first = answer.chunks(), list[bytes]()
+    pieces, first = response.chunks(), list[bytes]()
     try:
         body = await _error(pieces, first)
     except UpstreamFault as fault:
-        return BegunResponse(answer.status, answer.headers, [], _then(first, fault))
+        return BegunResponse(response.status, response.headers, [], _then(first, fault))
     refusal = _refusal(body, read(body)) if body else None
-    return BegunResponse(answer.status, answer.headers, first, pieces, refusal)
+    return BegunResponse(response.status, response.headers, first, pieces, refusal)
 
 
 async def _error(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
-    """The whole body where it begins as an error does, empty where it does not; `first` gets what was read."""
+    """Return the whole body if it begins like an error, otherwise empty bytes. `first` receives what was read."""
     head, size = b"", 0
     async for piece in pieces:
         first.append(piece)
@@ -122,12 +122,12 @@ async def _error(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
 
 
 def _is_being_made(first: Sequence[bytes], reader: EventReader) -> bool:
-    """Whether a provider is at work on an answer of which this was read."""
+    """Return whether the events so far show that the provider is working on a response."""
     for event in split_events(EventBuffer().feed(b"".join(first))):
-        if said := event_data(event):
-            reader.read(said)
-    answer = reader.answer()
-    return answer.id is not None and answer.finish_reason is None
+        if data := event_data(event):
+            reader.read(data)
+    response = reader.answer()
+    return response.id is not None and response.finish_reason is None
 
 
 async def _then(first: list[bytes], fault: UpstreamFault) -> AsyncIterator[bytes]:
@@ -136,22 +136,22 @@ async def _then(first: list[bytes], fault: UpstreamFault) -> AsyncIterator[bytes
     raise fault
 
 
-def _refusal(said: bytes, answer: ParsedResponse) -> AlreadyRead | None:
-    # What is billed as well is an answer: it is charged as it comes, and nobody else is asked.
-    if not answer.error or (answer.usage is not None and answer.usage.is_billed):
+def _refusal(data: bytes, response: ParsedResponse) -> AlreadyRead | None:
+    # A refusal that is billed counts as a response: it is charged, and no other route is tried.
+    if not response.error or (response.usage is not None and response.usage.is_billed):
         return None
-    status, body = status_of(said), plain(said)
-    # What is too long may be cut, or another model takes it; any other such request is the caller's to mend.
+    status, body = status_of(data), plain(data)
+    # A request that is too long can be trimmed, or another model takes it. Other bad requests are up to the caller.
     if status not in FAILED and length_error(_TOO_LONG, body) is None:
         return None
     return AlreadyRead(status, [(b"content-type", _JSON)], body)
 
 
 async def _first(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
-    """The data of the first event that says something, empty where none came in time; `first` gets what was read.
+    """Return the data of the first event with content, empty if none came in time. `first` receives what was read.
 
     Raises:
-        UpstreamFault: the stream ended, or broke off, before there was one.
+        UpstreamFault: the stream ended, or broke off, before such an event.
     """
     clock = asyncio.get_running_loop().time
     buffer, size, until, is_foreign = EventBuffer(), 0, clock() + _MAX_WAIT_S, False
@@ -159,17 +159,17 @@ async def _first(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
         first.append(piece)
         size += len(piece)
         for event in split_events(buffer.feed(piece)):
-            if (said := event_data(event)) and not _TAKEN.search(event):
-                return said
-            is_foreign = is_foreign or not (said or _is_silent(event))
+            if (data := event_data(event)) and not _TAKEN.search(event):
+                return data
+            is_foreign = is_foreign or not (data or _is_silent(event))
         if size > _MOST_BYTES or clock() > until:
             return b""
     if is_foreign or not _is_silent(buffer.rest()):
-        # JSON, or another format.
+        # The body is JSON, or in another format.
         return b""
-    raise UpstreamProtocolError("The provider ended the stream before its answer had begun.")
+    raise UpstreamProtocolError("The provider ended the stream before its response had begun.")
 
 
 def _is_silent(text: bytes) -> bool:
-    """Whether there is nothing in it but blank lines and comments."""
+    """Return whether a text has only blank lines and comments."""
     return all(not line.strip() or line.startswith(b":") for line in text.splitlines())

@@ -328,19 +328,19 @@ class Exchange:
                 if position >= len(routing.routes) or earlier.is_enough(fault):
                     return earlier.instead_of(fault)
                 reason = fault.code
-                earlier.heard(fault)
+                earlier.add(fault)
             else:
                 is_last, is_key_refused = position >= len(routing.routes), self._refuses_our_key(response)
                 is_unfit = state.dispatch.is_too_long or is_key_refused
                 if not is_unfit and (is_last or response.status not in FAILED):
                     return response
                 if is_last:
-                    return earlier.answer or response
+                    return earlier.refusal or response
                 reason = str(response.status)
                 if response.status in FAILED or is_key_refused:
                     with contextlib.suppress(UpstreamFault):
                         body = await read_error(response)
-                        earlier.heard(AlreadyRead(response.status, without_packing(response.headers), body))
+                        earlier.add(AlreadyRead(response.status, without_packing(response.headers), body))
             await state.dispatch.hang_up()
             state.dispatch.work(is_so=False)
             # If the client has left, the cancellation takes effect here, before another provider is called.

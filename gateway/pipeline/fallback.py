@@ -7,36 +7,36 @@ from gateway.upstream.body import AlreadyRead
 
 
 class EarlierFailures:
-    """What the providers that were tried before said instead of an answer: the last thing that its caller can use."""
+    """The failures of the routes that were tried before, of which the caller gets the last useful one."""
 
     def __init__(self) -> None:
-        self.answer: AlreadyRead | None = None
+        self.refusal: AlreadyRead | None = None
         self._fault: UpstreamFault | None = None
         self._was_silent = False
 
-    def heard(self, said: AlreadyRead | GatewayError) -> None:
-        """Keep a provider's refusal as it was read, or its fault where it gave none; faults of others are ignored."""
-        if isinstance(said, AlreadyRead):
-            self.answer, self._fault = said, None
-        elif isinstance(said, UpstreamFault):
-            self.answer, self._fault = None, said
-            self._was_silent = self._was_silent or said.was_silent
+    def add(self, failure: AlreadyRead | GatewayError) -> None:
+        """Keep a provider's refusal, or its fault if it sent none. Errors of the gateway itself are ignored."""
+        if isinstance(failure, AlreadyRead):
+            self.refusal, self._fault = failure, None
+        elif isinstance(failure, UpstreamFault):
+            self.refusal, self._fault = None, failure
+            self._was_silent = self._was_silent or failure.was_silent
 
     def is_enough(self, fault: GatewayError) -> bool:
-        """Whether nobody else is asked after this fault: two providers may be at work, and bill what nobody gets."""
+        """Return True to stop falling back: a second silent provider may already be billing."""
         return isinstance(fault, UpstreamFault) and fault.was_silent and self._was_silent
 
     def instead_of(self, fault: GatewayError) -> AlreadyRead:
-        """What the caller is told where the last provider ended in this fault.
+        """Return the refusal for the caller after the last route ended in this fault, or raise the fault.
 
-        If that provider failed, its fault. If the request only does not fit its model, which says nothing of the other
-        models, what an earlier provider said, if one said anything.
+        If the last provider failed, its fault is reported. If the request only exceeds the context budget of its model,
+        which says nothing about the other models, the failure of an earlier provider is reported if there is one.
 
         Raises:
             GatewayError: the fault, or an earlier one.
         """
         if not isinstance(fault, UpstreamFault):
-            if self.answer is not None:
-                return self.answer
+            if self.refusal is not None:
+                return self.refusal
             fault = self._fault or fault
         raise fault

@@ -1,6 +1,6 @@
 """Pass a provider's response on to the client, read its usage, and write refusals.
 
-Whatever comes whole is settled before it is passed on; a stream is settled before its last bytes are.
+A whole response is settled before it is passed on. A stream is settled before its last bytes are passed on.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from gateway.dialects.base import Call, ParsedResponse, StreamMeter
 from gateway.dialects.partial_body import PartialBody, glimpsed, read_whole
 from gateway.upstream.body import chain, check_packing, check_transfer_coding, decompressed, is_compressed
 
-#: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
+#: A response of up to this many bytes is read completely before it is passed on. A larger one is passed on as it
+#: arrives, and its usage is estimated.
 MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
 _MAX_ERROR_BODY: Final = 1024 * 1024
-#: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
+#: seconds to read on after the end mark of a stream, so that the connection can be used again
 _AFTER_END_S: Final = 2.0
 _EMBEDDINGS: Final = "embeddings"
-#: what every error in an event has
+#: part of every event that is an error
 _ERROR: Final = b'"error"'
-#: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
+#: the beginning of JSON, and that of a stream of events: the name of a field, or a comment
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
-#: bytes that are waited for to tell JSON from events; no answer begins with so much white space
+#: bytes that are enough to distinguish JSON from events; no response begins with so much white space
 _TELLING_BYTES: Final = 64
 
 TotalsComment = Callable[[Totals, Charge | None, Allowance | None, ActiveStep | None], bytes]
 
 
 class ResponseRelay:
-    """Passes answers on. Shared by all calls.
+    """Pass responses on to clients. One instance serves all calls.
 
-    `totals_comment`: writes the comment before the end of a stream; None: there is none. `secrets`: keys that are
-    masked where a provider repeats them in a refusal, or in the headers of any answer.
+    `totals_comment`: makes the comment before the end of a stream; None for no comment. `secrets`: keys that are masked
+    if a provider repeats them in an error, or in the headers of any response.
     """
 
     def __init__(
@@ -72,59 +73,59 @@ class ResponseRelay:
         self._clock = clock
         self._totals_comment = totals_comment
 
-    async def success(self, state: CallState, call: Call, answer: UpstreamReply) -> ClientResponse:
-        """An answer of the model, or a file."""
+    async def success(self, state: CallState, call: Call, response: UpstreamReply) -> ClientResponse:
+        """Pass on a successful response: of a model, or a file."""
         endpoint = state.incoming.endpoint
         is_read = endpoint.metered or endpoint.fetches
         if endpoint.metered and endpoint.format is not None:
-            check_packing(answer)
-        check_transfer_coding(answer)
-        kind, was_compressed = content_type(answer.headers), is_compressed(answer)
-        pieces = decompressed(answer) if was_compressed else answer.chunks()
+            check_packing(response)
+        check_transfer_coding(response)
+        kind, was_compressed = content_type(response.headers), is_compressed(response)
+        pieces = decompressed(response) if was_compressed else response.chunks()
         if is_read and kind == EVENTS:
-            return await self._event_stream(state, call, answer, pieces)
+            return await self._event_stream(state, call, response, pieces)
         is_json = kind.endswith((b"/json", b"+json")) or not kind
         is_models = endpoint.wire is not None or _is_embeddings(state)
         if not is_read or not (is_json or is_models):
-            return await self._unread(state, answer, pieces)
+            return await self._unread(state, response, pieces)
         # Some providers give a wrong content type, so the first bytes decide.
-        begun = await self._begun_with(state, pieces)
-        if _EVENTS.match(begun) and endpoint.wire:
-            return await self._event_stream(state, call, answer, chain([begun], pieces))
-        if is_json or _JSON.match(begun):
-            return await self._whole(state, answer, begun, pieces, was_compressed=was_compressed)
-        return await self._unread(state, answer, chain([begun], pieces))
+        first = await self._first_bytes(state, pieces)
+        if _EVENTS.match(first) and endpoint.wire:
+            return await self._event_stream(state, call, response, chain([first], pieces))
+        if is_json or _JSON.match(first):
+            return await self._whole(state, response, first, pieces, was_compressed=was_compressed)
+        return await self._unread(state, response, chain([first], pieces))
 
     @staticmethod
-    async def _begun_with(state: CallState, pieces: AsyncIterator[bytes]) -> bytes:
-        """The first bytes of an answer, as many as it takes to tell JSON from a stream of events."""
-        begun = b""
+    async def _first_bytes(state: CallState, pieces: AsyncIterator[bytes]) -> bytes:
+        """Return the first bytes of a body, enough to distinguish JSON from a stream of events."""
+        first = b""
         try:
             async for piece in pieces:
-                begun += piece
-                if len(begun) >= _TELLING_BYTES or _JSON.match(begun) or _EVENTS.match(begun):
+                first += piece
+                if len(first) >= _TELLING_BYTES or _JSON.match(first) or _EVENTS.match(first):
                     break
         except GatewayError:
             state.response.outcome = "upstream_broken"
             raise
-        return begun
+        return first
 
-    async def failure(self, state: CallState, answer: UpstreamReply) -> ClientResponse:
-        """Pass on a provider's refusal unchanged; nothing is charged. A redirect comes here only without a body."""
-        body = masked(await read_error(answer), self._secrets)
-        # It may be the refusal of an earlier provider, so the status of the last one does not hold.
-        state.response.outcome, state.response.status = "provider_error", answer.status
+    async def failure(self, state: CallState, response: UpstreamReply) -> ClientResponse:
+        """Pass on a provider's error unchanged, without a charge. A redirect comes here only without a body."""
+        body = masked(await read_error(response), self._secrets)
+        # It may be the error of an earlier provider, so the status of the last one is replaced.
+        state.response.outcome, state.response.status = "provider_error", response.status
         state.response.bytes_sent = len(body)
-        headers = self._headers(answer, decompressed=is_compressed(answer))
-        reply = self._reply(state, answer.status, headers, body)
-        reply.upstream_error = answer.status >= 400  # noqa: PLR2004
+        headers = self._headers(response, decompressed=is_compressed(response))
+        reply = self._reply(state, response.status, headers, body)
+        reply.upstream_error = response.status >= 400  # noqa: PLR2004
         reply.totals = await self._accounts.settle(state)
         reply.allowance = self._accounts.allowance(state)
         reply.final = True
         return reply
 
     async def refusal(self, state: CallState, fault: GatewayError) -> ClientResponse:
-        """Our own: what went wrong, in the client's format."""
+        """Return an error of the gateway, in the client's format."""
         state.response.fault, state.response.status = fault, fault.status
         if state.response.outcome != "upstream_broken":
             state.response.outcome = "refused" if state.dispatch.sent_at is None else "upstream_failed"
@@ -145,16 +146,16 @@ class ResponseRelay:
     async def _whole(
         self,
         state: CallState,
-        answer: UpstreamReply,
-        begun: bytes,
+        response: UpstreamReply,
+        first: bytes,
         pieces: AsyncIterator[bytes],
         *,
         was_compressed: bool,
     ) -> ClientResponse:
         has_texts = not _is_embeddings(state)
-        read, size = [begun], len(begun)
-        # For an answer that breaks off: reads what had arrived. It must not refer to `state`, which holds it: that
-        # cycle would keep everything of the call until the garbage collector runs.
+        read, size = [first], len(first)
+        # Reads what had arrived if the response breaks off. The function must not refer to `state`, which holds it:
+        # this cycle would keep all data of the call until the garbage collector runs.
         dialect = state.dialect
         state.response.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
         try:
@@ -164,7 +165,7 @@ class ResponseRelay:
                 if size > MAX_WHOLE_ANSWER:
                     partial = PartialBody(state.dialect, has_texts=has_texts)
                     state.response.reader = partial.answer
-                    return await self._as_it_comes(state, answer, chain(read, pieces), partial)
+                    return await self._as_it_comes(state, response, chain(read, pieces), partial)
         except GatewayError:
             state.response.outcome = "upstream_broken"
             raise
@@ -175,8 +176,8 @@ class ResponseRelay:
         state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
         state.response.bytes_sent = len(body)
         totals = await self._accounts.settle(state)
-        headers = self._headers(answer, decompressed=was_compressed)
-        reply = self._reply(state, answer.status, headers, body)
+        headers = self._headers(response, decompressed=was_compressed)
+        reply = self._reply(state, response.status, headers, body)
         record = _settled(state)
         reply.totals = totals
         reply.charge = record.charge if record is not None else None
@@ -187,23 +188,23 @@ class ResponseRelay:
     # --- metered as it comes -----------------------------------------------------------------------------------
 
     async def _event_stream(
-        self, state: CallState, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
+        self, state: CallState, call: Call, response: UpstreamReply, pieces: AsyncIterator[bytes]
     ) -> ClientResponse:
-        # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
+        # A client that did not ask for usage must not see the chunk with it, because the gateway asked for it.
         sent = state.context.plan.context.tokens if state.context.plan is not None else None
         meter = StreamMeter(state.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
         state.response.reader, state.response.is_event_stream = meter.answer, True
         if state.budget.hold is not None:
             state.budget.hold.lease.delivered = lambda: meter.answer().output_estimate
-        reply = await self._begun(state, answer)
+        reply = await self._started(state, response)
         reply.is_events, reply.failure_events = True, _failure_events(state, meter)
-        reply.body = self._metered(state, answer, pieces, meter, reply)
+        reply.body = self._metered(state, response, pieces, meter, reply)
         return reply
 
     async def _metered(
         self,
         state: CallState,
-        answer: UpstreamReply,
+        response: UpstreamReply,
         pieces: AsyncIterator[bytes],
         meter: StreamMeter,
         reply: ClientResponse,
@@ -214,10 +215,10 @@ class ResponseRelay:
         try:
             async for piece in pieces:
                 if is_first and _JSON.match(piece):
-                    async for part in self._no_events(state, answer, chain([piece], pieces), reply):
+                    async for part in self._no_events(state, response, chain([piece], pieces), reply):
                         yield part
                     return
-                # Some send blank lines until their answer is there.
+                # Some providers send blank lines until their response begins.
                 is_first = is_first and not piece.strip()
                 passed = self._without_keys(meter.feed(piece))
                 state.response.bytes_sent += len(passed)
@@ -228,7 +229,7 @@ class ResponseRelay:
                     is_found = is_found or await self._fetched.begun(state)
                     yield passed
                     passed = b""
-                # Where one event brought far more, what came with it says what the provider bills.
+                # If one event brought far more than the hold, the rest of the same piece has the usage that is billed.
                 if await self._accounts.is_over(state) and not (sliced.has_rest and state.budget.is_far_over):
                     yield await self._end_of_budget(state, meter)
                     return
@@ -242,25 +243,25 @@ class ResponseRelay:
         tail = self._without_keys(meter.close())
         state.response.parsed = meter.answer()
         state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
-        # What came with the end goes out with it.
+        # Events that arrived together with the end are passed on together with it.
         yield passed + await self._closing(state, tail)
-        # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
+        # The end mark was passed on. What follows changes nothing; reading it frees the connection for another call.
         with contextlib.suppress(GatewayError, TimeoutError):
             async with asyncio.timeout(_AFTER_END_S):
                 async for piece in pieces:
                     meter.feed(piece)
-        if behind := meter.close():
-            yield behind
+        if rest := meter.close():
+            yield rest
 
     def _without_keys(self, events: bytes) -> bytes:
-        """Events of a provider; one that is a refusal may repeat the gateway's key."""
+        """Return events with the gateway's keys masked, because an error may repeat one."""
         return masked(events, self._secrets) if _ERROR in events else events
 
     @staticmethod
     def _broken_off(state: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:
-        """The end of a stream that its provider broke off, and an event that says so.
+        """Return the end of a stream that its provider broke off, with an error event.
 
-        None stands behind a stream that was fetched: its client sees where it ended, and fetches it from there.
+        A stream that is fetched gets no error event: its client sees where it ended, and fetches the rest from there.
         """
         tail = meter.broken_off()
         if not state.incoming.endpoint.metered:
@@ -268,10 +269,10 @@ class ResponseRelay:
         return tail + _failure_events(state, meter)(fault)
 
     async def _no_events(
-        self, state: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: ClientResponse
+        self, state: CallState, response: UpstreamReply, pieces: AsyncIterator[bytes], reply: ClientResponse
     ) -> AsyncIterator[bytes]:
-        """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
-        whole = await self._whole(state, answer, b"", pieces, was_compressed=is_compressed(answer))
+        """Pass on JSON whose content type claims a stream: it is read completely, and gets no comment."""
+        whole = await self._whole(state, response, b"", pieces, was_compressed=is_compressed(response))
         if isinstance(whole.body, bytes):
             yield whole.body
             return
@@ -280,15 +281,18 @@ class ResponseRelay:
         reply.broken = whole.broken
 
     async def _end_of_budget(self, state: CallState, meter: StreamMeter) -> bytes:
-        """End a stream for which no more could be held, as if the length the client asked for had been reached."""
+        """End a stream for which no more could be reserved, as if its output limit had been reached."""
         state.response.outcome = "budget_end"
         tail = meter.cut_short()
-        # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
+        # The provider stops when its connection is closed. It bills what it made until then, and so does the gateway.
         await state.dispatch.hang_up()
         return await self._closing(state, tail)
 
     async def _closing(self, state: CallState, tail: bytes) -> bytes:
-        """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
+        """Settle, and return the last bytes of a stream after a comment with the totals.
+
+        The call is settled before the client can see the end of the stream.
+        """
         totals = await self._accounts.settle(state)
         if totals is None:
             return tail
@@ -299,30 +303,30 @@ class ResponseRelay:
 
     # --- passed on unread --------------------------------------------------------------------------------------
 
-    async def _unread(self, state: CallState, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> ClientResponse:
-        """Files, audio, images; the text of a transcription is weighed on its way."""
+    async def _unread(self, state: CallState, response: UpstreamReply, pieces: AsyncIterator[bytes]) -> ClientResponse:
+        """Pass on files, audio and images. The tokens of a transcription's text are counted on the way."""
         partial, endpoint = None, state.incoming.endpoint
-        # Where a model's answer is due, a text is the page of some proxy on the way: it is not weighed.
+        # Instead of a model's response, a text is the error page of a proxy in between: its tokens are not counted.
         if endpoint.metered and endpoint.wire is None and not _is_embeddings(state):
-            is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
+            is_text = header(response.headers, b"content-type").lower().startswith(b"text/")
             partial = PartialBody(state.dialect, has_texts=True) if is_text else None
             state.response.reader = partial.answer if partial is not None else _not_seen
-        reply = await self._as_it_comes(state, answer, pieces, partial)
-        length = header(answer.headers, b"content-length")
-        # A 204 announces none (RFC 9110, section 8.6).
-        if length and not is_compressed(answer) and answer.status != HTTPStatus.NO_CONTENT:
+        reply = await self._as_it_comes(state, response, pieces, partial)
+        length = header(response.headers, b"content-length")
+        # A response with status 204 has no content length (RFC 9110, section 8.6).
+        if length and not is_compressed(response) and response.status != HTTPStatus.NO_CONTENT:
             reply.headers.append((b"content-length", length))
         return reply
 
     async def _as_it_comes(
         self,
         state: CallState,
-        answer: UpstreamReply,
+        response: UpstreamReply,
         pieces: AsyncIterator[bytes],
         partial: PartialBody | None = None,
     ) -> ClientResponse:
-        """Pass the body on as it arrives. `partial`, where there is one, reads it on its way."""
-        reply = await self._begun(state, answer)
+        """Pass the body on as it arrives. `partial` reads it on the way, if given."""
+        reply = await self._started(state, response)
         reply.body = self._passed_on(state, pieces, reply, partial)
         return reply
 
@@ -345,16 +349,16 @@ class ResponseRelay:
 
     # --- what they share ---------------------------------------------------------------------------------------
 
-    async def _begun(self, state: CallState, answer: UpstreamReply) -> ClientResponse:
-        """The reply of an answer whose body is still to come."""
-        headers = self._headers(answer, decompressed=is_compressed(answer))
-        reply = self._reply(state, answer.status, headers, b"")
+    async def _started(self, state: CallState, response: UpstreamReply) -> ClientResponse:
+        """Return the reply to a response whose body is still to come."""
+        headers = self._headers(response, decompressed=is_compressed(response))
+        reply = self._reply(state, response.status, headers, b"")
         before = state.budget.totals_before
         reply.totals = before if before is not None else await self._accounts.totals_now(state)
         return reply
 
-    def _headers(self, answer: UpstreamReply, *, decompressed: bool) -> Headers:
-        return masked_values(response_headers(answer.headers, decompressed=decompressed), self._secrets)
+    def _headers(self, response: UpstreamReply, *, decompressed: bool) -> Headers:
+        return masked_values(response_headers(response.headers, decompressed=decompressed), self._secrets)
 
     def _reply(self, state: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
         sent_at = state.dispatch.sent_at
@@ -375,21 +379,21 @@ class ResponseRelay:
 
 
 class _Sliced:
-    """A stream in pieces so short that one which comes all at once can be ended within.
+    """Split the pieces of a stream, so that even a stream which arrives in one piece can be ended in its middle.
 
     Args:
         pieces: as they arrive.
-        size: gives the most bytes of the next one; None for all.
+        size: returns the maximum bytes of the next piece; None for all.
     """
 
     def __init__(self, pieces: AsyncIterator[bytes], size: Callable[[], int | None]) -> None:
         self._pieces = pieces
         self._size = size
-        #: more of what has arrived is still to come
+        #: whether a part of the last piece that arrived is still to be yielded
         self.has_rest = False
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield them."""
+        """Yield the split pieces."""
         async for piece in self._pieces:
             start, size = 0, self._size()
             while size is not None and len(piece) - start > size:
@@ -400,28 +404,29 @@ class _Sliced:
             yield piece[start:] if start else piece
 
 
-async def read_error(answer: UpstreamReply) -> bytes:
-    """The body of a provider's refusal.
+async def read_error(response: UpstreamReply) -> bytes:
+    """Return the body of a provider's error.
 
     Raises:
-        UpstreamProtocolError: it is far longer than a refusal is.
+        UpstreamProtocolError: the body is far longer than an error.
     """
     body = bytearray()
-    async for piece in decompressed(answer) if is_compressed(answer) else answer.chunks():
+    async for piece in decompressed(response) if is_compressed(response) else response.chunks():
         body += piece
         if len(body) > _MAX_ERROR_BODY:
             raise UpstreamProtocolError(
-                f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
+                f"The provider answered {response.status} with an error of over {_MAX_ERROR_BODY:,} bytes."
             )
     return bytes(body)
 
 
 def _failure_events(state: CallState, meter: StreamMeter) -> Callable[[GatewayError], bytes]:
-    """Return what makes the events that end a stream with an error.
+    """Return a function that makes the events which end a stream with an error.
 
-    A response that its provider makes in the background goes on without its stream, so it has not failed.
+    A response that its provider makes in the background continues without its stream, so it has not failed.
     """
-    # `state` must not be part of it: the cycle would keep everything of the call until the garbage collector runs.
+    # The function must not refer to `state`: this cycle would keep all data of the call until the garbage collector
+    # runs.
     dialect, request_id, goes_on = state.dialect, state.incoming.request_id, state.is_fetched_later
 
     def events(fault: GatewayError) -> bytes:
@@ -433,17 +438,17 @@ def _failure_events(state: CallState, meter: StreamMeter) -> Callable[[GatewayEr
 
 
 def _check_end(state: CallState, meter: StreamMeter) -> None:
-    """See that a stream in a format that is known did not end before its answer.
+    """Check that a stream in a known format ended with its end mark.
 
     Raises:
-        UpstreamProtocolError: it did; HTTP ended it as if it were whole.
+        UpstreamProtocolError: the end mark is missing, although HTTP ended the body regularly.
     """
     if state.incoming.endpoint.wire is not None and meter.lacks_end():
-        raise UpstreamProtocolError("The provider ended the stream before its answer had ended.")
+        raise UpstreamProtocolError("The provider ended the stream before the response was complete.")
 
 
 def _settled(state: CallState) -> CallRecord | None:
-    """The record of the call, or of the earlier one whose answer it fetched; None while that answer is being made."""
+    """Return the record of the call, or of the earlier one whose response it fetched; None while that is pending."""
     record = state.settlement.fetched or state.settlement.record
     return record if record is not None and record.outcome != PENDING else None
 

@@ -76,7 +76,7 @@ async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was
     assert await above(asked, A) == ["b"]
     assert await above(other_worker, B, "c") == ["c"]
     assert await above(asked, A) == ["b", "c"], "it has got one more at the top"
-    with pytest.raises(InvalidRequest, match='was called for by "b" before, not by "x"'):
+    with pytest.raises(InvalidRequest, match='already has the parent "b", so it cannot have "x"'):
         await above(asked, A, "x")
     await store.update(A, lambda _: SessionState())
     assert await above(asked, A) == [], "it was deleted, and began anew"
@@ -113,7 +113,7 @@ async def test_a_chain_that_has_grown_too_long_at_its_top_is_refused_and_nobody_
         await above(asked, SessionKey("alice", one), parent)
     assert await above(asked, SessionKey("alice", "d")) == list("efghijkl")
     for one, parent in (("a", "b"), ("c", "d")):
-        with pytest.raises(InvalidRequest, match=r'9 sessions or more are above session ".".*at most 8.*Start a new'):
+        with pytest.raises(InvalidRequest, match=r"now has 9 parents or more.*at most 8.*Start a new"):
             await above(asked, SessionKey("alice", one), parent if is_named else None)
 
 
@@ -167,11 +167,11 @@ async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> N
         return await found.reserve(book, call_id, lambda: need, lambda _: record("a", 0.0), is_stream=False)
 
     held = await taken(await found.book(charged), "1")
-    await taken(found.blind_book(charged), "2")
+    await taken(found.stale_book(charged), "2")
     assert [balance.held.tokens for balance in await store.balances([Claim(A.account)])] == [150]
-    (before,) = found.blind_book(charged).balances
+    (before,) = found.stale_book(charged).balances
     found.close(held, Amount(150, 0, 1))
-    assert found.blind_book(charged).balances == (before,)
+    assert found.stale_book(charged).balances == (before,)
     assert before.used.tokens + before.held.tokens == 300
 
 
@@ -182,18 +182,18 @@ async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_bac
     found = Budgets(store, leases, blind, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
     await found.book(charged)
     need, call = CallNeed(100, output=700), record("a", 0.0)
-    taken = await found.reserve(found.blind_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
+    taken = await found.reserve(found.stale_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
     blind.forget()
     if is_told_in_time:
         await leases.tick()
     (balance,) = (await found.book(charged)).balances
     assert balance.left("tokens") == (200 if is_told_in_time else 1_000)
-    (balance,) = found.blind_book(charged).balances
+    (balance,) = found.stale_book(charged).balances
     assert balance.left("tokens") == 200, "it goes away again"
     await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))
     found.close(taken, Amount(10))
     await leases.tick()
     (balance,) = (await found.book(charged)).balances
     assert (balance.used.tokens, balance.held.tokens) == (10, 0)
-    (balance,) = found.blind_book(charged).balances
+    (balance,) = found.stale_book(charged).balances
     assert balance.left("tokens") == 990

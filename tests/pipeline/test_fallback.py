@@ -24,7 +24,7 @@ def told(*said: AlreadyRead | GatewayError) -> AlreadyRead | GatewayError:
     earlier = EarlierFailures()
     *before, last = said
     for one in before:
-        earlier.heard(one)
+        earlier.add(one)
     assert isinstance(last, GatewayError)
     try:
         return earlier.instead_of(last)
@@ -63,7 +63,7 @@ def test_after_two_that_may_be_at_work_nobody_else_is_asked(
 ) -> None:
     earlier = EarlierFailures()
     for one in before:
-        earlier.heard(one)
+        earlier.add(one)
     assert earlier.is_enough(last) is is_enough
 
 
