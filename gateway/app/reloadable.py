@@ -60,7 +60,7 @@ _OLD_PARTS_CHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """What stays of a worker whatever is configured, as far as its parts are made of it."""
+    """The parts of a worker that a reload keeps, as far as other parts need them."""
 
     store: Store
     settler: Settler
@@ -79,7 +79,7 @@ class Lasting:
     new_id: Callable[[], str]
 
     def planner(self, settings: config.Settings) -> Planner:
-        """The planner under these settings."""
+        """Return a planner with these settings."""
         return planner_of(
             settings,
             self.counters,
@@ -97,7 +97,7 @@ class Lasting:
         upstreams: Mapping[str, Upstream],
         planner: Planner,
     ) -> Gateway:
-        """The pipeline under these settings."""
+        """Return the pipeline with these settings."""
         sessions = settings.sessions
         known = config.built_in_providers()
         return assemble(
@@ -127,7 +127,7 @@ class Lasting:
 
 
 class Parts:
-    """What one configuration makes of a worker: whom it lets in, where it sends calls, and by which rules."""
+    """The parts of a worker that one configuration makes: authentication, routes, connections and rules."""
 
     def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls) -> None:
         self.settings = settings
@@ -177,26 +177,26 @@ class Parts:
             id_headers=id_headers_of(settings),
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
-        #: settles a call whose worker is gone
+        #: settles a call whose worker died
         self.settle_orphaned = gateway.background_settlement.orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
     def providers(self) -> list[ProviderHealth]:
-        """How each provider has done of late."""
+        """Return the health of each provider."""
         rows = self.settings.providers
         return [_provider_health(name, rows[name], upstream) for name, upstream in self._upstreams.items()]
 
     async def aclose(self) -> None:
-        """End its calls, close its connections."""
+        """End the calls of this configuration, and close its connections."""
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_callback(upstream.aclose)
             closing.push_async_callback(self.forwarder.close)
 
     async def retire(self) -> None:
-        """Close its connections when its last call has ended: another configuration is in force."""
+        """Close the connections when the last call has ended, after another configuration was applied."""
         try:
-            while self.forwarder.running:  # noqa: ASYNC110  # rare, and nobody waits for it
+            while self.forwarder.running:  # noqa: ASYNC110  # rare, and no call waits for it
                 await asyncio.sleep(_OLD_PARTS_CHECK_S)
         finally:
             await self.aclose()
@@ -214,7 +214,7 @@ def _provider_health(name: str, row: config.Provider, upstream: RetryingUpstream
 
 
 def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Mapping[str, Upstream]:
-    """The ways to providers; where it is asked for, each writes what goes by to the log."""
+    """Return the upstreams; if `telemetry.log.bodies` is on, each logs its requests and responses."""
     if not settings.telemetry.log.bodies:
         return upstreams
     logger.warning("prompts and answers are written to this log: telemetry.log.bodies is on")

@@ -38,19 +38,19 @@ from gateway.upstream import http
 from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
 
-#: how each provider's certificate is checked, as `http.HttpUpstream` takes it
+#: how the certificate of each provider is verified, by its name
 Tls = Mapping[str, ssl.SSLContext | bool]
 
 
 def open_store(settings: config.Settings) -> Store:
-    """The configured store. Needs a running event loop.
+    """Open the configured store. Needs a running event loop.
 
     Raises:
-        StoreUnavailable: it cannot be opened.
+        StoreUnavailable: the store cannot be opened.
     """
     path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
     if settings.store.is_redis:
-        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # only whoever uses one needs its client
+        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # the client is imported only if it is used
 
         return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
     if path is None:
@@ -59,10 +59,12 @@ def open_store(settings: config.Settings) -> Store:
 
 
 def open_families(counters: Counters, settings: config.Settings) -> TokenizerFamilies:
-    """The families, read once: a reload keeps them. Token counters that they name by a dotted path are made known.
+    """Read the tokenizer families, and register the token counters that they name by a dotted path.
+
+    They are read once; a reload keeps them.
 
     Raises:
-        ConfigError: they are no families, or one of these counters cannot be made, or a tokenizer is not known.
+        ConfigError: the file is wrong, a counter cannot be made, or a tokenizer is unknown.
     """
     families = config.families(settings.context.families)
     _add_named(counters, [(f"context.families: families.{family.name}", family.tokenizer) for family in families])
@@ -70,7 +72,7 @@ def open_families(counters: Counters, settings: config.Settings) -> TokenizerFam
 
 
 def open_catalog(settings: config.Settings, families: TokenizerFamilies) -> model_catalog.Catalog:
-    """The model tables on disk."""
+    """Open the model tables on disk."""
     tables = model_catalog.Catalog(
         config.model_facts(),
         model_catalog.load_litellm_table(),
@@ -81,10 +83,10 @@ def open_catalog(settings: config.Settings, families: TokenizerFamilies) -> mode
 
 
 def add_counters(counters: Counters, settings: config.Settings) -> None:
-    """Make the token counters known that routes name by their dotted path.
+    """Register the token counters that routes name by a dotted path.
 
     Raises:
-        ConfigError: one of them cannot be made, or a route names a tokenizer that is not known; the problem names it.
+        ConfigError: a counter cannot be made, or a tokenizer is unknown. The problem names it.
     """
     _add_named(
         counters, [(f"models[{index}]", row.tokenizer) for index, row in enumerate(settings.models) if row.tokenizer]
@@ -92,7 +94,7 @@ def add_counters(counters: Counters, settings: config.Settings) -> None:
 
 
 def _add_named(counters: Counters, named: Sequence[tuple[str, str]]) -> None:
-    """Make tokenizers known, each with the key path of where it is named."""
+    """Register tokenizers, given with the key path that names each of them."""
     problems = []
     for where, tokenizer in named:
         try:
@@ -108,14 +110,16 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
         counters.add(tokenizer)
     elif tokenizer not in NAMES:
         meant, known = config.did_you_mean(tokenizer, NAMES), f"{', '.join(NAMES)}, or your own as package.module:Class"
-        raise ConfigError([f"there is no such tokenizer{meant}; known: {known}. Without it that of its family counts"])
+        raise ConfigError(
+            [f"there is no such tokenizer{meant}; known: {known}. Without this key, the model family's is used"]
+        )
 
 
 def load_counters(counters: Counters, settings: config.Settings, families: TokenizerFamilies) -> None:
-    """Load what nearly every call is counted with, and what models that routes name are, before there are calls.
+    """Load the token tables of the configured models and the fallback table, before there are calls.
 
-    It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed: the table
-    of older models (gpt-4, text-embedding-3) takes 30 MB, which most gateways have no use for.
+    Loading blocks the interpreter for longer than calls should wait. Other tables are loaded when they are first
+    needed: the one of older models (gpt-4, text-embedding-3) takes 30 MB, and most gateways do not use it.
     """
     named = [
         row.tokenizer or families.of(row.name or row.match, row.providers[0], "chat").tokenizer
@@ -127,21 +131,21 @@ def load_counters(counters: Counters, settings: config.Settings, families: Token
 
 
 def memory_of(settings: config.Settings) -> ContextCaches:
-    """What is remembered of conversations, with nothing in it."""
+    """Return empty caches of conversations, with the configured size."""
     return ContextCaches(int(settings.context.memory_mb * 2**20))
 
 
 def estimator_of(families: TokenizerFamilies, counters: Counters, memory: ContextCaches) -> Estimator:
-    """An estimator that counts with these; token tables are loaded when they are first needed."""
+    """Return an estimator with these counters. Token tables are loaded when they are first needed."""
     return Estimator(families, counters.counter, memory.counts, read_piece)
 
 
 @contextmanager
 def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
-    """An inspector that needs no running gateway, and so knows nothing learned. Needs a running event loop.
+    """Return an inspector that needs no running gateway, and knows nothing learned. Needs a running event loop.
 
     Raises:
-        ConfigError: a file that stands beside the configuration, or a token counter it names, is wrong.
+        ConfigError: a file or a token counter that the configuration names is wrong.
     """
     counters = Counters()
     add_counters(counters, settings)
@@ -167,7 +171,7 @@ def planner_of(
     memory: ContextCaches,
     threads: PlannerThreads | None = None,
 ) -> Planner:
-    """The planner under these settings. `memory`: that of the estimator; `threads`: None makes some of its own."""
+    """Return a planner with these settings. `memory`: the estimator's caches; `threads`: None for new ones."""
     return Planner(
         estimator,
         counters.is_loaded,
@@ -182,20 +186,20 @@ def planner_of(
 
 
 def upstream_of(name: str, row: config.Provider) -> Upstream:
-    """The connections to a provider. Needs a running event loop.
+    """Return the connections to a provider. Needs a running event loop.
 
     Raises:
-        ConfigError: its certificate authorities cannot be read.
+        ConfigError: the file of certificate authorities cannot be read.
     """
     rows = {name: row}
     return upstreams_of(rows, tls_contexts(rows), TokenizerFamilies(()))[name]
 
 
 def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
-    """How the certificate of each provider is checked.
+    """Return how the certificate of each provider is verified.
 
     Raises:
-        ConfigError: the certificate authorities of one cannot be read.
+        ConfigError: a file of certificate authorities cannot be read.
     """
     contexts, problems = {}, []
     for name, row in rows.items():
@@ -212,9 +216,9 @@ def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
 def upstreams_of(
     rows: Mapping[str, config.Provider], tls: Tls, families: TokenizerFamilies
 ) -> dict[str, RetryingUpstream]:
-    """The connections to all providers, with what `tls_contexts` made for them. Needs a running event loop.
+    """Return the connections to all providers. Needs a running event loop.
 
-    `families`: what models refuse, for providers of another format.
+    `tls`: from `tls_contexts`; `families`: what models refuse, for providers of another wire format.
     """
     return {
         name: RetryingUpstream(
@@ -228,7 +232,7 @@ def upstreams_of(
 
 
 def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[WebhookSender]:
-    """The webhooks. Needs a running event loop."""
+    """Return the senders of all webhooks. Needs a running event loop."""
     return [_webhook_of(row, metrics) for row in rows]
 
 
@@ -248,7 +252,7 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> WebhookSender:
 
 
 def problems_of(settings: config.Settings) -> list[str]:
-    """Everything that is wrong with these settings and with what they name. Opens neither store nor connections."""
+    """Return all problems of these settings and of the files that they name. Opens no store and no connections."""
     looks: list[Callable[[], object]] = [
         config.model_facts,
         partial(config.refuse_open_door, settings),
@@ -269,7 +273,7 @@ def problems_of(settings: config.Settings) -> list[str]:
 
 
 def translation_problems(settings: config.Settings) -> list[str]:
-    """What is wrong with the providers that litellm is to speak to; loads it where there is one."""
+    """Return the problems of providers with `adapter: litellm`. Imports litellm only if there are such providers."""
     names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
     if not names:
         return []
@@ -285,7 +289,7 @@ def translation_problems(settings: config.Settings) -> list[str]:
 
 
 def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Upstream:
-    """A provider that speaks the formats of its callers."""
+    """Return the connections to a provider that uses the wire formats of the callers."""
     return http.HttpUpstream(
         name,
         row.base_url,
@@ -297,7 +301,7 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
 
 
 def _translated(name: str, row: config.Provider, families: TokenizerFamilies) -> Upstream:
-    """A provider that speaks a format of its own, which litellm translates to."""
+    """Return the connections to a provider with a wire format of its own, through litellm."""
     return translating.LitellmUpstream(
         translating.LitellmSettings(
             name,

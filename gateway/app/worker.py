@@ -1,6 +1,6 @@
 """Build a worker process and its ASGI application from settings; start, reload and stop it.
 
-What a reload replaces of a worker is made in `app/reloadable.py`.
+`app/reloadable.py` makes the parts of a worker that a reload replaces.
 """
 
 from __future__ import annotations
@@ -68,31 +68,31 @@ from gateway.telemetry.otel import Otel
 logger = logging.getLogger("gateway")
 
 _GC_THRESHOLDS = (10_000, 20, 50)
-#: What is old is looked for after this share of the time for which it is kept, at most so many seconds; and the looks
-#: take no more than this share of a worker's time, however much there is to look through.
+#: Expired data is searched after this share of the time that it is kept, but at least every `_EXPIRE_EVERY_S` seconds.
+#: The search takes at most the share `_EXPIRE_WORK` of a worker's time.
 _EXPIRE_SHARE = 0.25
 _EXPIRE_EVERY_S = 3600.0
 _EXPIRE_WORK = 0.05
 _STATE_EVERY_S = 2.0
 _SEES_ALL = Access(None, admin=True)
-#: how callbacks get what /api shows: as somebody does who sees all sessions
+#: callbacks receive what /api shows to a caller who may see all sessions
 _SHAPES = Shapes(partial(call_json, access=_SEES_ALL), SessionKey.shown, totals_json)
 
 Load = Callable[[], config.Loaded]
 
 
 def app_from_environment() -> GatewayApp:
-    """The application of a worker process, configured as its parent was (`config.pass_on`)."""
+    """Return the application of a worker process, with the configuration of its parent (`config.pass_on`)."""
     stop_without_parent()
     collect_rarely()
     return build_app(config.load_passed_on)
 
 
 def collect_rarely() -> None:
-    """Have garbage looked for as a worker does.
+    """Configure the garbage collector for a worker.
 
-    A full collection looks at every object there is, and all calls wait for it meanwhile (20-40 ms seen). What was
-    imported stays anyway, and what calls leave behind is hardly ever a cycle.
+    A full collection visits every object, and all calls wait for it (20 to 40 ms measured). Imported objects stay
+    anyway, and calls hardly ever leave cycles.
     """
     gc.collect()
     gc.freeze()
@@ -100,7 +100,7 @@ def collect_rarely() -> None:
 
 
 def build_app(load: Load) -> GatewayApp:
-    """The application for one worker process. `load` reads the configuration, at start and at each reload."""
+    """Return the application of one worker process. `load` reads the configuration, at start and at each reload."""
 
     @asynccontextmanager
     async def resources() -> AsyncIterator[Worker]:
@@ -120,20 +120,20 @@ def build_app(load: Load) -> GatewayApp:
 
 
 class Worker:
-    """Everything one worker process holds: parts that stay (store, settler, log) and parts a reload replaces."""
+    """One worker process: parts that stay (store, settler, log), and parts that a reload replaces."""
 
     def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
         as_json = logs_json(settings)
         number = os.getpid() if settings.server.workers > 1 else None
         log.configure(as_json=as_json, level=settings.telemetry.log.level, worker=number)
-        # What may be wrong with the configuration comes before anything that would have to be closed again.
+        # Steps that can fail on a wrong configuration come before steps that open something.
         own = callbacks.made(settings.callbacks.observers)
         self._counters = Counters()
         add_counters(self._counters, settings)
         families = open_families(self._counters, settings)
         load_counters(self._counters, settings, families)
         self._catalog = open_catalog(settings, families)
-        # It outlives a reload: else each long session would be read anew, all of them at once.
+        # The caches outlive a reload: otherwise all long sessions would be read again at once.
         memory = memory_of(settings)
         estimator = estimator_of(families, self._counters, memory)
         tls = tls_contexts(settings.providers)
@@ -156,7 +156,7 @@ class Worker:
         self._results = ToolResultRenderer(store, settings.sessions.results_max_bytes)
         self.keys = KeyRing(store, is_unavailable=lambda: self._settler.is_unavailable, away=self._settler.away)
         self._learner = Learner(store)
-        # They outlive a reload: a body that is being looked at is looked at to the end.
+        # The threads outlive a reload: a body that is being read is read to its end.
         self._threads = PlannerThreads()
         self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
         self._callbacks = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
@@ -167,7 +167,7 @@ class Worker:
         self._unrecorded = UnrecordedRefusals(observers)
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
-        #: what each configuration makes its parts with
+        #: what the parts of each configuration are made with
         self.lasting = Lasting(
             store=store,
             settler=self._settler,
@@ -205,11 +205,11 @@ class Worker:
 
     @property
     def forwarder(self) -> Forwarder:
-        """The one in force."""
+        """Return the forwarder of the current configuration."""
         return self._parts.forwarder
 
     def _health(self) -> WorkerHealth:
-        """How this worker does."""
+        """Return the health of this worker."""
         settings = self._parts.settings
         return WorkerHealth(
             version=__version__,
@@ -228,7 +228,7 @@ class Worker:
         )
 
     def _state(self) -> State:
-        """The same in figures."""
+        """Return the health of this worker as metrics."""
         health = self._health()
         return State(
             version=health.version,
@@ -242,11 +242,11 @@ class Worker:
         )
 
     async def _settle_orphaned(self, record: CallRecord) -> None:
-        """Settle a call whose worker is gone, by the rules in force."""
+        """Settle a call whose worker died, under the current configuration."""
         await self._parts.settle_orphaned(record)
 
     async def _note_state(self) -> None:
-        """Keep this worker's figures current, as any of the workers may be asked for those of all."""
+        """Update this worker's metrics regularly, because each worker shows the metrics of all."""
         while self._metrics is not None and self._workers > 1:
             self._metrics.look(self._state())
             await asyncio.sleep(_STATE_EVERY_S)
@@ -255,7 +255,7 @@ class Worker:
         """Reload every worker: this one, or through the supervisor all of them.
 
         Returns:
-            The keys that were changed and are not read before a restart.
+            The changed keys that need a restart.
 
         Raises:
             ConfigError: the configuration is wrong; nothing was changed.
@@ -273,19 +273,19 @@ class Worker:
             logger.error("configuration not reloaded: %s", "; ".join(error.problems))  # noqa: TRY400  # no bug of ours
 
     def reload(self) -> list[str]:
-        """Put the configuration as it is now into force; calls under way end under the old one.
+        """Apply the configuration as it is now. Running calls end under the old one.
 
         Returns:
-            The keys that were changed and are not read before a restart.
+            The changed keys that need a restart.
 
         Raises:
-            ConfigError: it is wrong; nothing was changed.
+            ConfigError: the configuration is wrong; nothing was changed.
         """
         settings, needing_restart = self._reread()
         add_counters(self._counters, settings)
         old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
         if old.forwarder.takes_no_more:
-            # We are stopping, whatever the file says.
+            # The worker is stopping: a reload must not accept calls again.
             self._parts.forwarder.take_no_more()
         self._catalog.configure(table_names(settings), uplifts(settings))
         self._kept_s = settings.kept_s
@@ -301,19 +301,19 @@ class Worker:
         return needing_restart
 
     async def _note_budget(self) -> None:
-        """Note the budget in force for commands in other terminals; if the store is away, `_expire` does it later."""
+        """Store the current budget for commands in other terminals. If that fails, `_expire` does it later."""
         with contextlib.suppress(StoreUnavailable):
             await save_running_budget(self.store, self._parts.rules.budget)
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
-        """What a reload puts into force, and the keys that were changed and are not read before a restart.
+        """Return the settings that a reload applies, and the changed keys that need a restart.
 
         Raises:
-            ConfigError: it is wrong.
+            ConfigError: the configuration is wrong.
         """
         read = self._load().settings
         settings, needing_restart = config.reloaded(self._parts.settings, read)
-        # Neither the address that we listen on now nor the one after a restart may be an open door.
+        # Neither the current address nor the one after a restart may be open to everyone.
         for one in (settings, read):
             config.refuse_open_door(one)
         return settings, needing_restart
@@ -325,18 +325,18 @@ class Worker:
                 await save_running_budget(self.store, self._parts.rules.budget)
                 await self.store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
-                pass  # what is old is still there the next time
+                pass  # expired data is still there the next time
             except Exception:
-                logger.exception("what is old was not forgotten this time")
+                logger.exception("expiring old sessions failed; it will be tried again")
             took = time.monotonic() - began
             await asyncio.sleep(max(min(_EXPIRE_SHARE * self._kept_s, _EXPIRE_EVERY_S), took / _EXPIRE_WORK))
 
     async def aclose(self) -> None:
-        """End calls, settle them, close connections."""
+        """End all calls, settle them, and close connections."""
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        # From the last to the first, each whatever becomes of the others.
+        # They are closed from the last to the first, and each one even if another fails.
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._learner.aclose)
             closing.push_async_callback(self._settler.aclose)
@@ -356,5 +356,5 @@ def _call_log(settings: config.Settings, *, as_json: bool) -> list[Observer]:
 
 
 def new_id() -> str:
-    """A call id: wall time and 80 random bits; unique, not secret."""
+    """Return a new call id: Unix time and 80 random bits. It is unique, but not secret."""
     return call_id(time.time_ns() // 1_000_000, random.randbytes(10))  # noqa: S311

@@ -1,8 +1,8 @@
 """Find a call by the id of its stored response, for example a response made in the background.
 
-A call whose answer is made in the background is settled at once, as pending: its session is charged for the request by
-estimate, its budgets for all that was held. The first request that fetches the finished answer, whoever sends it and
-whichever worker serves it, corrects that to what the provider reports.
+A call whose response is made in the background is settled at once, as pending: its session is charged the estimated
+input, and its budgets everything that was reserved. The first request that fetches the complete response corrects this
+to what the provider reports. Any client may send this request, and any worker may serve it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ logger = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A call that is pending, what others may go on from when it has ended, and its tokens that are no part of that.
+    """A pending call, as it is stored.
 
-    `match`: of the entry of `models:` that decided where it went; `tier`: the service tier that it asked for;
-    `is_told`: observers were told what it has cost.
+    Attributes:
+        provider: where the response is made.
+        namespace: the client key of the call.
+        call_id: the id of the call.
+        ids: the responses and conversations that later calls can continue from.
+        overhead: tokens of the call that are no part of what later calls continue.
+        match: the pattern of the `models:` entry that chose the route.
+        tier: the service tier that the call asked for.
+        is_told: observers were notified of its cost.
     """
 
     provider: str
@@ -47,7 +54,7 @@ class _Noted:
 
 @dataclass(frozen=True, slots=True)
 class FetchedResponse:
-    """What an answer came to that was fetched while its call was under way, or its worker gone."""
+    """A response that was fetched while its call was still running, or after its worker died."""
 
     provider: str
     answer_id: str
@@ -56,15 +63,15 @@ class FetchedResponse:
 
 _NOTED: Final = msgspec.json.Decoder(_Noted)
 _MADE: Final = msgspec.json.Decoder(FetchedResponse)
-#: a call of which all is gone by now
+#: a call whose data has expired
 _FORGOTTEN: Final = _Noted("", "", "", (), 0, is_told=True)
-#: what the keys in the store begin with
+#: prefixes of the keys in the store
 _PENDING: Final = "pending\n"
 _FETCHED: Final = "fetched\n"
 
 
 class BackgroundIndex:
-    """Notes pending calls, and finds them. `wall`: seconds since the epoch."""
+    """Note pending calls, and find them. `wall`: returns Unix time in seconds."""
 
     def __init__(self, store: Store, records: RecordBuilder, routes: Routes, wall: Callable[[], float]) -> None:
         self._store = store
@@ -73,10 +80,10 @@ class BackgroundIndex:
         self._wall = wall
 
     async def begun(self, state: CallState) -> bool:
-        """Note a call under the id of its answer, once that is known; whether there was something to note.
+        """Note a call under the id of its response; return False if the id is not known yet.
 
         Raises:
-            StoreUnavailable: it is not noted, or nobody knows whether.
+            StoreUnavailable: the call may not be noted.
         """
         note = self.note(state)
         if note is None:
@@ -88,12 +95,12 @@ class BackgroundIndex:
 
     @staticmethod
     def note(state: CallState) -> tuple[str, str] | None:
-        """Where a call is noted, and as what; None where the id of its answer is not known."""
+        """Return the key and the value under which a call is noted; None if the id of its response is unknown."""
         call, answer = state.call, answer_of(state)
         if call is None or answer.id is None:
             return None
         named = left_over(call.fields, state.incoming.endpoint.wire, answer.id)
-        # JSON can name half a surrogate pair, and no text can hold it.
+        # JSON can spell half a surrogate pair, which no text can hold.
         ids = tuple(one for one in named if one.isprintable())
         overhead = state.context.plan.overhead if state.context.plan is not None else 0
         rule = state.routing.route.rule
@@ -105,13 +112,13 @@ class BackgroundIndex:
         return _key(answer.id), msgspec.json.encode(noted).decode()
 
     async def origin(self, answer_id: str, namespace: str) -> tuple[str | None, str | None]:
-        """The provider that makes or keeps this answer, and the namespace of whoever asked for it.
+        """Return the provider that makes or keeps a response, and the namespace of the client key that asked for it.
 
-        Requests about it name no model, and nobody else knows. One that was not made in the background is known to the
-        `namespace` that asked for it. None where it is not known here either.
+        Requests about a response name no model, so only this index knows the provider. A response that was not made in
+        the background is found only for the `namespace` that asked for it. Returns None for what is unknown.
 
         Raises:
-            StoreUnavailable: it cannot be looked up.
+            StoreUnavailable: the response cannot be looked up.
         """
         noted = await self._noted(answer_id)
         if noted is not None:
@@ -120,20 +127,21 @@ class BackgroundIndex:
         return (found.provider, namespace) if found is not None else (None, None)
 
     async def answered(self, answer_id: str, namespace: str) -> CallRecord | None:
-        """The call of this namespace that had an answer which its provider keeps; None where it is not known.
+        """Return the call of this namespace that received a stored response; None if it is unknown.
 
         Raises:
-            StoreUnavailable: it cannot be looked up.
+            StoreUnavailable: the call cannot be looked up.
         """
         return await self._store.answered(namespace, answer_name(answer_id))
 
     async def ended(self, provider: str, answer_id: str, answer: ParsedResponse) -> tuple[CallRecord | None, bool]:
-        """The record of the call whose answer this is, if that was pending and is over; whether observers know of it.
+        """Return the record of the pending call that this response completes, and whether observers know its cost.
 
-        Of a call that is not settled yet the answer is kept, should its worker be gone: see `made`.
+        The record is None if there is no such call. The response to a call that is not settled yet is stored, in case
+        its worker died: see `made`.
 
         Raises:
-            StoreUnavailable: nobody can say.
+            StoreUnavailable: the call cannot be looked up.
         """
         if not has_ended(answer):
             return None, False
@@ -146,42 +154,42 @@ class BackgroundIndex:
             await self._store.learn({_FETCHED + noted.call_id: lambda _: made})
             return None, False
         if found.call_id != noted.call_id:
-            # Its record is gone, and another call was given its id for a request id.
+            # The record has expired, and another call received its id as a request id.
             return None, False
         if not found.is_provisional:
             return found, noted.is_told
         route = self._routes.taken(found.provider, found.model, noted.match)
         record = self._records.fetched(found, answer, route, noted.tier, self._wall())
         kept = kept_of(provider, record.charge, noted.ids, noted.overhead)
-        # The record of a call whose worker was gone before it settled does not know of its answer.
+        # If the worker died before it settled the call, the record does not name the response.
         found_by = record.answer or (answer_name(answer_id) if answer_id in noted.ids else None)
         return replace(record, kept=kept, answer=found_by), False
 
     async def made(self, call_id: str) -> FetchedResponse | None:
-        """What the answer to a call came to, if it was fetched before the call was settled.
+        """Return the response to a call if it was fetched before the call was settled.
 
         Raises:
-            StoreUnavailable: nobody can say.
+            StoreUnavailable: the response cannot be looked up.
         """
         known = await self._store.learned(_FETCHED + call_id)
         return _MADE.decode(known) if known is not None else None
 
     async def is_first(self, answer_id: str) -> bool:
-        """Whether observers are still to be told what this call has cost; from now on they are not.
+        """Return True once: for the caller that is to notify the observers of the cost of this call.
 
-        Many may fetch the same answer at once, in as many workers.
+        Several workers may fetch the same response at once.
 
         Raises:
-            StoreUnavailable: nobody can say.
+            StoreUnavailable: it is unknown whether the observers were notified.
         """
         before = []
 
-        def tell(known: bytes | None) -> bytes:
+        def mark(known: bytes | None) -> bytes:
             noted = _NOTED.decode(known) if known is not None else _FORGOTTEN
             before.append(noted.is_told)
             return msgspec.json.encode(replace(noted, is_told=True))
 
-        await self._store.learn({_key(answer_id): tell})
+        await self._store.learn({_key(answer_id): mark})
         return not before[-1]
 
     async def _noted(self, answer_id: str) -> _Noted | None:
@@ -189,7 +197,7 @@ class BackgroundIndex:
         try:
             return _NOTED.decode(known) if known is not None else None
         except msgspec.DecodeError:
-            logger.warning("what is noted of an answer made in the background cannot be read")
+            logger.warning("the note of a response made in the background cannot be read")
             return None
 
 

@@ -23,7 +23,7 @@ logger = logging.getLogger("gateway")
 
 
 class BackgroundSettlement:
-    """Settles calls by answers that are fetched. Shared by all calls."""
+    """Settle calls when their responses are fetched. One instance serves all calls."""
 
     def __init__(self, settler: Settler, background: BackgroundIndex, observers: Sequence[Observer]) -> None:
         self._settler = settler
@@ -31,10 +31,11 @@ class BackgroundSettlement:
         self._listeners = [one.record for one in observers]
 
     async def begun(self, state: CallState) -> bool:
-        """Before a part of a stream goes out that is made in the background: see to it that its call can be found.
+        """Make sure that a background call can be found, before a part of its stream is passed on.
 
-        Its client may leave, or this worker die, before it has ended, and the rest be fetched. While the store is away
-        that has to wait for the settlement. False: its id is not known yet.
+        The client may leave, or this worker may die, before the stream has ended, and the rest may be fetched. While
+        the store is unavailable, the note waits for the settlement. Returns False if the id of the response is not
+        known yet.
         """
         if self._settler.is_unavailable:
             return True
@@ -45,31 +46,34 @@ class BackgroundSettlement:
             return True
 
     async def before(self, state: CallState, record: CallRecord) -> CallRecord:
-        """Before a call is settled: see to it that its answer can be fetched; the record to settle it with."""
+        """Return the record to settle a call with, so that its response can be fetched later."""
         if record.outcome != PENDING:
             if state.settlement.is_findable:
-                await self._told(state)
+                await self._mark_notified(state)
             return record
-        # What notes it waits for the store with the record where it has to.
+        # The note is written together with the record, also if that has to wait for the store.
         return record if state.settlement.is_findable else replace(record, lesson=self._background.note(state))
 
-    async def _told(self, state: CallState) -> None:
-        """Observers hear what it took when it is settled, and not again when its answer is fetched."""
+    async def _mark_notified(self, state: CallState) -> None:
+        """Note that observers learn the cost when the call is settled, and not again when its response is fetched."""
         answer_id = answer_of(state).id
         if answer_id is not None and not self._settler.is_unavailable:
             with contextlib.suppress(StoreUnavailable):
                 await self._background.is_first(answer_id)
 
     async def after(self, state: CallState, record: CallRecord) -> None:
-        """After it was settled: its stream broke off, or nobody waited for it, and its answer may have been fetched."""
+        """Settle a pending call by its response if that was fetched in the meantime.
+
+        Its stream broke off, or its client left, before the call was settled.
+        """
         if record.outcome == PENDING and state.settlement.is_findable and not self._settler.is_unavailable:
             with self.whatever():
                 await self._settle(record)
 
     async def looked_back(self, state: CallState) -> bool:
-        """Settle the call whose answer was fetched by this one; whether it is of a session of whoever fetched it.
+        """Settle the earlier call whose response this call fetched; return whether both have the same client key.
 
-        Whatever comes of that, the answer itself goes on to whoever asked for it.
+        If that fails, the response is passed on all the same.
         """
         answer_id, answer = state.incoming.endpoint.fetches, state.response.parsed
         if answer_id is None or answer is None or self._settler.is_unavailable:
@@ -84,25 +88,25 @@ class BackgroundSettlement:
         return True
 
     async def orphaned(self, record: CallRecord) -> None:
-        """Settle a call whose worker is gone; where its answer was fetched before that, by what it came to.
+        """Settle a call whose worker died; if its response was fetched before, by the usage of that response.
 
         Raises:
-            StoreUnavailable: it is settled as lost, until its answer is fetched again.
+            StoreUnavailable: the call stays settled as orphaned until its response is fetched again.
         """
         if await self._settler.settle(record) is not None:
             await self._settle(record)
 
     async def _settle(self, begun: CallRecord) -> None:
-        """Settle a call that was just settled as lost or pending by its answer, where that was fetched before."""
+        """Settle a call again that was just settled as orphaned or pending, if its response was fetched before."""
         made = await self._background.made(begun.call_id)
         if made is not None:
             await self._settle_earlier(made)
 
     async def _settle_earlier(self, made: FetchedResponse) -> CallRecord | None:
-        """Settle the call whose answer was fetched, where that was made in the background and has ended; its record."""
+        """Settle the background call that a complete response belongs to; return its record, or None."""
         record, is_told = await self._background.ended(made.provider, made.answer_id, made.answer)
         if record is not None and not is_told:
-            # Where others have settled it meanwhile, that changes nothing.
+            # If another worker has settled it in the meantime, this changes nothing.
             totals = await self._settler.settle(record)
             if totals is None or await self._background.is_first(made.answer_id):
                 tell(self._listeners, record, totals)
@@ -110,10 +114,10 @@ class BackgroundSettlement:
 
     @contextlib.contextmanager
     def whatever(self) -> Iterator[None]:
-        """Go on whatever comes of settling a call by its answer, which then stays charged as it is."""
+        """Log errors of settling a call by its response, and continue. The call stays charged as it was."""
         try:
             yield
         except StoreUnavailable as error:
             self._settler.away(error)
         except Exception:
-            logger.exception("the call whose answer was fetched is not settled by that")
+            logger.exception("a fetched response did not settle its call")

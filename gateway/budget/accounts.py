@@ -221,8 +221,8 @@ class Accounts:
         if state.is_billed_later and not state.is_fetched_later:
             raise NotMetered(
                 "This request is billed after its response, so the budget of its session or client key cannot cover "
-                "it. Use a client key without a budget in tokens or USD, ask for a response that is not deferred, or set "
-                "budget.deferred: forward."
+                "it. Use a client key without a budget in tokens or USD, ask for a response that is not deferred, or "
+                "set budget.deferred: forward."
             )
 
     async def _first_of(self, state: CallState, call: Call) -> TakenHold:

@@ -1,8 +1,11 @@
 """Answer `GET /v1/models`: the gateway's own names, then those of the default provider.
 
-In the shape of the API whose client asks. What a provider writes of a model is kept, but for two things: its name has
-the provider's in front where the bare one leads elsewhere, and a field that the shape asks for is added where it lacks.
-A provider that does not answer, or not with a list, hides nothing of what is ours.
+The list has the format of the API that the client uses. The provider's data of a model is kept, with two changes:
+
+- A name gets the provider's name in front if the bare name is routed to another provider.
+- A field that the format requires is added if it is missing.
+
+The gateway's own names are listed even if the provider does not respond with a list.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.upstream.body import chain
 
-#: a longer list is not read; the longest known, OpenRouter's, has less than one million
+#: maximum bytes of a list that is read; the longest known list, OpenRouter's, has less than a million
 _MOST_BYTES: Final = 4 * 2**20
-#: within which the provider must have sent its list, where there is something to show without it
+#: seconds to wait for the provider's list if the gateway has names of its own to show
 _MAX_WAIT_S: Final = 10.0
 _OK: Final = 200
 #: `groq/llama` in a path, the slash encoded or not
 _PREFIXED: Final = re.compile(r"models/([^/%]+)(?:/|%2f)(.+)", re.IGNORECASE)
-#: asks for another page than the first, on which our own names stand
+#: asks for a later page than the first, which has the gateway's own names
 _FURTHER: Final = re.compile(r"(?:^|&)(?:after|before)(?:_id)?=")
-#: of the provider's headers, those that hold for its body only
+#: headers of the provider that describe its body
 _OF_THE_BODY: Final = frozenset({b"content-length", b"content-type", b"content-encoding", b"etag", b"last-modified"})
 
 #: a model as it is listed
@@ -42,7 +45,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A provider's list: what stands around it, and its models by name. Values as raw bytes."""
+    """A provider's list: the fields around it, and its models by name. Values are raw JSON."""
 
     around: Mapping[str, msgspec.Raw]
     models: Mapping[str, Mapping[str, msgspec.Raw]]
@@ -52,7 +55,7 @@ _NOTHING: Final = _Listed({}, {})
 
 
 class ModelList:
-    """Answers GET and HEAD of /v1/models and /v1/models/{id}. `call` forwards a request, as it does any other."""
+    """Respond to GET and HEAD of /v1/models and /v1/models/{id}. `call` forwards a request to the provider."""
 
     def __init__(
         self,
@@ -65,9 +68,9 @@ class ModelList:
         self._max_wait_s = max_wait_s
 
     def handle(self, incoming: Incoming) -> AbstractAsyncContextManager[ClientResponse]:
-        """The answer to one request; a context manager like that of any other call.
+        """Return the response to one request, as a context manager like that of any other call.
 
-        That to HEAD has the body that GET would have: the server leaves it out. Its headers are made of it.
+        The response to HEAD has the body of GET, because its headers depend on it. The server does not send this body.
         """
         incoming = replace(incoming, method="GET")
         name = unquote(incoming.path.partition("/")[2].rstrip("/"))
@@ -88,7 +91,7 @@ class ModelList:
         prefixed = _PREFIXED.fullmatch(incoming.path)
         if prefixed is not None and unquote(prefixed[1]) in self._routes.providers:
             route = self._routes.resolve(name)
-            # A host's own name goes there whole: the slash in it is no mark between a provider and a model.
+            # A host may use names with a slash itself: then the slash does not separate provider and model.
             path = f"models/{prefixed[2]}" if route.model == unquote(prefixed[2]).rstrip("/") else incoming.path
             incoming = replace(incoming, path=path, provider=route.provider)
         async with self._call(incoming) as reply:
@@ -102,7 +105,7 @@ class ModelList:
             return
         async with self._call(incoming) as reply:
             listed = await _read(reply)
-            # What could not be read might show a key more than it may call.
+            # A list that cannot be read might show a client key more models than it may use.
             if listed is None and (reply.status != _OK or not incoming.caller.models):
                 yield reply
             else:
@@ -119,7 +122,10 @@ class ModelList:
     def _list(
         self, own: Iterable[str], listed: _Listed, incoming: Incoming, reply: ClientResponse | None = None
     ) -> ClientResponse:
-        """Ours and theirs. Under a name that leads elsewhere, theirs has its provider's name in front."""
+        """Return the gateway's names and the provider's models.
+
+        A model of the provider whose bare name is routed to another provider gets the provider's name in front.
+        """
         provider = self._routes.without_model(incoming.endpoint.anthropic) if listed.models else ""
         leads_there = {name for name in listed.models if self._routes.leads_to(name, provider)}
         models: list[Entry] = []
@@ -133,13 +139,13 @@ class ModelList:
                 models.append({**_skeleton(shown, provider, incoming), **model, "id": shown})
         if incoming.endpoint.anthropic:
             ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {}
-            # Where the provider names the ends of its page, those it knows.
+            # The provider's own `first_id` and `last_id` have precedence: it knows them.
             return _reply({"has_more": False, **ends, **listed.around, "data": models}, reply)
         return _reply({"object": "list", **listed.around, "data": models}, reply)
 
 
 def _reply(content: Mapping[str, Any], theirs: ClientResponse | None = None) -> ClientResponse:
-    """An answer with this content, in the place of the provider's where there was one."""
+    """Return a response with this content, and with the headers of the provider's response that it replaces."""
     kept = [pair for pair in theirs.headers if pair[0] not in _OF_THE_BODY] if theirs is not None else []
     overhead_s = theirs.overhead_s if theirs is not None else 0.0
     headers = [(b"content-type", b"application/json"), *kept]
@@ -147,7 +153,7 @@ def _reply(content: Mapping[str, Any], theirs: ClientResponse | None = None) -> 
 
 
 def _skeleton(name: str, provider: str, incoming: Incoming) -> dict[str, Any]:
-    """The fields that a model must have. Nobody knows when it was made; the epoch is Anthropic's word for that."""
+    """Return the required fields of a model. Its date is unknown; Anthropic uses the start of Unix time for that."""
     if incoming.endpoint.anthropic:
         made = "1970-01-01T00:00:00Z"
         return {"type": "model", "id": name, "display_name": name, "created_at": made, "lifecycle": "active"}
@@ -155,7 +161,7 @@ def _skeleton(name: str, provider: str, incoming: Incoming) -> dict[str, Any]:
 
 
 async def _read(reply: ClientResponse) -> _Listed | None:
-    """The provider's list. None where its answer is none or far too long; the answer can be passed on then."""
+    """Return the provider's list; None if the response is no list or far too long. It can then be passed on."""
     if reply.status != _OK or isinstance(reply.body, bytes):
         return None
     body, read, size = reply.body, list[bytes](), 0
@@ -169,7 +175,7 @@ async def _read(reply: ClientResponse) -> _Listed | None:
 
 
 def _listed(body: bytes) -> _Listed | None:
-    """A list in the shape of either API; Together's stands bare."""
+    """Parse a list in the format of either API, or a bare JSON array as Together sends it; None if it is no list."""
     rows, around = msgspec.Raw(body), dict[str, msgspec.Raw]()
     models: dict[str, Mapping[str, msgspec.Raw]] = {}
     try:

@@ -90,7 +90,7 @@ def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() ->
     models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
     known = (
         "known: o200k_base, cl100k_base, o200k_digits, heuristic, chars/4, or your own as package.module:Class. "
-        "Without it that of its family counts"
+        "Without this key, the model family's is used"
     )
     assert problems_of(settings(models=models)) == [
         f"models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?); {known}",
