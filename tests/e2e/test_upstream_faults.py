@@ -309,7 +309,7 @@ def test_a_stream_that_http_ends_before_its_answer_ends_with_an_error_and_not_cl
     assert begun in answer.body
     last = answer.events[-1]
     told = last["response"] if api == "responses" else last
-    assert "before its answer had ended" in told["error"]["message"]
+    assert "before the response was complete" in told["error"]["message"]
     assert not answer.clean
     found = the_call(web, session)
     assert found["outcome"] == "upstream_broken"
