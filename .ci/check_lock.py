@@ -1,7 +1,7 @@
-"""Whether requirements.lock and requirements-dev.lock still fit pyproject.toml. Asks no index; `make lock` renews them.
+"""Check that requirements.lock and requirements-dev.lock match pyproject.toml, offline; `make lock` renews them.
 
-A lock file fits when every direct dependency is pinned to a version that pyproject.toml allows, every pin carries a
-hash, and no address stands in the file.
+A lock file matches if every direct dependency is pinned to a version that pyproject.toml allows, every pin has a hash,
+and the file has no address.
 """
 
 # ruff: noqa: INP001, T201  # a script
@@ -23,7 +23,7 @@ _PIN = re.compile(r"([A-Za-z0-9._-]+)==(\S+)")
 
 
 def problems(name: str, wanted: Sequence[str]) -> Iterator[str]:
-    """What is wrong with one lock file; `wanted`: requirements as pyproject.toml writes them."""
+    """Yield the problems of one lock file. `wanted`: the requirements in pyproject.toml."""
     text = (_ROOT / name).read_text("utf-8")
     pins: dict[str, Version] = {}
     for block in re.split(r"\n(?=\S)", text):

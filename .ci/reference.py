@@ -41,12 +41,12 @@ Node = Mapping[str, Any]
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page."""
+    """Return a whole page."""
     return "\n\n".join([f"# {title}", _WRITTEN, *parts]) + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a `|` in a cell is kept."""
+    """Return a table. A `|` in a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
@@ -74,7 +74,7 @@ class Keys:
         self._shown: dict[str, str] = {}
 
     def page(self) -> str:
-        """The page of all keys."""
+        """Return the page of all keys."""
         sections = self._schema["properties"]
         plain = {name: node for name, node in sections.items() if not self._inner(node)}
         parts = [
@@ -113,7 +113,7 @@ class Keys:
             yield from below
 
     def _below(self, node: Node, path: str) -> Iterator[Sequence[str]]:
-        """The keys below one key."""
+        """Return the rows of the keys below one key."""
         found = self._inner(node)
         if found is None:
             return
@@ -130,7 +130,7 @@ class Keys:
         return about.strip()
 
     def _inner(self, node: Node) -> tuple[str, str] | None:
-        """What stands between a key and the keys below it, and the section they are in; None: there are none."""
+        """Return the separator between a key and the keys below it, and their section; None if there are none."""
         for option in (node, *node.get("anyOf", ())):
             if "$ref" in option:
                 return "", option["$ref"].rpartition("/")[2]
@@ -168,7 +168,7 @@ class Keys:
 
 
 def bounds(node: Node) -> str:
-    """The numbers that are allowed; not the largest that can be counted."""
+    """Return the allowed range of a number, without the limit of the number type."""
     words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     given = [(sign, node[name]) for name, sign in words.items() if isinstance(node.get(name), int | float)]
     shown = [f"{sign} {limit:,.12g}" for sign, limit in given if limit < _COUNTABLE]
@@ -185,7 +185,7 @@ def sentence(text: str) -> str:
 
 
 def headers_page() -> str:
-    """The page of all headers."""
+    """Return the page of all headers."""
     asked = {name.decode(): about for name, about in {**READ, **DIRECTIVES}.items()}
     keys = ", ".join(code(name.decode()) for name in sorted(CREDENTIALS))
     known = ", ".join(code(name.decode()) for name in KNOWN_HEADERS)
@@ -215,7 +215,7 @@ def headers_page() -> str:
 
 
 def errors_page() -> str:
-    """The page of all errors."""
+    """Return the page of all errors."""
     rows = [
         (
             code(kind.code), str(kind.status), code(kind.openai_type), code(kind.anthropic_type),
@@ -258,7 +258,7 @@ def errors_page() -> str:
 
 
 def untranslatable() -> str:
-    """What litellm refuses, in the place of a provider."""
+    """Return the example of a request that litellm refuses instead of the provider."""
     refusal = Refusal(400, "", NOT_TRANSLATABLE)
     replies = (refusal.as_reply(anthropic=anthropic) for anthropic in (False, True))
     kinds = [json.loads(reply.body)["error"]["type"] for reply in replies]
@@ -273,12 +273,12 @@ def untranslatable() -> str:
 
 
 def fenced(fault: GatewayError, write: Callable[[], bytes]) -> str:
-    """An error as it is sent."""
+    """Return an error as it is sent."""
     return f"```\nHTTP/1.1 {fault.status}\n{json.dumps(json.loads(write()), ensure_ascii=False)}\n```"
 
 
 def first_line(thing: object) -> str:
-    """The first sentence of its docstring."""
+    """Return the first sentence of a docstring."""
     first, *_ = re.split(r"[.](?:$|\s)", (thing.__doc__ or "").strip())
     return f"{first}."
 
@@ -287,7 +287,7 @@ def first_line(thing: object) -> str:
 
 
 def api_page(api: Node) -> str:
-    """The page of all paths."""
+    """Return the page of all paths."""
     parts = [
         prose("""
             The same as an OpenAPI document: `GET /openapi.json`, which needs no key. The gateway's own paths answer in
@@ -330,7 +330,7 @@ def operation(api: Node, method: str, path: str, found: Node) -> Iterator[str]:
 
 
 def answers(responses: Node) -> Iterator[str]:
-    """The statuses and what comes with them."""
+    """Return the table of statuses and their bodies."""
     for status, answer in responses.items():
         content = answer.get("content", {})
         shown = ", ".join(
@@ -341,7 +341,7 @@ def answers(responses: Node) -> Iterator[str]:
 
 
 def resolve(api: Node, node: Node) -> Node:
-    """What a reference leads to."""
+    """Return the schema that a reference names."""
     if "$ref" not in node:
         return node
     *_, group, name = node["$ref"].split("/")
@@ -350,7 +350,7 @@ def resolve(api: Node, node: Node) -> Node:
 
 
 def typed(schema: Node) -> str:
-    """A type in a few words; shapes as links."""
+    """Return a type in a few words; schemas become links."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -404,7 +404,7 @@ def fields(schema: Node, prefix: str = "") -> Iterator[Sequence[str]]:
 
 
 def commands_page() -> str:
-    """The page of all commands."""
+    """Return the page of all commands."""
     root = get_command(app)
     parts = [
         prose("""
@@ -463,12 +463,12 @@ def is_option(parameter: Any) -> bool:
 
 
 def value(parameter: Any) -> str:
-    """What follows an option."""
+    """Return the placeholder of an option's value."""
     return "" if parameter.is_flag else f" {metavar(parameter)}"
 
 
 def metavar(parameter: Any) -> str:
-    """The word that stands for a value."""
+    """Return the placeholder of a value."""
     if parameter.metavar:
         return str(parameter.metavar)
     return str(parameter.name).upper()

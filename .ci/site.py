@@ -86,7 +86,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def fetched(path: Path) -> Iterator[str]:
-    """What a browser that shows the file would fetch from another host."""
+    """Return the addresses that a browser would fetch from another host."""
     if path.suffix == ".html":
         found = Fetched(path.read_text("utf-8")).found
     else:
@@ -95,7 +95,7 @@ def fetched(path: Path) -> Iterator[str]:
 
 
 def linked(text: str, source: str) -> Iterator[str]:
-    """The files and folders of the repository that a text links to."""
+    """Return the files and folders of the repository that a text links to."""
     for part in _FENCE.split(text)[::2]:
         for match in _LINK.finditer(part):
             name = repository_path(match[1], source)
@@ -104,7 +104,7 @@ def linked(text: str, source: str) -> Iterator[str]:
 
 
 def relinked(text: str, source: str) -> str:
-    """A text of the repository with its links as the site has them."""
+    """Return a text of the repository with its links rewritten for the site."""
     here = posixpath.dirname(site_path(source))
 
     def replace(match: re.Match[str]) -> str:
@@ -133,7 +133,7 @@ def site_path(name: str) -> str:
 
 
 def folder_page(folder: Path) -> str:
-    """The files of a folder, one after the other."""
+    """Return a page with the files of a folder."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     parts = [
         f"## {file.name}\n\n```{file.suffix.removeprefix('.')}\n{file.read_text('utf-8').rstrip()}\n```"

@@ -55,7 +55,7 @@ def _not_the_checkout(folder: str, environment: dict[str, str]) -> None:
 
 @contextmanager
 def _served(folder: Path, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The running gateway and its address, read from what it prints."""
+    """Start a gateway, and return its process and the address that it prints."""
     command = ["gateway", "serve", "--mock", "--port", "0", "--store", f"sqlite://{folder}/gateway.db"]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         killer = threading.Timer(_READY_WITHIN_S + _STOPPED_WITHIN_S, process.kill)
@@ -110,7 +110,7 @@ def _call(url: str) -> None:
 
 
 def _dashboard(url: str) -> None:
-    """The page and what it names are in the package too."""
+    """Check that the dashboard and its files are part of the package."""
     with urllib.request.urlopen(f"{url}/ui", timeout=10) as answer:
         names = re.findall(r'(?:src|href)="(ui/[^"]+)"', answer.read().decode())
     for name in [*names, f"{names[0].rpartition('/')[0]}/vendor/uPlot.min.js"]:
