@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.counting.media import Media, decode_text, from_base64, from_url, image_size, is_text_type, seconds_of
+from gateway.core.counting.media import Media, decode_text, from_base64, from_url, image_size, is_text_type, read_audio
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 640, 480, 8, 2, 0, 0, 0)
 GIF = b"GIF89a" + struct.pack("<HH", 320, 200) + b"\x00\x00\x00"
@@ -90,10 +90,10 @@ def test_pages_of_a_pdf_are_counted_where_they_can_be_seen() -> None:
 
 def test_the_length_of_a_recording_is_read_from_a_wav() -> None:
     wav = b"RIFF\x00\x00\x00\x00WAVEfmt \x10\x00\x00\x00" + struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
-    found = seconds_of({"data": encoded(wav + bytes(64_000 - len(wav))), "format": "wav"})
+    found = read_audio({"data": encoded(wav + bytes(64_000 - len(wav))), "format": "wav"})
     assert (found.kind, round(found.seconds, 2)) == ("audio", 2.0)
-    assert seconds_of({"format": "mp3"}) == Media("audio")
-    assert seconds_of({"data": encoded(PNG)}).kind == "audio"
+    assert read_audio({"format": "mp3"}) == Media("audio")
+    assert read_audio({"data": encoded(PNG)}).kind == "audio"
 
 
 def test_text_types_are_told_from_others() -> None:
