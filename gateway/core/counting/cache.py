@@ -90,7 +90,7 @@ class CountCache:
             results[index] = value
             cost = _ENTRY_BYTES + (size(value) if size is not None else 0)
             with self._lock:
-                self._keep((kind, keys[index]), value, cost)
+                self._store((kind, keys[index]), value, cost)
         return results
 
     def peek(self, kind: str, key: Hashable) -> object:
@@ -105,14 +105,14 @@ class CountCache:
     def put(self, kind: str, key: Hashable, value: object, size: int) -> None:
         """Store a value of `size` bytes and replace any earlier value."""
         with self._lock:
-            self._keep((kind, key), value, _ENTRY_BYTES + size)
+            self._store((kind, key), value, _ENTRY_BYTES + size)
 
     def tokens(self, counter: TokenCounter, text: str) -> int:
         """Return the token count of a text, from the cache if it is known."""
         key = digest(text.encode("utf-8", "surrogatepass"))
         return self.get_one(f"text\0{counter.name}", key, lambda: counter.count(text))
 
-    def _keep(self, key: Hashable, value: object, cost: int) -> None:
+    def _store(self, key: Hashable, value: object, cost: int) -> None:
         if cost > self._limit:
             return
         replaced = self._table.pop(key, None)

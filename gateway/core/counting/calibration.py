@@ -32,35 +32,35 @@ from gateway.core.values import dataclass
 KEPT: Final = 16
 #: The most that an offset may add to an estimate, in tokens, and the most that it may subtract, as a share of the
 #: estimate. Hosts add system prompts of up to 5,000 tokens; no known host subtracts more than half.
-_MOST_ADDED: Final = 8_192
-_MOST_TAKEN: Final = 0.6
+_MAX_ADDED: Final = 8_192
+_MAX_SUBTRACTED: Final = 0.6
 #: Minimum margin above an estimate: a share of it, and the few tokens by which the estimates of small prompts are
 #: wrong.
-_LEAST_MARGIN: Final = 0.02
-_LEAST_TOKENS: Final = 8
+_MIN_MARGIN: Final = 0.02
+_MIN_MARGIN_TOKENS: Final = 8
 #: After this many estimates that followed the last turn of their session, their errors are a better guide than any
-#: rule. Then the smaller share `_LEAST_KNOWN` is the minimum margin.
-_WELL_KNOWN: Final = 8
-_LEAST_KNOWN: Final = 0.005
+#: rule. Then the smaller share `_MIN_LEARNED_MARGIN` is the minimum margin.
+_MANY_SURPRISES: Final = 8
+_MIN_LEARNED_MARGIN: Final = 0.005
 #: The tokens that a frame adds are averaged over at most this many frames. Older frames fade out.
-_FRAMES_KEPT: Final = 32
+_MAX_FRAMES: Final = 32
 #: Maximum tokens that one frame can add: an ID of 20 tokens occurs in a call and in its result, and templates put
 #: markers around both. A turn whose error per frame is larger has other causes.
-_MOST_FRAME: Final = 64
+_MAX_FRAME_TOKENS: Final = 64
 #: number of keys whose usual tokens per frame are cached
-_STATES_KEPT: Final = 128
+_CACHED_KEYS: Final = 128
 #: The most that earlier residuals may add to the margin: a share of the tokens, or a number of tokens, whichever is
 #: more. One wrong report must not block a whole context window.
-_MOST_SEEN: Final = 0.25
-_SOME_SEEN: Final = 1_024
-#: `_MOST_REPORTED`: tokens; no context window is that large. `_MOST_TIMES`: no tokenizer makes this many times the
+_MAX_ERROR_SHARE: Final = 0.25
+_MAX_ERROR_TOKENS: Final = 1_024
+#: `_MAX_REPORTED`: tokens; no context window is that large. `_MAX_FACTOR`: no tokenizer makes this many times the
 #: tokens that the gateway counts for readable text.
-_MOST_REPORTED: Final = 2**24
-_MOST_TIMES: Final = 8
+_MAX_REPORTED: Final = 2**24
+_MAX_FACTOR: Final = 8
 #: The report of a whole request is at least this share of its estimate.
-_LEAST_REPORTED: Final = 1 - _MOST_TAKEN
+_MIN_REPORTED_SHARE: Final = 1 - _MAX_SUBTRACTED
 #: A report of only the newest messages is at most this many times their estimate, plus a few tokens for their frames.
-_MOST_OF_NEWEST: Final = 2.5
+_MAX_NEWEST_FACTOR: Final = 2.5
 #: marks of a request shape with parts whose size the request does not show
 _INVISIBLE: Final = frozenset({"image", "media", "server", "sealed", "other", "kept"})
 
@@ -94,11 +94,11 @@ class LastTurn:
         """Return the next reported turn of the session, which must have the same key."""
         new_frames = frames - self.frames if frames is not None and self.frames is not None else 0
         growth = residual - self.residual
-        if abs(growth) > _MOST_FRAME * abs(new_frames):
+        if abs(growth) > _MAX_FRAME_TOKENS * abs(new_frames):
             return LastTurn(self.key, residual, frames, self.added, self.over)
         added, over = self.added + (growth if new_frames > 0 else -growth), self.over + abs(new_frames)
-        if over > _FRAMES_KEPT:
-            added, over = round(added * _FRAMES_KEPT / over), _FRAMES_KEPT
+        if over > _MAX_FRAMES:
+            added, over = round(added * _MAX_FRAMES / over), _MAX_FRAMES
         return LastTurn(self.key, residual, frames, added, over)
 
 
@@ -148,14 +148,14 @@ def is_telling(reported: int, estimate: int, key: str) -> bool:
     The report is charged in any case. But a single mistake of a provider must not change the estimates of other
     requests.
     """
-    if reported > _MOST_REPORTED or _is_too_little(reported, estimate, key):
+    if reported > _MAX_REPORTED or _is_too_little(reported, estimate, key):
         return False
-    return reported <= _MOST_TIMES * estimate + _MOST_ADDED or not _INVISIBLE.isdisjoint(_parts(key)[1])
+    return reported <= _MAX_FACTOR * estimate + _MAX_ADDED or not _INVISIBLE.isdisjoint(_parts(key)[1])
 
 
 def _is_too_little(reported: int, estimate: int, key: str) -> bool:
     """Return True if the text of the request must have more tokens than were reported."""
-    return reported < _LEAST_REPORTED * estimate and _INVISIBLE.isdisjoint(_parts(key)[1])
+    return reported < _MIN_REPORTED_SHARE * estimate and _INVISIBLE.isdisjoint(_parts(key)[1])
 
 
 def whole_report(reported: int, estimate: int, newest: int, before: LastTurn | None, key: str) -> int | None:
@@ -173,7 +173,7 @@ def whole_report(reported: int, estimate: int, newest: int, before: LastTurn | N
     """
     if not _is_too_little(reported, estimate, key):
         return reported
-    if not _LEAST_REPORTED * newest <= reported <= _MOST_OF_NEWEST * newest + _MOST_FRAME or not newest:
+    if not _MIN_REPORTED_SHARE * newest <= reported <= _MAX_NEWEST_FACTOR * newest + _MAX_FRAME_TOKENS or not newest:
         return None
     return estimate - newest + max(0, before.residual if before is not None else 0) + reported
 
@@ -230,7 +230,7 @@ def _corrected_by_last_turn(
     offset = _clamped(last.residual + round(per_frame * new_frames), estimated)
     tokens = estimated + offset
     scaled = _scaled(surprises, estimated) or (0,)
-    least_margin = _LEAST_KNOWN if len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
+    least_margin = _MIN_LEARNED_MARGIN if len(surprises) >= _MANY_SURPRISES else _MIN_MARGIN
     return Corrected(
         tokens, _margin(estimate, tokens, max(scaled), len(scaled), least_margin), offset, "learned", last, per_frame
     )
@@ -241,7 +241,7 @@ def _tokens_per_frame(last: LastTurn, others: Sequence[Residual]) -> float:
     return _mean(last.added, last.over, _usual_tokens_per_frame(tuple(others)) if others else 0.0)
 
 
-@lru_cache(maxsize=_STATES_KEPT)  # a turn asks several times
+@lru_cache(maxsize=_CACHED_KEYS)  # a turn asks several times
 def _usual_tokens_per_frame(frames: tuple[Residual, ...]) -> float:
     return median([_mean(added, over) for added, over in frames])
 
@@ -251,7 +251,7 @@ def _mean(added: int, over: int, first: float = 0.0) -> float:
 
     The assumed frame dampens the average, because the tokens that a single frame seems to add may be chance.
     """
-    return max(-_MOST_FRAME, min(_MOST_FRAME, (first + added) / (1 + max(0, over))))
+    return max(-_MAX_FRAME_TOKENS, min(_MAX_FRAME_TOKENS, (first + added) / (1 + max(0, over))))
 
 
 def ceiling(
@@ -293,10 +293,10 @@ def _scaled(residuals: Sequence[Residual], tokens: int) -> Sequence[float]:
 
 
 def _clamped(offset: int, tokens: int) -> int:
-    return max(-int(tokens * _MOST_TAKEN), min(_MOST_ADDED, offset))
+    return max(-int(tokens * _MAX_SUBTRACTED), min(_MAX_ADDED, offset))
 
 
-def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, least: float = _LEAST_MARGIN) -> int:
+def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, least: float = _MIN_MARGIN) -> int:
     """Return the tokens to keep free above an estimate.
 
     The margin is the largest of: a minimum share, the largest error that was observed, and a doubt that shrinks with
@@ -310,7 +310,9 @@ def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, 
         least: the minimum margin as a share of `tokens`.
     """
     doubt = (estimate.spread * tokens + estimate.doubt) / (1 + reports)
-    return math.ceil(max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), doubt))
+    return math.ceil(
+        max(_MIN_MARGIN_TOKENS, least * tokens, min(seen, max(_MAX_ERROR_SHARE * tokens, _MAX_ERROR_TOKENS)), doubt)
+    )
 
 
 def residuals_from(value: Any) -> tuple[Residual, ...]:

@@ -96,13 +96,13 @@ def context_counts(
             else:
                 results += 1
                 tool_tokens += result.tokens
-                _add(tools, name, result.tokens)
+                _add_result(tools, name, result.tokens)
             known.update((result.call_id, result.digest))
     parts = ContextCounts(conversation, tool_tokens, before.definition_tokens, results, repeated, tools)
     return parts, SeenContent(frozenset(known), calls)
 
 
-def _add(tools: dict[str, ToolResultTokens], name: str, tokens: int) -> None:
+def _add_result(tools: dict[str, ToolResultTokens], name: str, tokens: int) -> None:
     name = counted_as(name, tools, MAX_TOOLS)
     results, before = tools.get(name, NO_WEIGHT)
     tools[name] = ToolResultTokens(results + 1, before + tokens)

@@ -14,7 +14,7 @@ from gateway.core.counting.tools import compact, typescript
 from gateway.core.values import dataclass
 
 #: Maximum depth of nested tool namespaces, which is more than any request uses. Deeper ones count as JSON.
-_MOST_NAMESPACES: Final = 8
+_MAX_NAMESPACE_DEPTH: Final = 8
 #: schema keywords that have no effect on recorded usage
 _UNBILLED: Final = frozenset(
     {
@@ -70,7 +70,7 @@ def count_tools(value: object, counter: TokenCounter, depth: int = 0) -> ToolDef
 def _count_tool(tool: object, counter: TokenCounter, depth: int) -> ToolDefinitions:
     if not isinstance(tool, Mapping):
         return ToolDefinitions(server_json=counter.count(readable(tool)[0]))
-    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
+    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MAX_NAMESPACE_DEPTH:
         return count_tools(tool["tools"], counter, depth + 1)
     inner = tool.get("function", tool.get("custom"))
     holder = inner if isinstance(inner, Mapping) else tool

@@ -139,19 +139,23 @@ class TokenizerFamilies:
 
     def _look_up(self, model: str, provider: str, wire: str) -> TokenizerFamily:
         names = (model, model.rpartition("/")[2])
-        chosen = next((item for item in self._families if _fits(item, names, provider, wire)), None)
-        image = next((rule for patterns, rule in self._images if _any(patterns, names)), COMMON_RULE)
+        chosen = next((item for item in self._families if _matches(item, names, provider, wire)), None)
+        image = next((rule for patterns, rule in self._images if _match_any(patterns, names)), COMMON_RULE)
         return replace(chosen or TokenizerFamily(name="unknown"), image=image)
 
     def __iter__(self) -> Iterator[TokenizerFamily]:
         return iter(self._families)
 
 
-def _fits(family: TokenizerFamily, names: Sequence[str], provider: str, wire: str) -> bool:
-    return _any(family.wires, (wire,)) and _any(family.providers, (provider,)) and _any(family.models, names)
+def _matches(family: TokenizerFamily, names: Sequence[str], provider: str, wire: str) -> bool:
+    return (
+        _match_any(family.wires, (wire,))
+        and _match_any(family.providers, (provider,))
+        and _match_any(family.models, names)
+    )
 
 
-def _any(patterns: Sequence[str], names: Sequence[str]) -> bool:
+def _match_any(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
@@ -169,8 +173,8 @@ def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None
         ConfigError: lists every problem, with the keys of `own` as written there.
     """
     problems: list[str] = []
-    families, images, thinking = _read(table, {}, problems)
-    own_families, own_images, own_thinking = _read(own, families, problems) if own is not None else ({}, [], [])
+    families, images, thinking = _read_table(table, {}, problems)
+    own_families, own_images, own_thinking = _read_table(own, families, problems) if own is not None else ({}, [], [])
     if problems:
         raise ConfigError(problems)
     rules = ThinkingRules([*own_thinking, *thinking])
@@ -180,7 +184,7 @@ def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None
 _Images = list[tuple[tuple[str, ...], ImageRule]]
 
 
-def _read(
+def _read_table(
     table: Mapping[str, Any], known: Mapping[str, TokenizerFamily], problems: list[str]
 ) -> tuple[dict[str, TokenizerFamily], _Images, list[ThinkingRule]]:
     """Read one table; return its families, image rules and thinking rules.
@@ -208,7 +212,7 @@ def _thinking_rule(path: str, row: Mapping[str, Any], problems: list[str]) -> Th
     if account not in _ACCOUNTS:
         problems.append(f"{path}.account: must be one of {', '.join(_ACCOUNTS)}")
     reads = row.get("reads", "*")
-    if (problem := _no_patterns("reads", reads)) is not None:
+    if (problem := _pattern_problem("reads", reads)) is not None:
         problems.append(f"{path}.reads: {problem}")
         reads = "*"
     return ThinkingRule(
@@ -230,7 +234,7 @@ def _rows(table: Mapping[str, Any], section: str, problems: list[str]) -> Iterat
 
 def _models(path: str, row: Mapping[str, Any], problems: list[str]) -> tuple[str, ...]:
     models = row.get("models", "*")
-    if (problem := _no_patterns("models", models)) is not None:
+    if (problem := _pattern_problem("models", models)) is not None:
         problems.append(f"{path}.models: {problem}")
         return ()
     return _patterns(models)
@@ -240,7 +244,7 @@ def _patterns(value: object) -> tuple[str, ...]:
     return tuple(str(pattern).lower() for pattern in (value if isinstance(value, list) else [value]))
 
 
-def _no_patterns(key: str, value: object) -> str | None:
+def _pattern_problem(key: str, value: object) -> str | None:
     """Return why a value is not a list of patterns, or None if it is one."""
     listed = value if isinstance(value, list) else [value]
     patterns = [pattern for pattern in listed if isinstance(pattern, str) and pattern]
@@ -256,7 +260,7 @@ def _family(name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: 
     for key, value in row.items():
         if key == "like":
             continue
-        problem = _problem(str(key), value)
+        problem = _key_problem(str(key), value)
         if problem:
             problems.append(f"families.{name}.{key}: {problem}")
         else:
@@ -264,13 +268,13 @@ def _family(name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: 
     return replace(base, **changes)
 
 
-def _problem(key: str, value: object) -> str | None:
+def _key_problem(key: str, value: object) -> str | None:
     """Return what is wrong with one key of a family, or None."""
     kind = _FIELDS.get(key)
     if kind is None or key in ("name", "image"):
         return "there is no such key"
     if key in _LISTS:
-        return _no_patterns(key, value)
+        return _pattern_problem(key, value)
     if key in _CHOICES:
         return None if value in _CHOICES[key] else f"must be one of {', '.join(_CHOICES[key])}"
     if kind in ("str", "bool"):

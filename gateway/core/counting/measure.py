@@ -80,10 +80,10 @@ def measure(wire: Wire, message: object, counter: TokenCounter) -> MeasuredMessa
     tally = Tally(counter.count)
     if wire == "completions":
         _prompt(tally, message)
-        return _measured(tally, "user", messages=0, asks=True)
+        return _measured_message(tally, "user", messages=0, asks=True)
     if not isinstance(message, OBJECT):
         tally.unknown(message)
-        return _measured(tally, "user", asks=True)
+        return _measured_message(tally, "user", asks=True)
     return _READERS[wire](tally, message)
 
 
@@ -91,17 +91,17 @@ def text_measure(text: object, counter: TokenCounter) -> MeasuredMessage:
     """Measure a system prompt in a separate field: `system`, `instructions`."""
     tally = Tally(counter.count)
     tally.parts(text)
-    return _measured(tally, "system")
+    return _measured_message(tally, "system")
 
 
 def other_measure(value: object, counter: TokenCounter) -> MeasuredMessage:
     """Measure a field that no rule knows."""
     tally = Tally(counter.count)
     tally.unknown(value)
-    return _measured(tally, "", messages=0)
+    return _measured_message(tally, "", messages=0)
 
 
-def _measured(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> MeasuredMessage:
+def _measured_message(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> MeasuredMessage:
     calls = tally.sums.get("calls", 0)
     counts = ContentTokens(**tally.sums, messages=messages, parallel=max(0, calls - 1))
     role = role[:NAME_CHARACTERS]
@@ -137,7 +137,7 @@ def _chat(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
             _chat_images(tally, message)
             _chat_calls(tally, message)
             _chat_thinking(tally, message)
-    return _measured(tally, role, asks=role == "user")
+    return _measured_message(tally, role, asks=role == "user")
 
 
 def _chat_images(tally: Tally, message: Mapping[str, Any]) -> None:
@@ -183,11 +183,11 @@ def _responses(tally: Tally, item: Mapping[str, Any]) -> MeasuredMessage:
     kind = item.get("type", "message")
     if not isinstance(kind, str):
         tally.fields(item)
-        return _measured(tally, "")
+        return _measured_message(tally, "")
     if kind == "message":
         role = _role(item)
         tally.parts(item.get("content"))
-        return _measured(tally, role, asks=role == "user")
+        return _measured_message(tally, role, asks=role == "user")
     if kind in ("function_call", "custom_tool_call"):
         tally.call(item.get("name"), item.get("arguments", item.get("input")), item.get("call_id"))
     elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -195,19 +195,19 @@ def _responses(tally: Tally, item: Mapping[str, Any]) -> MeasuredMessage:
     elif kind == "reasoning":
         sealed = item.get("encrypted_content")
         tally.seal(sealed)
-        for part in _texts_in(item.get("summary")) if not sealed else ():
+        for part in _texts_of(item.get("summary")) if not sealed else ():
             tally.say("thinking", part)
-        return _measured(tally, "reasoning", messages=0)
+        return _measured_message(tally, "reasoning", messages=0)
     elif kind in COMPACTIONS:
         tally.compacted(item)
     elif kind == "item_reference":
-        return _measured(tally, "item_reference", messages=0)
+        return _measured_message(tally, "item_reference", messages=0)
     else:
         tally.fields(item)
-    return _measured(tally, kind)
+    return _measured_message(tally, kind)
 
 
-def _texts_in(parts: object) -> Iterator[str]:
+def _texts_of(parts: object) -> Iterator[str]:
     for part in parts if isinstance(parts, list) else ():
         text = part.get("text") if isinstance(part, Mapping) else None
         if isinstance(text, str):
@@ -218,7 +218,7 @@ def _messages(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
     content, role = message.get("content"), _role(message)
     start = _last_compaction(content) if isinstance(content, list) else None
     tally.parts(content[start:] if isinstance(content, list) else content)
-    measured = _measured(tally, role, asks=role == "user" and not tally.results)
+    measured = _measured_message(tally, role, asks=role == "user" and not tally.results)
     return measured._replace(is_all=start is not None)
 
 

@@ -19,7 +19,7 @@ from gateway.core.tools import NAME_CHARACTERS
 
 #: Maximum depth of nested parts, which is more than any format uses. Deeper parts count as JSON text. The JSON parser
 #: is no limit: since Python 3.12 it accepts JSON that is nested deeper than Python functions may call each other.
-_DEEPEST: Final = 8
+_MAX_DEPTH: Final = 8
 #: the kinds of `ContentTokens` that are tokens of content; each token is in exactly one of them
 _CONTENT_KINDS: Final = ("text", "result", "call", "thinking", "inline", "other")
 #: fields of an item or part that models do not see
@@ -134,7 +134,7 @@ class Tally:
 
     def within(self, content: object) -> None:
         """Count the parts inside a part."""
-        if self._depth == _DEEPEST:
+        if self._depth == _MAX_DEPTH:
             self.unknown(content)
             return
         self._depth += 1
@@ -251,8 +251,8 @@ def _file(tally: Tally, part: Mapping[str, Any]) -> None:
 
 def _search_result(tally: Tally, part: Mapping[str, Any]) -> None:
     """Count pages that Anthropic's search found. Their encrypted text is sent back with each turn."""
-    found = part.get("content")
-    for page in found if isinstance(found, list) else [found]:
+    content = part.get("content")
+    for page in content if isinstance(content, list) else [content]:
         if not isinstance(page, OBJECT):
             tally.say("text", page)
             continue

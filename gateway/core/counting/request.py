@@ -130,18 +130,20 @@ def read_request(
         model=model or (own_model if isinstance(own_model, str) else ""),
         provider=provider,
         messages=_messages(wire, body) if messages is None else messages,
-        system=_given(body, _SYSTEM_FIELDS.get(wire, "")),
-        tools=tuple(tools for field in ("tools", "functions") if (tools := _given(body, field)) is not None),
+        system=_field_value(body, _SYSTEM_FIELDS.get(wire, "")),
+        tools=tuple(tools for field in ("tools", "functions") if (tools := _field_value(body, field)) is not None),
         schema=schema_holder.get("schema"),
         schema_name=title if isinstance(title, str) else "",
         schema_about=about if isinstance(about, str) else "",
         forced=bool(forced_name) or (choice is not None and _is_forced(choice)),
         forced_name=forced_name,
         # `prompt` names a template in Responses, but is the conversation itself in completions.
-        server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]),
+        server=any(
+            _field_value(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]
+        ),
         thinking=_asks_for_thinking(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
         tokenizer=tokenizer,
-        others=_others(wire, body, has_schema=schema_holder.get("schema") is not None),
+        others=_unknown_fields(wire, body, has_schema=schema_holder.get("schema") is not None),
     )
 
 
@@ -188,7 +190,7 @@ def decoded(piece: Piece) -> Any:
         return raw.decode("utf-8", "replace")
 
 
-def _given(body: Mapping[str, Piece], field: str) -> Piece:
+def _field_value(body: Mapping[str, Piece], field: str) -> Piece:
     """Return the piece of a field, or None if it is absent or null."""
     piece = body.get(field)
     if piece is None:
@@ -196,7 +198,7 @@ def _given(body: Mapping[str, Piece], field: str) -> Piece:
     return None if isinstance(piece, bytes | bytearray | memoryview) and bytes(piece) == b"null" else piece
 
 
-def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
+def _unknown_fields(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
     """Return the unknown fields, or nothing if they are short together."""
     known = _KNOWN_FIELDS[wire].union(FORM_FIELDS[wire] if has_schema else ())
     others = [piece for name, piece in body.items() if name not in known]

@@ -15,7 +15,7 @@ from typing import Any, Final
 _MAX_DEPTH: Final = 24
 #: Maximum characters of one function that may come from repeated text, such as a definition that it refers to. A few
 #: definitions that refer to each other many times could fill the memory. No real tool has as many.
-_MOST_REPEATED: Final = 2**16
+_MAX_REPEATED: Final = 2**16
 _NAMES: Final = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
 
 
@@ -68,11 +68,11 @@ def strings_of(value: object) -> list[str]:
         elif isinstance(item, list | tuple):
             waiting += item
         else:
-            strings.append(item if isinstance(item, str) else _word(item))
+            strings.append(item if isinstance(item, str) else _scalar_text(item))
     return strings
 
 
-def _word(item: object) -> str:
+def _scalar_text(item: object) -> str:
     """Return a scalar as text; an integer with too many digits is written in hexadecimal."""
     try:
         return str(item)
@@ -87,7 +87,7 @@ class SchemaDefinitions:
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
-        self._characters_left = _MOST_REPEATED
+        self._characters_left = _MAX_REPEATED
 
     def referred(self, reference: str, depth: int) -> str:
         """Return the type that a reference names."""
@@ -143,13 +143,13 @@ def _type(field: Mapping[str, Any], depth: int, known: SchemaDefinitions) -> str
         return " | ".join(compact(item) for item in choices)
     if "const" in field:
         return compact(field["const"])
-    return _named(field, field.get("type"), depth, known)
+    return _type_of_kind(field, field.get("type"), depth, known)
 
 
-def _named(field: Mapping[str, Any], kind: object, depth: int, known: SchemaDefinitions) -> str:
+def _type_of_kind(field: Mapping[str, Any], kind: object, depth: int, known: SchemaDefinitions) -> str:
     if isinstance(kind, list):
         # Each of the types repeats the same parts.
-        each = (known.again(partial(_named, field, name, depth + 1, known)) for name in kind)
+        each = (known.again(partial(_type_of_kind, field, name, depth + 1, known)) for name in kind)
         return " | ".join(each) if depth < _MAX_DEPTH else "any"
     if kind == "array":
         items = field.get("items")

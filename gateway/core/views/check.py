@@ -14,7 +14,7 @@ from gateway.core.conversation.message import Hashed, decode, hashed, read
 from gateway.core.counting.measure import Wire
 from gateway.core.views.view import ElementCache, entries
 
-_NOTHING: Final[Mapping[str, Any]] = {}
+_NO_ITEM: Final[Mapping[str, Any]] = {}
 
 
 def new_faults(
@@ -211,7 +211,7 @@ def _responses_faults(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"call {one} without its result" for one in (called - answered).elements())
     yield from (f"result of {one} without its call" for one in (answered - called).elements())
     yield from _program_faults(items)
-    for item, following in zip_longest(items, items[1:], fillvalue=_NOTHING):
+    for item, following in zip_longest(items, items[1:], fillvalue=_NO_ITEM):
         if _is_reasoning(item) and not _is_by_model(following):
             yield f"reasoning {item.get('id')} without the item that follows it"
 
@@ -302,14 +302,14 @@ def _is_blank(block: Any) -> bool:
     return _type_of(block) == "text" and not str(block.get("text") or "").strip()
 
 
-def _size_of_message_facts(said: _MessageFacts) -> int:
-    names = [*said.calls, *said.answers, *(str(name) for one in said.served for name in one)]
-    return _FACTS_BYTES + len(str(said.role)) + sum(_ID_BYTES + len(name) for name in names)
+def _size_of_message_facts(facts: _MessageFacts) -> int:
+    names = [*facts.calls, *facts.answers, *(str(name) for one in facts.served for name in one)]
+    return _FACTS_BYTES + len(str(facts.role)) + sum(_ID_BYTES + len(name) for name in names)
 
 
 def _item_facts(item: Any) -> Mapping[str, Any]:
     if not isinstance(item, dict):
-        return _NOTHING
+        return _NO_ITEM
     bare = {name: item[name] for name in _ITEM_FIELDS if name in item}
     caller = item.get("caller")
     if isinstance(caller, dict):

@@ -195,7 +195,7 @@ class MessagesView(View):
         blocks = self._blocks[index]
         return range(count) if blocks is None else blocks
 
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
         # A turn with thinking must start with it, and consecutive messages of one role are one turn. So the new text is
         # a user message, unless that would start another turn in the middle of a turn that started with thinking. A gap
         # mark is always the assistant's own text, for providers that accept no user message there.

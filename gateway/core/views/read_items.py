@@ -101,25 +101,25 @@ def read_item(raw: bytes) -> ReadItem:
         is_reasoning = _is_reference(item) or item["type"] == "reasoning"
         return ReadItem(
             kind, part=_model_part(item), id=_id(item), is_reasoning=is_reasoning, program=program, made_by=caller,
-            loads=tuple(_loaded(item)), calls=_called(item),
+            loads=tuple(_found_tools(item)), calls=_called_tools(item),
         )  # fmt: skip
     call_id = _call_id(item)
     if kind == "call":
         is_fixed = item["type"] not in _TEXT_ARGUMENTS
-        calls = _called(item)
+        calls = _called_tools(item)
         return ReadItem(
             kind, part=_call(item, raw), call_id=call_id, id=_id(item), made_by=caller, is_fixed=is_fixed, calls=calls
         )
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
-    return ReadItem(kind, ChatMessage.of(message), call_id=call_id, made_by=caller, loads=tuple(_loaded(item)))
+    return ReadItem(kind, ChatMessage.of(message), call_id=call_id, made_by=caller, loads=tuple(_found_tools(item)))
 
 
-def _called(item: Mapping[str, Any]) -> tuple[Name, ...]:
+def _called_tools(item: Mapping[str, Any]) -> tuple[Name, ...]:
     """Return the tool that a call is for, with its namespace."""
     return tuple(_names_of(item, item.get("namespace")))
 
 
-def _loaded(item: Mapping[str, Any]) -> Iterator[Name]:
+def _found_tools(item: Mapping[str, Any]) -> Iterator[Name]:
     """Yield the tools that a search found.
 
     Tools in a namespace are also returned without it, because a call need not name the namespace.

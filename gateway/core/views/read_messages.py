@@ -210,7 +210,7 @@ def spoken(message: Mapping[str, Any], content: Sequence[Any], arguments: Sequen
     message_fields: dict[str, Any] = {"role": "assistant", "content": parts}
     if calls:
         message_fields |= {"content": parts or None, "tool_calls": calls}
-    return message_fields | _other(message)
+    return message_fields | _other_fields(message)
 
 
 def is_call(block: Mapping[str, Any]) -> bool:
@@ -254,7 +254,7 @@ def _pieces_of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Itera
     if words or not content:
         parts = said([content[number] for number in sorted(words)])
         is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
-        raw = encode({"role": "user", "content": parts} | _other(message))
+        raw = encode({"role": "user", "content": parts} | _other_fields(message))
         yield Piece(ChatMessage.of(raw), words, is_held)
 
 
@@ -269,5 +269,5 @@ def _marks(block: Mapping[str, Any]) -> dict[str, Any]:
     return {"cache_control": block["cache_control"]} if block.get("cache_control") else {}
 
 
-def _other(message: Mapping[str, Any]) -> dict[str, Any]:
+def _other_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in ("role", "content")}

@@ -136,7 +136,7 @@ class ResponsesView(View):
     def _extra_key(self, index: int) -> Hashable:
         return index in self._bound
 
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
         del element  # the text may be at any position
         # A model that writes phases treats a message without a phase as another final response.
         pairs = zip(self._items, self.elements, strict=True)

@@ -195,7 +195,7 @@ class View(ABC):
             for index in self.owned[place]:
                 replacement = changes.get(index) if index in new and self.places[index][0] == place else None
                 if replacement is not None:
-                    yield SentElement.of(None, self._added(decode(replacement), place))
+                    yield SentElement.of(None, self._new_element(decode(replacement), place))
             sent = changed.get(place, element)
             if sent is not None:
                 yield SentElement(place, *sent)
@@ -285,7 +285,7 @@ class View(ABC):
         """
 
     @abstractmethod
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
         """Return an assistant text that replaces dropped messages, as an element instead of the given one."""
 
 
@@ -311,7 +311,7 @@ class ChatView(View):
     def _extra_key(self, index: int) -> Hashable:
         raise AssertionError(f"chat message {index} is changed by its form alone")
 
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
         raise AssertionError(f"chat message {element} is replaced by {len(message)} fields as they are")
 
 
