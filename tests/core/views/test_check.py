@@ -1,4 +1,4 @@
-"""What a provider would refuse in what was changed."""
+"""Test the faults for which a provider would refuse a changed request."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def faults(wire: Wire, *after: Json, before: tuple[Json, ...] = (USER,)) -> list
         ([USER, CALLED, TELLS], "tool_use without s, which called for it"),
     ],
 )
-def test_what_anthropic_refuses_is_found(after: list[Json], fault: str) -> None:
+def test_faults_that_anthropic_refuses_are_found(after: list[Json], fault: str) -> None:
     assert fault in faults("messages", *after)
 
 
@@ -80,7 +80,7 @@ def test_what_anthropic_refuses_is_found(after: list[Json], fault: str) -> None:
         ([USER, {"id": "rs_1"}], "reasoning rs_1 without the item that follows it"),
     ],
 )
-def test_what_openai_refuses_is_found(after: list[Json], fault: str) -> None:
+def test_faults_that_openai_refuses_are_found(after: list[Json], fault: str) -> None:
     assert fault in faults("responses", *after)
 
 
@@ -104,7 +104,7 @@ def test_what_openai_refuses_is_found(after: list[Json], fault: str) -> None:
         ("completions", []),
     ],
 )
-def test_what_is_well_has_no_fault(wire: Wire, after: list[Json]) -> None:
+def test_valid_requests_have_no_fault(wire: Wire, after: list[Json]) -> None:
     assert faults(wire, *after) == []
 
 
@@ -112,7 +112,7 @@ NO_THOUGHT = "the last turn does not start with thinking"
 NONE_SINCE = "the turn since the last user message without tool results does not start with thinking"
 
 
-def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none() -> None:
+def test_words_next_to_results_are_checked_as_turn_start_and_as_none() -> None:
     reminder = {"type": "text", "text": "<system-reminder>Be quick.</system-reminder>"}
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
     mixed = {"role": "user", "content": [*TELLS["content"], reminder]}
@@ -124,7 +124,7 @@ def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none
     assert faults("messages", USER, thinks, mixed, USES, TELLS, before=again) == [NO_THOUGHT]
 
 
-def test_thinking_that_is_lost_is_missed() -> None:
+def test_missing_thinking_is_found() -> None:
     missing = [NO_THOUGHT, NONE_SINCE]
     original = (USER, SAID, USER, THINKS, USES, TELLS, USES, TELLS)
     assert faults("messages", USER, SAID, USER, USES, TELLS, before=original) == missing
@@ -134,7 +134,7 @@ def test_thinking_that_is_lost_is_missed() -> None:
     assert faults("messages", USER, USES, TELLS, before=(USER, SAID, USES, TELLS)) == [], "nobody thinks"
 
 
-def test_words_before_the_thinking_of_a_turn_are_found() -> None:
+def test_text_before_the_thinking_of_a_turn_is_found() -> None:
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
     original = (USER, thinks, TELLS, thinks, TELLS)
     assert faults("messages", USER, thinks, TELLS, SAID, thinks, TELLS, before=original) == [
@@ -144,7 +144,7 @@ def test_words_before_the_thinking_of_a_turn_are_found() -> None:
     assert faults("messages", USER, SAID, thinks, TELLS, USER, thinks, TELLS, before=original) == [], "an earlier turn"
 
 
-def test_what_was_wrong_before_is_not_held_against_it() -> None:
+def test_faults_of_the_original_are_not_reported() -> None:
     assert faults("responses", USER, OUTPUT, before=(USER, OUTPUT, SAID)) == []
     assert faults("messages", SAID, USES, TELLS, before=(SAID, USER, USES, TELLS)) == []
     assert faults("messages", USER, SAID, NOTE, USER, before=(USER, SAID, SAID, NOTE, USER)) == []
