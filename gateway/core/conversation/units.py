@@ -292,8 +292,10 @@ class Conversation:
     def pinned(self) -> frozenset[int]:
         """Return the indices of the messages that must be sent unchanged.
 
-        These are: system messages, messages with an unknown role, the last turns, the thinking that starts the last
-        turn, the last unit of the conversation, and messages that the client pinned.
+        - system messages, and messages with an unknown role;
+        - the last turns, and the last unit of the conversation;
+        - the thinking that starts the last turn;
+        - messages that the client pinned.
         """
         outline = self.outline
         pinned, users = set(outline.fixed), outline.users
