@@ -1,1 +1,1 @@
-"""Messages of a conversation, and the units that are kept or dropped together."""
+"""Parse the messages of a conversation, and group them into units that are kept or dropped together."""

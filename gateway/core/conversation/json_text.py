@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, overload
 
-#: up to the end of a string, or over its next 1,000 escapes
+#: matches up to the end of a string, or over its next 1,000 escapes
 _IN_STRING: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*){0,1000}', re.DOTALL)
 
 
@@ -20,8 +20,8 @@ def run_end(pattern: re.Pattern[str], text: str, at: int) -> int: ...
 def run_end(pattern: re.Pattern[bytes], text: bytes | memoryview, at: int) -> int: ...
 def run_end(pattern: re.Pattern[Any], text: Any, at: int) -> int:
     """Return where consecutive matches of `pattern` that begin at `at` end; `at` itself if there is no match."""
-    while (found := pattern.match(text, at)) is not None and found.end() > at:
-        at = found.end()
+    while (match := pattern.match(text, at)) is not None and match.end() > at:
+        at = match.end()
     return at
 
 

@@ -1,7 +1,7 @@
-"""Read JSON so that it can be written back unchanged, with the spelling of its numbers.
+"""Parse JSON and write it back without changing how its numbers are written.
 
-A number is carried as a text between two marks, which encoders and tables pass on untouched; the same marks carry any
-other text that is to stand among JSON without quotes.
+A number is stored as a string between two marker characters, which JSON encoders and tables do not change. The same
+markers can hold any other text that is to be written without quotes.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from typing import Any, Final, NoReturn
 from gateway.core.conversation.message import DEEPEST
 from gateway.core.values import dataclass
 
-#: A text with more values than this is left alone: about half a second of work. Each has a comma or a
-#: bracket before it; a line costs as much as a value.
-_MOST_VALUES: Final = 500_000
-_COUNTED: Final = (",", "{", "[", "\n{")
-#: Unicode keeps these two for programs' own use. A text that holds them all the same is not read.
-_OPEN: Final = "\ufdd0"
-_CLOSE: Final = "\ufdd1"
-_ESCAPED: Final = re.compile(r"\\u[fF][dD][dD][01]")
-#: what was encoded between the marks, with the quotes around it
+#: A text with more values than this is not parsed; parsing that many takes about half a second. Each value follows a
+#: comma or a bracket. In JSON lines, a line takes as long as a value.
+_MAX_VALUES: Final = 500_000
+_BEFORE_VALUES: Final = (",", "{", "[", "\n{")
+#: Unicode reserves these two characters for internal use by programs. A text that contains them is not parsed.
+_START_MARK: Final = "\ufdd0"
+_END_MARK: Final = "\ufdd1"
+_ESCAPED_MARK: Final = re.compile(r"\\u[fF][dD][dD][01]")
+#: writes bare values as strings; `written` then removes the markers and their quotes
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
 def bare(text: str) -> str:
-    """A value that is written as this text, without quotes."""
-    return f"{_OPEN}{text}{_CLOSE}"
+    """Return a value that is written as this text, without quotes."""
+    return f"{_START_MARK}{text}{_END_MARK}"
 
 
 def bared(value: str) -> str | None:
-    """The text of a bare value; None for a string."""
-    return value[1:-1] if value[:1] == _OPEN else None
+    """Return the text of a bare value, or None for a string."""
+    return value[1:-1] if value[:1] == _START_MARK else None
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return value
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=bare, parse_float=bare, parse_constant=_constant)
@@ -51,41 +51,46 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=bare, par
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The object or list that a text is, numbers as bare values; or the list of the objects that stand on its lines."""
+    """A parsed object or list with numbers as bare values, or the objects of JSON lines as a list."""
 
     value: dict[str, Any] | list[Any]
     is_lines: bool = False
 
 
 def parse(text: str) -> Parsed | None:
-    """What a text says as JSON or JSON lines; None for all else, and for what is odd or huge."""
-    if not _may_be_read(text):
+    """Parse a text as JSON or JSON lines.
+
+    Return None if it is neither, if it has too many values, or if it could not be written back unchanged.
+    """
+    if not _is_parsable(text):
         return None
-    values = _parsed([text])
+    values = _decode_all([text])
     if values is not None:
         return Parsed(values[0])
-    values = _parsed([line for line in text.split("\n") if line and not line.isspace()])
+    values = _decode_all([line for line in text.split("\n") if line and not line.isspace()])
     if values is None or not all(isinstance(value, dict) for value in values):
         return None
     return Parsed(values, is_lines=True)
 
 
 def parse_whole(text: str) -> dict[str, Any] | list[Any] | None:
-    """The object or list that a text is, numbers as bare values; None for all else, JSON lines among it."""
-    values = _parsed([text]) if _may_be_read(text) else None
+    """Parse a text that is one JSON object or list, with numbers as bare values; return None for anything else."""
+    values = _decode_all([text]) if _is_parsable(text) else None
     return values[0] if values is not None else None
 
 
-def _may_be_read(text: str) -> bool:
-    return text.lstrip()[:1] in ("{", "[") and sum(map(text.count, _COUNTED)) <= _MOST_VALUES and not _is_marked(text)
+def _is_parsable(text: str) -> bool:
+    return (
+        text.lstrip()[:1] in ("{", "[") and sum(map(text.count, _BEFORE_VALUES)) <= _MAX_VALUES and not _has_marks(text)
+    )
 
 
-def _is_marked(text: str) -> bool:
-    return _OPEN in text or _CLOSE in text or ("\\u" in text and _ESCAPED.search(text) is not None)
+def _has_marks(text: str) -> bool:
+    return _START_MARK in text or _END_MARK in text or ("\\u" in text and _ESCAPED_MARK.search(text) is not None)
 
 
-def _parsed(texts: list[str]) -> list[Any] | None:
-    """Each text's value, None if one of them has none that could be relied on."""
+def _decode_all(texts: list[str]) -> list[Any] | None:
+    """Return the value of each text, or None if one of them cannot be parsed reliably."""
     try:
         values = [_DECODER.decode(text) for text in texts]
     except (ValueError, RecursionError):
@@ -94,7 +99,7 @@ def _parsed(texts: list[str]) -> list[Any] | None:
 
 
 def _is_deep(values: list[Any]) -> bool:
-    """Nested deeper than encoders surely go; told fast, because it is asked of every value."""
+    """Return True if a value is nested deeper than encoders support. It is fast, because every value is checked."""
     level: list[Any] = [values]
     for _ in range(DEEPEST):
         level = [
@@ -109,6 +114,6 @@ def _is_deep(values: list[Any]) -> bool:
 
 
 def written(value: object) -> str:
-    """A value as compact JSON."""
+    """Return a value as compact JSON."""
     text = _ENCODER.encode(value)
-    return text.replace(f'"{_OPEN}', "").replace(f'{_CLOSE}"', "")
+    return text.replace(f'"{_START_MARK}', "").replace(f'{_END_MARK}"', "")

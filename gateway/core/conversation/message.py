@@ -1,7 +1,8 @@
-"""Read one chat message as bytes, compute its key, and write a changed one.
+"""Parse one chat message from bytes, compute its key, and write a changed message.
 
-Any bytes can be read. What is no chat message has an unknown role; what cannot be written anew without loss (a key that
-stands twice, NaN, half a surrogate pair, nesting without end) is sealed: it may be left out, but never changed.
+Any bytes can be parsed. Bytes that are no chat message get an unknown role. A message that cannot be written again
+without loss is sealed: it may be dropped, but never changed. Examples are a duplicate key, NaN, half a surrogate pair,
+or very deep nesting.
 """
 
 from __future__ import annotations
@@ -25,123 +26,123 @@ Message = Mapping[str, Any]
 SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 KNOWN_ROLES: Final = SYSTEM_ROLES | RESULT_ROLES | {"user", "assistant"}
-#: the role of what cannot be read
+#: the role of bytes that cannot be parsed
 UNKNOWN: Final = "unknown"
-#: Stands for a message that the provider neither reads nor bills. Its role is none of a chat, so that it is never
-#: changed, and it counts no tokens.
+#: Placeholder for a message that the provider neither reads nor bills. Its role is no chat role, so it is never changed
+#: and counts no tokens.
 IGNORED: Final = b'{"role":"ignored"}'
 
 _KEY_BYTES: Final = 16
-#: where a provider's prompt cache ends, as Anthropic and OpenAI say it
+#: fields that mark the end of a cached prompt prefix, of Anthropic and OpenAI
 CACHE_MARKS: Final = ("cache_control", "prompt_cache_breakpoint")
-#: A cache mark. An unescaped `"cache_control"` before a colon can only be a key, because inside a JSON string every
-#: quote has a backslash before it; and the comma or brace before it is then no part of a string either. Only flat
-#: objects are taken out, which end where they seem to, and of these only what can be written anew as it was.
+#: Matches a cache mark. An unescaped `"cache_control"` before a colon can only be a key, because inside a JSON string a
+#: backslash precedes every quote. For the same reason, the comma or brace before it is not part of a string. Only flat
+#: objects are removed, because their end is certain, and only if they can be written again unchanged.
 _MARK_NAMES: Final = tuple(b'"%b"' % name.encode() for name in CACHE_MARKS)
 _HOLDER: Final = re.compile(rb"(?:" + b"|".join(_MARK_NAMES) + rb")\s*:\s*\{")
-#: what a flat object may hold, see `run_end`
+#: the content of a flat object, see `run_end`
 _FLAT: Final = re.compile(rb'(?:[\s,:]+|true|false|null|-?\d{1,18}(?![\d.eE])|"[^"\\{}]*"){0,1000}')
-#: what stands before the next brace outside of strings, see `run_end`; a string with more escapes ends it
+#: text before the next brace outside of strings, see `run_end`; a string with more than 20 escapes ends the match
 _NO_BRACE: Final = re.compile(rb'(?:[^{}"]+|"[^"\\]*(?:\\.[^"\\]*){0,20}"){0,1000}', re.DOTALL)
 _BRACES: Final = (b"{", b"}")
-_OF_TEXT: Final = frozenset({"type", "text", *CACHE_MARKS})
+_TEXT_FIELDS: Final = frozenset({"type", "text", *CACHE_MARKS})
 _SPACES: Final = re.compile(rb"\s*")
 _SPACE: Final = b" \t\n\r\f\v"
-#: an escape that may be half of a pair
+#: an escape that may be half of a surrogate pair
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _write: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-#: JSON nested deeper than this is not written anew: encoders give up somewhere behind it
+#: JSON that is nested deeper than this is not written again, because encoders fail at some depth above it.
 DEEPEST: Final = 100
-#: A JSON text inside a message that has more values than this is not read: all other threads would wait meanwhile, a
-#: quarter of a second at this number, and as much longer as it has more. Each has a comma or a bracket before it.
+#: JSON text inside a message with more values than this is not parsed, because all other threads wait meanwhile. At
+#: this number they wait a quarter of a second. Each value follows a comma or a bracket.
 MOST_VALUES: Final = 200_000
 _BEFORE_VALUES: Final = (",", "{", "[")
 
-#: where providers put reasoning that they check, or read back, byte for byte
+#: fields in which providers expect their reasoning back unchanged, because they verify it
 _REASONING_FIELDS: Final = ("reasoning_details", "thinking_blocks", "reasoning_signature", "encrypted_content")
-#: `format` of OpenRouter's `reasoning_details` that Claude has written begins with this
-_CLAUDES: Final = "anthropic"
-#: Where a signature stands beside a message, a call or its function: Gemini's own API in the format of OpenAI names the
-#: first, litellm the last.
+#: prefix of `format` in OpenRouter's `reasoning_details` if Claude has written them
+_CLAUDE_FORMAT: Final = "anthropic"
+#: Fields of a message, a call or its function that may hold a signature. Gemini's OpenAI-compatible API uses the first,
+#: litellm the last.
 _SIGNATURE_FIELDS: Final = ("extra_content", "thought_signature", "provider_specific_fields")
-#: litellm also writes it into the id of a call, behind this
+#: litellm also writes the signature into the ID of a call, after this
 _SIGNED_ID: Final = "__thought__"
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
-#: A tuple and no set: the type of a part may be any JSON, which cannot always be hashed.
+#: A tuple instead of a set, because the type of a part may be any JSON value, and some are not hashable.
 THINKING_PARTS: Final = ("thinking", "redacted_thinking")
-#: Fields of a chat message that hold thinking: litellm's, OpenRouter's, and those of hosts that show it as text.
+#: Fields of a chat message that hold thinking: those of litellm, of OpenRouter, and of hosts that show it as text.
 THINKING_FIELDS: Final = (
     "thinking_blocks", "reasoning_details", "reasoning_content", "reasoning", "reasoning_signature",
 )  # fmt: skip
-#: where litellm puts the same once more
+#: the field in which litellm repeats the thinking
 _LITELLM_FIELDS: Final = "provider_specific_fields"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageOutline:
-    """What a message is, whatever its conversation."""
+    """The properties of a message that do not depend on the rest of the conversation."""
 
     role: str
-    #: ids of the calls it makes, in order
+    #: IDs of its tool calls, in order
     calls: tuple[str, ...] = ()
-    #: ids and names of those calls that have both
+    #: IDs and tool names of the calls that have both
     names: tuple[tuple[str, str], ...] = ()
-    #: id of the call it answers
+    #: the ID of the call if it is a tool result
     answers: str | None = None
-    #: characters of its text
+    #: length of its text in characters
     length: int = 0
     #: hash of its text
     text_key: bytes = b""
-    #: Hash of all of it but its cache marks and its thinking, and but for how its text is put: clients that mark a
-    #: message write its one text as a list, and as a string again once the mark has moved on. They may leave out
-    #: thinking later.
+    #: Hash of the message without cache marks and thinking, and independent of how a text is written. Clients write a
+    #: single text as a list while it has a cache mark, and as a string later. They may also remove thinking later.
     identity: bytes = b""
-    #: it may be dropped with its unit, but never be rewritten: signed reasoning, images, unknown parts
+    #: True if it may be dropped with its unit but never rewritten: signed reasoning, images, unknown parts
     sealed: bool = False
-    #: it begins with thinking of Claude's, see `_thinks`
+    #: True if it starts with thinking of Claude, see `_thinks`
     thinks: bool = False
-    #: what a provider would not take
+    #: problems for which a provider would refuse it
     faults: tuple[str, ...] = ()
-    #: of its role, ids, names and faults: mostly few, but they may be as long as a request
+    #: characters of its role, IDs, names and faults; usually few, but possibly as many as the request has
     letters: int = 0
 
     @property
     def is_known(self) -> bool:
-        """Whether it has a role of a chat message."""
+        """Return True if it has a role of a chat message."""
         return self.role in KNOWN_ROLES
 
 
 def plain(raw: bytes) -> bytes:
-    """A message, or any piece of JSON, without its cache marks, which clients move from turn to turn.
+    """Return a message, or any piece of JSON, without its cache marks, which clients move from turn to turn.
 
-    With each goes one comma beside it. What has none is returned itself, and so is what this function returned.
+    Each mark is removed with one adjacent comma. Without marks, the same object is returned. Applying the function
+    twice changes nothing more.
     """
     for mark in _MARK_NAMES:
         if mark in raw:
-            return _without(raw)
+            return _without_marks(raw)
     return raw
 
 
-def _without(raw: bytes) -> bytes:
+def _without_marks(raw: bytes) -> bytes:
     kept: list[bytes] = []
-    done, opens = 0, False
-    one, other = map(raw.find, _MARK_NAMES)
-    while one >= 0 or other >= 0:
-        at = one if other < 0 or 0 <= one < other else other
-        stop = _flat_end(raw, at)
-        cut = _cut(raw, at, stop, done, opens=opens) if stop is not None else None
-        if cut is not None:
-            kept.append(raw[done : cut[0]])
-            # What was cut without a comma before it stood behind an object's bracket, which `_cut` cannot see again: a
-            # mark that follows at once is the object's first field now.
-            opens = raw[cut[0] : cut[0] + 1] != b","
-            done = cut[1]
-        behind = done if cut is not None else _behind(raw, at)
-        one, other = (
-            raw.find(name, behind) if 0 <= place < behind else place
-            for name, place in zip(_MARK_NAMES, (one, other), strict=True)
+    copied, is_first_field = 0, False
+    first, second = map(raw.find, _MARK_NAMES)
+    while first >= 0 or second >= 0:
+        mark = first if second < 0 or 0 <= first < second else second
+        mark_end = _flat_end(raw, mark)
+        span = _mark_span(raw, mark, mark_end, copied, is_first_field=is_first_field) if mark_end is not None else None
+        if span is not None:
+            kept.append(raw[copied : span[0]])
+            # A mark that was removed without a comma before it was the first field of its object. A mark that follows
+            # directly is the first field now, which `_mark_span` cannot see from the bytes.
+            is_first_field = raw[span[0] : span[0] + 1] != b","
+            copied = span[1]
+        resume = copied if span is not None else _after_other(raw, mark)
+        first, second = (
+            raw.find(name, resume) if 0 <= place < resume else place
+            for name, place in zip(_MARK_NAMES, (first, second), strict=True)
         )
-    return b"".join([*kept, raw[done:]]) if done else raw
+    return b"".join([*kept, raw[copied:]]) if copied else raw
 
 
 def _flat_end(raw: bytes, at: int) -> int | None:
@@ -153,10 +154,11 @@ def _flat_end(raw: bytes, at: int) -> int | None:
     return end + 1 if raw.startswith(b"}", end) else None
 
 
-def _behind(raw: bytes, at: int) -> int:
-    """Where to look on behind something that is no mark: not in its object, which a mark cut out of it would make flat.
+def _after_other(raw: bytes, at: int) -> int:
+    """Return where to continue the search after an object that is no cache mark.
 
-    So nothing is left that is a mark once others are gone.
+    Marks inside that object are skipped: removing one could make the object flat, so that it would look like a mark
+    afterwards.
     """
     holder = _HOLDER.match(raw, at)
     if holder is None:
@@ -180,54 +182,60 @@ def _next_brace(raw: bytes, at: int) -> int | None:
     return at if raw.startswith(_BRACES, at) else None
 
 
-def _cut(raw: bytes, start: int, stop: int, done: int, *, opens: bool) -> tuple[int, int] | None:
-    """What goes with the mark at `start`: the comma before it, or one behind it where it is an object's first field.
+def _mark_span(raw: bytes, start: int, stop: int, done: int, *, is_first_field: bool) -> tuple[int, int] | None:
+    """Return the span to remove for the mark at `start`, including one comma, or None if the mark is no field.
 
-    `opens`: what was cut up to `done` was the first field, so that this is one, too, if it is next.
+    Args:
+        raw: the message.
+        start: where the mark starts.
+        stop: where it ends.
+        done: where the last removed span ended.
+        is_first_field: True if the last removed span was the first field of an object. Then this mark is the first
+            field if it follows directly.
     """
     before = start - 1
     while before >= done and raw[before] in _SPACE:
         before -= 1
-    if before < done and not opens:
+    if before < done and not is_first_field:
         return None
     if before >= done and raw[before] not in b",{":
         return None
     if before >= done and raw[before] == ord(","):
         return before, stop
-    behind = _SPACES.match(raw, stop)
-    end = behind.end() if behind is not None else stop
+    spaces = _SPACES.match(raw, stop)
+    end = spaces.end() if spaces is not None else stop
     return before + 1, end + (raw[end : end + 1] == b",")
 
 
 def keys_of(messages: Iterable[bytes]) -> tuple[bytes, ...]:
-    """A hash of each message without its cache marks."""
+    """Return a hash of each message without its cache marks."""
     return tuple(map(digest, plains_of(messages)))
 
 
 def plains_of(messages: Iterable[bytes]) -> list[bytes]:
-    """Each message without its cache marks, itself where it has none."""
+    """Return each message without its cache marks; a message without marks is returned itself."""
     return list(map(plain, messages))
 
 
 def digest(raw: bytes) -> bytes:
-    """A hash of the bytes as they are."""
+    """Return a hash of the bytes."""
     return blake2b(raw, digest_size=_KEY_BYTES).digest()
 
 
 def key_of(raw: bytes) -> tuple[bytes, bool]:
-    """A hash of a message without its cache marks, and whether it has any."""
-    bare = plain(raw)
-    return digest(bare), bare is not raw
+    """Return a hash of a message without its cache marks, and whether it has any."""
+    unmarked = plain(raw)
+    return digest(unmarked), unmarked is not raw
 
 
 class Hashed:
-    """Messages, or elements of another format, with a hash of each, which is worked out when it is first asked for.
+    """Messages, or elements of another format, with a hash of each that is computed on first use.
 
     Args:
-        raws: the bytes of each.
-        keys: what `keys_of` says of them, where it was asked before.
-        marked: the places of those with cache marks, where that is known.
-        unmarked: so many at the beginning are known to have none.
+        raws: the bytes of each message.
+        keys: `keys_of` of the messages, if known.
+        marked: indices of the messages with cache marks, if known.
+        unmarked: number of first messages that are known to have no cache marks.
     """
 
     def __init__(
@@ -251,17 +259,17 @@ class Hashed:
 
     @cached_property
     def keys(self) -> tuple[bytes, ...]:
-        """A hash of each without its cache marks."""
+        """Return a hash of each message without its cache marks."""
         return tuple(map(digest, self._plains))
 
     @cached_property
     def marked(self) -> frozenset[int]:
-        """The places of those that have cache marks."""
+        """Return the indices of the messages with cache marks."""
         return frozenset(compress(count(), map(is_not, self._plains, self.raws)))
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
-        """A hash of each as it stands."""
+        """Return a hash of the unchanged bytes of each message."""
         if not self.marked:
             return self.keys
         return tuple([digest(self.raws[at]) if at in self.marked else key for at, key in enumerate(self.keys)])
@@ -271,68 +279,68 @@ _is_some: Final = cast("Callable[[bytes | None], TypeGuard[bytes]]", partial(is_
 
 
 def instead(original: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
-    """Bytes with others in the place of some; None stands for nothing."""
+    """Return the messages with some replaced by `changes`, or dropped if the change is None."""
     return tuple(filter(_is_some, map(changes.get, count(), original)))
 
 
 def hashed(raws: Sequence[bytes] | Hashed) -> Hashed:
-    """These with their hashes."""
+    """Wrap messages in `Hashed` unless they already are."""
     return raws if isinstance(raws, Hashed) else Hashed(raws)
 
 
 def encode(value: object) -> bytes:
-    """Compact JSON. What UTF-8 has no bytes for (half a surrogate pair, out of a JSON text in the text) reads `?`."""
+    """Return a value as compact JSON. Characters that UTF-8 cannot encode (half a surrogate pair) become `?`."""
     return _write(value).encode("utf-8", "replace")
 
 
 def decode(raw: bytes) -> Any:
-    """The value of a message that is not sealed."""
+    """Return the value of a message that is not sealed."""
     return json.loads(raw.decode())
 
 
 def read(raw: bytes) -> tuple[Any, bool]:
-    """The value of any bytes, None for what is no JSON; and whether writing it anew would lose something."""
-    odd = _Odd()
+    """Parse any bytes; return the value (None if it is not JSON), and whether writing it again would lose something."""
+    detector = _LossDetector()
     try:
-        value = odd.decoder.decode(raw.decode())
+        value = detector.decoder.decode(raw.decode())
     except (ValueError, RecursionError):
         return None, True
-    is_odd = odd.found or (_may_be_deep(raw) and is_deep(value))
-    return value, is_odd or (_SURROGATE.search(raw) is not None and not _is_writable(value))
+    is_lossy = detector.is_lossy or (_may_be_deep(raw) and is_deep(value))
+    return value, is_lossy or (_SURROGATE.search(raw) is not None and not _is_encodable(value))
 
 
-class _Odd:
-    """Finds what JSON allows, or what is often written as JSON, that does not come back as it was."""
+class _LossDetector:
+    """Parse JSON, and detect content that would be lost when it is written again."""
 
     def __init__(self) -> None:
-        self.found = False
+        self.is_lossy = False
         self.decoder = json.JSONDecoder(
             object_pairs_hook=self._pairs, parse_constant=self._constant, parse_int=self._int, parse_float=self._float
         )
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
-        self.found = self.found or len(value) != len(pairs)
+        self.is_lossy = self.is_lossy or len(value) != len(pairs)
         return value
 
     def _constant(self, name: str) -> float:
-        self.found = True
+        self.is_lossy = True
         return float(name)
 
     def _int(self, digits: str) -> int:
         try:
             return int(digits)
         except ValueError:  # more digits than Python converts
-            self.found = True
+            self.is_lossy = True
             return 0
 
     def _float(self, digits: str) -> float:
         value = float(digits)
-        self.found = self.found or isinf(value)
+        self.is_lossy = self.is_lossy or isinf(value)
         return value
 
 
-def _is_writable(value: object) -> bool:
+def _is_encodable(value: object) -> bool:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -341,7 +349,7 @@ def _is_writable(value: object) -> bool:
 
 
 def has_too_many_values(text: str) -> bool:
-    """Whether a JSON text is not read for what it says, see `MOST_VALUES`; told without reading it."""
+    """Return True if a JSON text has too many values to be parsed, see `MOST_VALUES`; this does not parse it."""
     return len(text) > MOST_VALUES and sum(map(text.count, _BEFORE_VALUES)) > MOST_VALUES
 
 
@@ -350,7 +358,7 @@ def _may_be_deep(raw: bytes) -> bool:
 
 
 def is_deep(value: object) -> bool:
-    """Nested deeper than can be relied on."""
+    """Return True if a value is nested deeper than encoders support."""
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for node in level if isinstance(node, dict | list) for inner in _children(node)]
@@ -364,13 +372,13 @@ def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def text_of(raw: bytes) -> str:
-    """The text of any message."""
+    """Return the text of any message."""
     value, _ = read(raw)
     return text_parts(value.get("content")) if isinstance(value, dict) else ""
 
 
 def text_parts(content: object) -> str:
-    """The text of a message's content, whether a string or a list of parts."""
+    """Return the text of a message's content, whether it is a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -379,9 +387,9 @@ def text_parts(content: object) -> str:
 
 
 def outline_of(raw: bytes) -> MessageOutline:
-    """Read a message, but for its cache marks; never raises."""
+    """Parse a message without its cache marks; never raises."""
     raw = plain(raw)
-    message, is_odd = read(raw)
+    message, is_lossy = read(raw)
     if not isinstance(message, dict):
         return MessageOutline(UNKNOWN, sealed=True, identity=digest(raw))
     content, role, answers = message.get("content"), str(message.get("role")), _answered_id(message)
@@ -398,8 +406,8 @@ def outline_of(raw: bytes) -> MessageOutline:
         answers=answers,
         length=len(text),
         text_key=text_key,
-        identity=digest(raw) if is_odd else _identity(raw, message, text_key),
-        sealed=is_odd or _is_sealed(message, content),
+        identity=digest(raw) if is_lossy else _identity(raw, message, text_key),
+        sealed=is_lossy or _is_sealed(message, content),
         thinks=role == "assistant" and _thinks(message),
         faults=faults,
         letters=sum(map(len, chain((role, answers or ""), ids, chain.from_iterable(names), faults))),
@@ -407,7 +415,7 @@ def outline_of(raw: bytes) -> MessageOutline:
 
 
 def is_one_text(content: object) -> bool:
-    """Whether a content is one text, put as a string or as a list: clients change that from turn to turn."""
+    """Return True if a content is a single text, written as a string or as a list. Clients switch between the two."""
     if not isinstance(content, list):
         return isinstance(content, str)
     part = content[0] if len(content) == 1 else None
@@ -415,18 +423,18 @@ def is_one_text(content: object) -> bool:
         isinstance(part, dict)
         and part.get("type") == "text"
         and isinstance(part.get("text"), str)
-        and part.keys() <= _OF_TEXT
+        and part.keys() <= _TEXT_FIELDS
     )
 
 
 def _identity(raw: bytes, message: Message, text_key: bytes) -> bytes:
-    bare = without_thinking(message)
-    if not is_one_text(bare.get("content")):
+    remainder = without_thinking(message)
+    if not is_one_text(remainder.get("content")):
         # A client may take the thinking out itself later, so what is left is hashed the same way with and without it.
-        may_think = bare is not message or message.get("role") == "assistant"
-        return digest(encode(bare) if may_think else raw)
-    rest = {name: value for name, value in bare.items() if name != "content" and name not in CACHE_MARKS}
-    return digest(encode(rest) + text_key)
+        may_think = remainder is not message or message.get("role") == "assistant"
+        return digest(encode(remainder) if may_think else raw)
+    fields = {name: value for name, value in remainder.items() if name != "content" and name not in CACHE_MARKS}
+    return digest(encode(fields) + text_key)
 
 
 def without_thinking(message: Message) -> Message:
@@ -445,7 +453,7 @@ def without_thinking(message: Message) -> Message:
 
 
 def is_thinking(part: object) -> bool:
-    """Return whether a part of a message's content is thinking of Claude's."""
+    """Return True if a part of a message's content is thinking of Claude."""
     return isinstance(part, Mapping) and part.get("type") in THINKING_PARTS
 
 
@@ -460,11 +468,11 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _call_ids(message: Message, calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Ids of the calls a message makes; a call of the old `function_call` kind is known by its function's name."""
+    """Return the IDs of the calls of a message; an old `function_call` is identified by the name of its function."""
     ids = [str(call.get("id")) for call in calls]
-    old = message.get("function_call")
-    if isinstance(old, Mapping):
-        ids.append(f"function:{old.get('name')}")
+    legacy_call = message.get("function_call")
+    if isinstance(legacy_call, Mapping):
+        ids.append(f"function:{legacy_call.get('name')}")
     return tuple(ids)
 
 
@@ -484,7 +492,10 @@ def _is_sealed(message: Message, content: object) -> bool:
 
 
 def is_signed(message: Message) -> bool:
-    """Whether something beside its content ties a message to what the model thought, so that nothing of it changes."""
+    """Return True if a field outside of the content ties a message to the model's reasoning.
+
+    Nothing in such a message may change.
+    """
     if any(message.get(name) for name in _REASONING_FIELDS) or _has_signature(message):
         return True
     calls = message.get("tool_calls")
@@ -492,43 +503,44 @@ def is_signed(message: Message) -> bool:
 
 
 def _thinks(message: Message) -> bool:
-    """Whether thinking of Claude's stands beside it, as litellm and OpenRouter put it there.
+    """Return True if the message has thinking of Claude in a field of litellm or OpenRouter.
 
-    Anthropic looks whether a turn begins so. Nobody else does, so that signed reasoning of other models is none.
+    Anthropic checks that a turn starts with its thinking. No other provider does, so signed reasoning of other models
+    does not count.
     """
     blocks, details = message.get("thinking_blocks"), message.get("reasoning_details")
     if isinstance(blocks, list) and blocks:
         return True
-    return isinstance(details, list) and any(_is_claudes(one) for one in details)
+    return isinstance(details, list) and any(_is_by_claude(one) for one in details)
 
 
-def _is_claudes(detail: object) -> bool:
+def _is_by_claude(detail: object) -> bool:
     if not isinstance(detail, Mapping):
         return False
-    return bool(detail.get("signature")) or str(detail.get("format")).startswith(_CLAUDES)
+    return bool(detail.get("signature")) or str(detail.get("format")).startswith(_CLAUDE_FORMAT)
 
 
 def _is_signed_call(call: object) -> bool:
-    """A call that is not a plain function call, or carries a signature of the model's thought beside it."""
+    """Return True if a call is no plain function call, or carries a signature of the model's reasoning."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return True
     return _SIGNED_ID in str(call.get("id")) or _has_signature(call) or _has_signature(call["function"])
 
 
 def _has_signature(holder: Mapping[str, Any]) -> bool:
-    """Return True if a field for signatures says something; some clients fill it with nulls."""
-    said = (holder.get(name) for name in _SIGNATURE_FIELDS)
-    return any(any(value.values()) if isinstance(value, Mapping) else bool(value) for value in said)
+    """Return True if a signature field has a value; some clients fill it with nulls."""
+    values = (holder.get(name) for name in _SIGNATURE_FIELDS)
+    return any(any(value.values()) if isinstance(value, Mapping) else bool(value) for value in values)
 
 
 def is_plain_text(part: object) -> bool:
-    """Text and nothing that depends on its exact wording (annotations point at characters)."""
+    """Return True if a part is text and nothing depends on its exact wording (annotations point at characters)."""
     if not isinstance(part, Mapping):
         return False
     kind = part.get("type", "text")
     if not isinstance(kind, str) or kind in _REASONING_PARTS:
         return False
-    return isinstance(part.get("text"), str) and _OF_TEXT.issuperset(part)
+    return isinstance(part.get("text"), str) and _TEXT_FIELDS.issuperset(part)
 
 
 def _faults(message: Message, content: object, calls: Sequence[Mapping[str, Any]]) -> Iterable[str]:

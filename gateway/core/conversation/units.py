@@ -1,10 +1,12 @@
 """Group the messages of a conversation into units that are kept or dropped together.
 
-An `Item` says what a message is, never what it becomes; a `Unit` is what stays or goes together: a call with all its
-results, with those that came of the same reasoning, or one message alone. Only the keys of the messages are worked out
-at once; all else waits until it is asked for, so that a request that fits is never read. Reading never fails: what is
-not a chat message is an item of an unknown role, and is left alone. What to keep is the business of
-`gateway.core.fitting`.
+- An `Item` describes a message as it is, never what a trim makes of it.
+- A `Unit` is kept or dropped as a whole: a call with all its results and those that came from the same reasoning, or a
+  single message.
+
+Only the keys of the messages are computed at once. Everything else is computed on first use, so that the messages of a
+request that fits are never parsed. Parsing never fails: a message that is no chat message becomes an item with an
+unknown role, and stays unchanged. `gateway.core.fitting` decides what to keep.
 """
 
 from __future__ import annotations
@@ -34,30 +36,33 @@ from gateway.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ConversationOutline:
-    """What messages are, and which belong together: all that depends on nothing but themselves and their order."""
+    """The properties of the messages of a conversation, and the spans of messages that belong together.
+
+    It depends only on the messages and their order.
+    """
 
     outlines: tuple[MessageOutline, ...] = ()
     roles: tuple[str, ...] = ()
     #: see `MessageOutline.identity`
     identities: tuple[bytes, ...] = ()
-    #: how many calls each of them makes
+    #: number of calls of each message
     calls: tuple[int, ...] = ()
-    #: of all of them, see `MessageOutline.letters`
+    #: sum over all messages, see `MessageOutline.letters`
     letters: int = 0
     #: where each unit starts and stops
     spans: tuple[tuple[int, int], ...] = ()
-    #: indices of system texts, and of what nobody can read
+    #: indices of system messages, and of messages that cannot be parsed
     fixed: frozenset[int] = frozenset()
     #: indices of the user's messages
     users: tuple[int, ...] = ()
 
     def plus(self, more: Sequence[MessageOutline]) -> ConversationOutline:
-        """The outline with these messages behind the others."""
+        """Return the outline after adding these messages at the end."""
         outlines = (*self.outlines, *more)
         numbered = list(enumerate(more, len(self.outlines)))
         fixed = [index for index, one in numbered if one.role in SYSTEM_ROLES or not one.is_known]
         users = [index for index, one in numbered if one.role == "user"]
-        # only the last unit may go on in what follows
+        # only the last unit may continue in the new messages
         closed, start = self.spans[:-1], self.spans[-1][0] if self.spans else 0
         return ConversationOutline(
             outlines,
@@ -72,78 +77,83 @@ class ConversationOutline:
 
 
 class MessageParser(Protocol):
-    """Reads messages, and may remember what it has read under their keys."""
+    """Parse messages, and possibly cache the results under their keys."""
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
-        """What the messages are together."""
+        """Return the outline of these messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message of a conversation. What says nothing of the others is explained in `MessageOutline`."""
+    """One message of a conversation. `MessageOutline` explains the fields that do not depend on the other messages."""
 
     index: int
     role: str
     calls: tuple[str, ...]
     answers: str | None
-    #: characters of its text, and a hash of it
+    #: length of its text in characters, and a hash of it
     length: int
     text_key: bytes
-    #: it must be sent as it came
+    #: True if it must be sent unchanged
     pinned: bool
     sealed: bool
-    #: the client asked the provider to cache everything up to here
+    #: True if the client asks the provider to cache the prompt up to this message
     breakpoint: bool
-    #: hash of the message without its cache marks: the same text, the same key
+    #: hash of the message without its cache marks
     key: bytes
 
     @property
     def is_talk(self) -> bool:
-        """Whether the assistant only talks in it: then a gap mark of the assistant's can stand in its place."""
+        """Return True if it is an assistant message without calls, so that an assistant's gap mark can replace it."""
         return self.role == "assistant" and not self.calls
 
 
 class Unit(NamedTuple):
-    """Items `start` to `stop - 1`: a call and its results, or a single message; with those that follow them."""
+    """The items `start` to `stop - 1`, which are kept or dropped together.
+
+    They are a call and its results, or a single message, with the messages that follow them.
+    """
 
     start: int
     stop: int
     pinned: bool
     sealed: bool
-    #: it follows what must be sent, or that follows it: what is not sealed of it can be cut, and nothing be left out
+    #: True if it belongs to messages that must be sent: parts that are not sealed can be shortened, but none can be
+    #: dropped
     bound: bool = False
 
     @property
     def indices(self) -> range:
-        """The indices of its items."""
+        """Return the indices of its items."""
         return range(self.start, self.stop)
 
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """The messages of a request, in order, and how they belong together."""
+    """The messages of a request in order, and how they belong together."""
 
     messages: tuple[bytes, ...]
     #: hash of each message without its cache marks
     keys: tuple[bytes, ...]
     #: indices of messages with cache marks
     marked: frozenset[int]
-    #: indices of messages that the client wants kept as they are
+    #: indices of messages that the client wants to keep unchanged
     wanted: frozenset[int] = frozenset()
-    #: indices of messages that later ones need: they are kept as they are as long as they fit
+    #: indices of messages that later messages need; they stay unchanged as long as they fit
     needed: frozenset[int] = frozenset()
-    #: indices of messages that stay or go with the unit before theirs
+    #: indices of messages that are kept or dropped together with the unit before them
     following: frozenset[int] = frozenset()
-    #: indices of messages that cannot be left out, see `leaders`, beside those that are found here
+    #: indices of messages that cannot be dropped, see `leaders`, in addition to those that are found here
     leading: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
     book: MessageParser | None = None
-    #: the provider may refuse roles side by side that did not stand so in what came, such as two of the user's
+    #: True if the provider may refuse two consecutive messages of one role, such as two of the user, unless the
+    #: original messages had them
     takes_turns: bool = True
     #: the fields of the request that define its tools, as bytes
     tools: tuple[bytes, ...] = ()
-    #: what `prefix` has said
+    #: cached results of `prefix`
     _prefixes: dict[tuple[int, str], str] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -161,28 +171,29 @@ class Conversation:
         following: Collection[int] = (),
         leading: Collection[int] = (),
     ) -> Conversation:
-        """The messages of a chat request, each as it stands in the body.
+        """Create a conversation from the messages of a chat request.
 
         Args:
-            messages: the bytes of each.
-            reader: remembers what was read; without one every message is read once for this conversation.
-            pinned: indices that a client wants kept as they are.
-            priorities: index -> what the message's text is worth in relation to others, 1 where nothing is said. 0 goes
-                first, before anything else is touched; so does a unit with a message of 0 and none of more.
-            keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
-                conversation ends with; 2 also the whole turn before, and so on.
-            takes_turns: whether the provider may refuse roles side by side that do not stand so in these messages.
-            tools: the fields that define the request's tools, as bytes: what they take is what is worth keeping.
-            needed: indices of messages that later ones need, which are kept as they are as long as they fit.
-            following: indices of messages that stay or go with the unit before theirs.
-            leading: indices of messages that cannot be left out, but be cut where they are not sealed, as the results
-                of their calls can be.
+            messages: the bytes of each message in the body.
+            reader: parses and caches messages; None parses each message once for this conversation.
+            pinned: indices of messages that a client wants to keep unchanged.
+            priorities: index -> relative value of the text of a message; 1 if not given. Messages with 0 are dropped
+                first, before anything else changes. The same holds for a unit whose highest given priority is 0.
+            keep_last_turns: number of last turns to keep. A turn starts with a user message. 1 keeps the last user
+                message and the last unit of the conversation; 2 also keeps the whole turn before, and so on.
+            takes_turns: True if the provider may refuse consecutive messages of one role that these messages do not
+                have.
+            tools: the fields that define the tools, as bytes. The arguments that the tools take are worth keeping.
+            needed: indices of messages that later messages need; they stay unchanged as long as they fit.
+            following: indices of messages that are kept or dropped together with the unit before them.
+            leading: indices of messages that cannot be dropped. Parts of them, or of the results of their calls, can be
+                shortened if they are not sealed.
 
         Raises:
-            ValueError: a priority is negative, endless or no number.
+            ValueError: a priority is negative, infinite or not a number.
         """
         if priorities and not all(0 <= priority < inf for priority in priorities.values()):
-            raise ValueError("a priority is a number of 0 or more")
+            raise ValueError("a priority must be a number of 0 or more")
         original = hashed(messages)
         return cls(
             original.raws,
@@ -210,7 +221,7 @@ class Conversation:
         keep_last_turns: int = 1,
         tools: Sequence[bytes] = (),
     ) -> Conversation:
-        """The same for messages that are decoded already: they are written as JSON first."""
+        """Create a conversation from decoded messages, which are written as JSON first."""
         return cls.of(
             [encode(message) for message in messages],
             reader,
@@ -221,79 +232,84 @@ class Conversation:
         )
 
     def beginning(self, size: int) -> Conversation:
-        """A conversation of the first `size` messages alone, without what a client says of them."""
+        """Return a conversation of the first `size` messages, without pins and priorities of the client."""
         marked, following = (frozenset(i for i in some if i < size) for some in (self.marked, self.following))
         return Conversation(self.messages[:size], self.keys[:size], marked, following=following, book=self.book)
 
     @property
     def last_words(self) -> range:
-        """What the assistant said last, with the results of its calls."""
+        """Return the range of the last assistant message and the results of its calls."""
         outlines = self.outlines
         return next((range(*span) for span in reversed(self.spans) if outlines[span[0]].role == "assistant"), range(0))
 
     @property
     def last_turn(self) -> Sequence[int]:
-        """What the assistant said since the user's last words."""
+        """Return the indices of the assistant messages after the last user message."""
         roles = self.outline.roles
-        return [index for index in range(self._behind_user, len(roles)) if roles[index] == "assistant"]
+        return [index for index in range(self._after_user, len(roles)) if roles[index] == "assistant"]
 
     @property
-    def _behind_user(self) -> int:
+    def _after_user(self) -> int:
+        """Return the index after the last user message."""
         users = self.outline.users
         return users[-1] + 1 if users else 0
 
     @cached_property
     def leaders(self) -> frozenset[int]:
-        """Messages that cannot be left out, though what is not sealed of them and of the results of their calls is cut.
+        """Return the messages that cannot be dropped.
 
-        Among them is the thinking that the last turn began with, without which the rest of it would be refused: Claude
-        may think once in a turn, before its first call. Where all of the turn begins with thinking, so does whatever is
-        left of it.
+        Parts of them, or of the results of their calls, can be shortened if they are not sealed.
+
+        The message with the thinking that starts the last turn is one of them, because the provider refuses the rest of
+        the turn without it: Claude may think only once per turn, before its first call. If all messages of the turn
+        start with thinking, any of them may start it, so none is needed.
         """
         roles, outlines = self.outline.roles, self.outlines
-        # Turns are long, and most have no thinking in them.
-        first = next((index for index in range(self._behind_user, len(roles)) if roles[index] == "assistant"), None)
+        # Checked first because turns are long and most have no thinking.
+        first = next((index for index in range(self._after_user, len(roles)) if roles[index] == "assistant"), None)
         if first is None or not outlines[first].thinks or all(outlines[index].thinks for index in self.last_turn):
             return self.leading
         return self.leading | {first}
 
     @cached_property
     def outline(self) -> ConversationOutline:
-        """What the messages are together."""
+        """Return the outline of all messages."""
         if self.book is None:
             return ConversationOutline().plus([outline_of(raw) for raw in self.messages])
         return self.book.outline(self.keys, self.messages)
 
     @property
     def outlines(self) -> Sequence[MessageOutline]:
-        """What each message is."""
+        """Return the outline of each message."""
         return self.outline.outlines
 
     @property
     def spans(self) -> Sequence[tuple[int, int]]:
-        """Where each unit starts and stops."""
+        """Return where each unit starts and stops."""
         return self.outline.spans
 
     @cached_property
     def pinned(self) -> frozenset[int]:
-        """What must be sent as it came.
+        """Return the indices of the messages that must be sent unchanged.
 
-        System texts, unknown roles, the last turns and the thinking that the last one began with, what the conversation
-        ends with, what the client wants.
+        - system messages, and messages with an unknown role;
+        - the last turns, and the last unit of the conversation;
+        - the thinking that starts the last turn;
+        - messages that the client pinned.
         """
         outline = self.outline
-        must, users = set(outline.fixed), outline.users
+        pinned, users = set(outline.fixed), outline.users
         if users:
-            must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
+            pinned.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
         if outline.spans:
-            must.update(range(*outline.spans[-1]))
-        must.update(index for index in self.leaders if outline.outlines[index].sealed)
-        must.update(index for index in self.wanted if 0 <= index < len(outline.outlines))
-        return frozenset(must)
+            pinned.update(range(*outline.spans[-1]))
+        pinned.update(index for index in self.leaders if outline.outlines[index].sealed)
+        pinned.update(index for index in self.wanted if 0 <= index < len(outline.outlines))
+        return frozenset(pinned)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """One for each message."""
+        """Return one item for each message."""
         pinned, marked = self.pinned, self.marked
         return tuple(
             Item(
@@ -313,12 +329,12 @@ class Conversation:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """What stays or goes together."""
+        """Return the units of the conversation."""
         return tuple(chain.from_iterable(map(self._units_of, self.runs)))
 
     @property
     def runs(self) -> Iterator[Sequence[tuple[int, int]]]:
-        """The spans that stay or go together."""
+        """Return the spans of messages that are kept or dropped together, one sequence for each run."""
         run: list[tuple[int, int]] = []
         for span in self.spans:
             if run and span[0] not in self.following:
@@ -329,57 +345,68 @@ class Conversation:
             yield run
 
     @cached_property
-    def _holding(self) -> frozenset[int]:
-        """What holds all of its unit: a result cannot stand without its call.
+    def _unit_pins(self) -> frozenset[int]:
+        """Return the messages that keep their whole unit, because a result needs its call.
 
-        The result of a call with the thinking that a turn began with is no part of what was signed, and can be cut.
+        The call with the thinking that starts a turn is no such message. The result of that call is not part of what
+        was signed, so it can be shortened.
         """
         return self.pinned - (self.leaders - self.wanted)
 
     def _units_of(self, run: Sequence[tuple[int, int]]) -> Iterator[Unit]:
-        """One for all of a run; where some of it must be sent, one for each span, so that the others can be cut."""
-        holding, leaders, outlines = self._holding, self.leaders, self.outlines
-        held = [any(index in holding for index in range(*span)) for span in run]
-        must = any(held) or not leaders.isdisjoint(range(run[0][0], run[-1][1]))
-        if not must:
-            run, held = [(run[0][0], run[-1][1])], [False]
-        for (start, stop), is_held in zip(run, held, strict=True):
+        """Yield one unit for a whole run of spans.
+
+        If some messages of the run must be sent, yield one unit for each span, so that the other spans can be
+        shortened.
+        """
+        unit_pins, leaders, outlines = self._unit_pins, self.leaders, self.outlines
+        is_pinned = [any(index in unit_pins for index in range(*span)) for span in run]
+        is_kept = any(is_pinned) or not leaders.isdisjoint(range(run[0][0], run[-1][1]))
+        if not is_kept:
+            run, is_pinned = [(run[0][0], run[-1][1])], [False]
+        for (start, stop), pinned in zip(run, is_pinned, strict=True):
             sealed = any(one.sealed for one in outlines[start:stop])
-            yield Unit(start, stop, pinned=is_held, sealed=sealed, bound=must and not is_held)
+            yield Unit(start, stop, pinned=pinned, sealed=sealed, bound=is_kept and not pinned)
 
     @cached_property
     def task(self) -> int | None:
-        """Index of the first user message: what the agent was asked to do."""
+        """Return the index of the first user message, which is the task of the agent."""
         return next(iter(self.outline.users), None)
 
     def priority(self, unit: Unit) -> float:
-        """The highest priority that was given to one of its messages; 1 where none was."""
-        said = [self.priorities[index] for index in unit.indices if index in self.priorities]
-        return max(said, default=1.0)
+        """Return the highest priority of the unit's messages, or 1 if none has one."""
+        priorities = [self.priorities[index] for index in unit.indices if index in self.priorities]
+        return max(priorities, default=1.0)
 
     def prefix(self, size: int, salt: str = "") -> str:
-        """Hash of the first `size` messages; `salt` separates tenants, models or settings."""
-        found = self._prefixes.get((size, salt))
-        if found is None:
+        """Return a hash of the first `size` messages; `salt` separates tenants, models or settings."""
+        prefix = self._prefixes.get((size, salt))
+        if prefix is None:
             salted = digest(salt.encode("utf-8", "surrogatepass"))
             identities = b"".join(self.outline.identities[:size])
-            found = self._prefixes[size, salt] = blake2b(identities, digest_size=16, key=salted).hexdigest()
-        return found
+            prefix = self._prefixes[size, salt] = blake2b(identities, digest_size=16, key=salted).hexdigest()
+        return prefix
 
 
 def _spans(outlines: Sequence[MessageOutline], start: int) -> Iterator[tuple[int, int]]:
-    """Calls with the results that follow them; everything else alone. From `start` on, where a unit begins."""
+    """Yield the span of each unit: a call with the results that follow it, or a single message.
+
+    It starts at index `start`, which must be the start of a unit.
+    """
     while start < len(outlines):
         stop = start + 1
         if outlines[start].calls:
             calls = outlines[start].calls
-            stop = _answered(outlines, stop, Counter(calls) if len(calls) > 1 else dict.fromkeys(calls, 1))
+            stop = _end_of_results(outlines, stop, Counter(calls) if len(calls) > 1 else dict.fromkeys(calls, 1))
         yield start, stop
         start = stop
 
 
-def _answered(outlines: Sequence[MessageOutline], stop: int, waiting: dict[str, int]) -> int:
-    """Where the results of calls end. A result among them that answers no call, or cannot be read, stays with them."""
+def _end_of_results(outlines: Sequence[MessageOutline], stop: int, waiting: dict[str, int]) -> int:
+    """Return the index after the results of the waiting calls.
+
+    Results without a call and messages that cannot be parsed stay with the results around them.
+    """
     while stop < len(outlines) and waiting:
         answers = outlines[stop].answers
         if answers is not None and answers in waiting:

@@ -1,7 +1,8 @@
-"""Cache token counts under the bytes of the counted piece.
+"""Cache token counts by a hash of the counted content.
 
-Bounded in bytes: what was not used for longest goes first. One cache may serve counting and fitting; a turn then costs
-its new messages. It knows of no threads: whoever shares a cache between threads hands in a lock.
+The cache is limited in bytes and drops the least recently used entry first. Counting and trimming may share one cache,
+so that a turn only costs its new messages. The cache itself uses no threads. Code that shares it between threads passes
+a lock.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from gateway.core.repeated import digest_again
 
 T = TypeVar("T")
 
-#: bytes that an entry takes beside its value: key, digest, slot in the table
+#: bytes that an entry takes in addition to its value: key, hash, slot in the table
 _ENTRY_BYTES: Final = 256
 
 
 class CountCache:
-    """A bounded table of results by content.
+    """Map content to results, limited in bytes (least recently used entries are dropped first).
 
     Args:
-        limit_bytes: bytes that all entries may take together; 0 keeps nothing.
-        lock: guards the table where threads share it.
+        limit_bytes: maximum size of all entries together; 0 stores nothing.
+        lock: guards the table if threads share it.
     """
 
     def __init__(self, limit_bytes: int = 32 * 1024 * 1024, lock: AbstractContextManager[object] | None = None) -> None:
@@ -35,21 +36,26 @@ class CountCache:
         self._bytes = 0
 
     def get(self, kind: str, content: bytes, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
-        """What `compute` said of this content the first time, for this `kind` of question.
+        """Return the result of `compute` for this content, from the cache if it is known.
 
-        For content that comes again with each call, as tools do; messages have keys. `size` tells how many bytes a
-        value takes. Two threads that ask at once may both compute; the results are equal.
+        Use it for content that is sent again with each call, such as tool definitions; messages already have keys.
+
+        Args:
+            kind: namespace of the results; equal content may have one result for each kind.
+            content: the content; its hash is the key.
+            compute: computes the result. Two threads that ask at the same time may both call it; the results are equal.
+            size: returns the bytes that a result takes.
         """
         return self.get_one(kind, digest_again(content), compute, size)
 
     def get_one(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
-        """`get` for a caller who has a key: a digest of the content, or what tells it apart as well.
+        """Return the result of `compute` for this key, from the cache if it is known.
 
-        A value of None is worked out anew each time.
+        The key is a hash of the content, or another value that identifies it. A result of None is not cached.
         """
-        known = self.peek(kind, key)
-        if known is not None:
-            return cast("T", known)
+        cached = self.peek(kind, key)
+        if cached is not None:
+            return cast("T", cached)
         value = compute()
         self.put(kind, key, value, size(value) if size is not None else 0)
         return value
@@ -61,34 +67,34 @@ class CountCache:
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """`get_one` of many at once.
+        """Return the results of many keys, like `get_one`.
 
-        `compute` is given the indices of all keys that are new, in one call, and is not called when none is.
+        `compute` is called once with the indices of all unknown keys, or not at all if every key is known.
         """
         table = self._table
-        found: list[Any] = []
-        missing: list[int] = []
+        results: list[Any] = []
+        unknown: list[int] = []
         with self._lock:
             for key in keys:
-                named = kind, key
-                entry = table.pop(named, None)
+                entry_key = kind, key
+                entry = table.pop(entry_key, None)
                 if entry is None:
-                    missing.append(len(found))
-                    found.append(None)
+                    unknown.append(len(results))
+                    results.append(None)
                 else:
-                    table[named] = entry  # the end of the table is what was used last
-                    found.append(entry[0])
-        if not missing:
-            return found
-        for index, value in zip(missing, compute(missing), strict=True):
-            found[index] = value
+                    table[entry_key] = entry  # the most recently used entry is at the end
+                    results.append(entry[0])
+        if not unknown:
+            return results
+        for index, value in zip(unknown, compute(unknown), strict=True):
+            results[index] = value
             cost = _ENTRY_BYTES + (size(value) if size is not None else 0)
             with self._lock:
-                self._keep((kind, keys[index]), value, cost)
-        return found
+                self._store((kind, keys[index]), value, cost)
+        return results
 
     def peek(self, kind: str, key: Hashable) -> object:
-        """What is kept, None where nothing is."""
+        """Return the cached value, or None."""
         with self._lock:
             entry = self._table.pop((kind, key), None)
             if entry is None:
@@ -97,16 +103,16 @@ class CountCache:
             return entry[0]
 
     def put(self, kind: str, key: Hashable, value: object, size: int) -> None:
-        """Keep something instead of what is kept; `size`: bytes it takes."""
+        """Store a value of `size` bytes and replace any earlier value."""
         with self._lock:
-            self._keep((kind, key), value, _ENTRY_BYTES + size)
+            self._store((kind, key), value, _ENTRY_BYTES + size)
 
     def tokens(self, counter: TokenCounter, text: str) -> int:
-        """Tokens of a text, counted once."""
+        """Return the token count of a text, from the cache if it is known."""
         key = digest(text.encode("utf-8", "surrogatepass"))
         return self.get_one(f"text\0{counter.name}", key, lambda: counter.count(text))
 
-    def _keep(self, key: Hashable, value: object, cost: int) -> None:
+    def _store(self, key: Hashable, value: object, cost: int) -> None:
         if cost > self._limit:
             return
         replaced = self._table.pop(key, None)
@@ -118,7 +124,7 @@ class CountCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the entries take."""
+        """Return the size of all entries in bytes."""
         return self._bytes
 
     def __len__(self) -> int:

@@ -1,16 +1,20 @@
-"""Learn the difference between estimated and reported tokens.
+"""Learn the difference between estimated and reported input tokens.
 
-The errors that remain after `estimate.py` are constants that a provider adds, to a request or to each of its frames:
-its calls of tools or its messages, see `Estimate.frames`. So offsets are learned, not ratios: per provider, model, wire
-format and shape of the request the median of the last residuals, and per session the last turn's residual, which wins.
-Where residuals differ, what one has beyond the one nearest to 0 is taken to grow with the request, so that the residual
-of a large request is not added to a small one in full.
+The errors that remain after `estimate.py` are constants. A provider adds them to each request or to each frame. Frames
+are the tool calls or messages of a request, see `Estimate.frames`. The gateway therefore learns offsets, not ratios:
 
-A session's residual changes as frames come and go, by so many tokens for each frame. These are learned too, or a cut
-that leaves out half of a session's calls would keep the offset of them all. They are learned for each session: which
-ids and which results a client sends differs more between sessions of a key than within one.
+- per provider, model, wire format and shape of the request: the median of the last residuals;
+- per session: the residual of the last turn, which takes precedence.
 
-Pure values: a state goes in, a state comes out, and both are plain JSON.
+If the residuals of a key differ, the part above the residual nearest to 0 is assumed to grow with the request. So the
+residual of a large request is not added to a small request in full.
+
+The residual of a session changes by a number of tokens for each frame that is added or removed. This number is learned
+too. Otherwise a trim that drops half of the calls of a session would keep the offset of all of them. It is learned per
+session, because the IDs and results that clients send differ more between the sessions of a key than within one
+session.
+
+This module only computes: it takes a state, returns a new state, and both are plain JSON values.
 """
 
 from __future__ import annotations
@@ -24,43 +28,45 @@ from typing import Any, Final, NamedTuple
 from gateway.core.counting.estimate import OF_MESSAGES, Estimate, Source
 from gateway.core.values import dataclass
 
-#: residuals kept for a key
+#: number of residuals that are kept for a key
 KEPT: Final = 16
-#: The most that an offset may add to an estimate, in tokens, and take from it, as a share of it. Hosts add system
-#: prompts of up to 5,000 tokens; nothing known takes more than half.
-_MOST_ADDED: Final = 8_192
-_MOST_TAKEN: Final = 0.6
-#: what is always kept free above an estimate: a share of it, and the few tokens by which small prompts are off
-_LEAST_MARGIN: Final = 0.02
-_LEAST_TOKENS: Final = 8
-#: After so many estimates that followed their session's last turn, what they were off by says more than any rule: then
-#: this smaller share is kept free.
-_WELL_KNOWN: Final = 8
-_LEAST_KNOWN: Final = 0.005
-#: What a frame adds is a mean over at most so many frames, in which older ones fade.
-_FRAMES_KEPT: Final = 32
-#: Tokens that a frame can add at the most: an id of 20 tokens stands in a call and in its result, beside the marks that
-#: templates set round both. A turn that is off by more for each frame has other reasons.
-_MOST_FRAME: Final = 64
-#: what the frames of so many keys add is kept at hand
-_STATES_KEPT: Final = 128
-#: One strange report must not shut a window: the most that earlier residuals may add to the margin, as a share of the
-#: tokens or in tokens, whichever is more.
-_MOST_SEEN: Final = 0.25
-_SOME_SEEN: Final = 1_024
-#: No window is as large. And no tokenizer makes so many times the tokens that we count of what can be read here.
-_MOST_REPORTED: Final = 2**24
-_MOST_TIMES: Final = 8
-#: What is reported of a whole request is no less than this share of its estimate.
-_LEAST_REPORTED: Final = 1 - _MOST_TAKEN
-#: A report of the newest messages alone is at most so many times their estimate, and a few tokens for their frames.
-_MOST_OF_NEWEST: Final = 2.5
-#: marks of a shape with parts whose size cannot be seen in the request
-_UNSEEN: Final = frozenset({"image", "media", "server", "sealed", "other", "kept"})
+#: The most that an offset may add to an estimate, in tokens, and the most that it may subtract, as a share of the
+#: estimate. Hosts add system prompts of up to 5,000 tokens; no known host subtracts more than half.
+_MAX_ADDED: Final = 8_192
+_MAX_SUBTRACTED: Final = 0.6
+#: Minimum margin above an estimate: a share of it, and the few tokens by which the estimates of small prompts are
+#: wrong.
+_MIN_MARGIN: Final = 0.02
+_MIN_MARGIN_TOKENS: Final = 8
+#: After this many estimates that followed the last turn of their session, their errors are a better guide than any
+#: rule. Then the smaller share `_MIN_LEARNED_MARGIN` is the minimum margin.
+_MANY_SURPRISES: Final = 8
+_MIN_LEARNED_MARGIN: Final = 0.005
+#: The tokens that a frame adds are averaged over at most this many frames. Older frames fade out.
+_MAX_FRAMES: Final = 32
+#: Maximum tokens that one frame can add: an ID of 20 tokens occurs in a call and in its result, and templates put
+#: markers around both. A turn whose error per frame is larger has other causes.
+_MAX_FRAME_TOKENS: Final = 64
+#: number of keys whose usual tokens per frame are cached
+_CACHED_KEYS: Final = 128
+#: The most that earlier residuals may add to the margin: a share of the tokens, or a number of tokens, whichever is
+#: more. One wrong report must not block a whole context window.
+_MAX_ERROR_SHARE: Final = 0.25
+_MAX_ERROR_TOKENS: Final = 1_024
+#: `_MAX_REPORTED`: tokens; no context window is that large. `_MAX_FACTOR`: no tokenizer makes this many times the
+#: tokens that the gateway counts for readable text.
+_MAX_REPORTED: Final = 2**24
+_MAX_FACTOR: Final = 8
+#: The report of a whole request is at least this share of its estimate.
+_MIN_REPORTED_SHARE: Final = 1 - _MAX_SUBTRACTED
+#: A report of only the newest messages is at most this many times their estimate, plus a few tokens for their frames.
+_MAX_NEWEST_FACTOR: Final = 2.5
+#: marks of a request shape with parts whose size the request does not show
+_INVISIBLE: Final = frozenset({"image", "media", "server", "sealed", "other", "kept"})
 
 
 class Residual(NamedTuple):
-    """Of one request: reported less estimated tokens, and its estimated tokens (0 where these were not kept)."""
+    """The error of one estimate: reported minus estimated tokens, and the estimated tokens (0 if unknown)."""
 
     tokens: int
     estimate: int
@@ -68,14 +74,14 @@ class Residual(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastTurn:
-    """A session's last reported turn.
+    """The last reported turn of a session.
 
     Attributes:
-        key: under which it was reported.
-        residual: reported less estimated tokens.
-        frames: how many frames its request had, see `Estimate`; None where that was not kept.
-        added: tokens by which the residual grew as frames came, and fell as frames went, over all turns until now.
-        over: how many frames came and went in those turns.
+        key: the calibration key of its request.
+        residual: reported minus estimated tokens.
+        frames: number of frames of its request, see `Estimate`; None if unknown.
+        added: tokens by which the residual grew per added frame and fell per removed frame, over all turns so far.
+        over: number of frames that were added or removed in those turns.
     """
 
     key: str
@@ -85,28 +91,28 @@ class LastTurn:
     over: int = 0
 
     def then(self, residual: int, frames: int | None) -> LastTurn:
-        """The session's next reported turn, which has the same key."""
-        more = frames - self.frames if frames is not None and self.frames is not None else 0
-        grown = residual - self.residual
-        if abs(grown) > _MOST_FRAME * abs(more):
+        """Return the next reported turn of the session, which must have the same key."""
+        new_frames = frames - self.frames if frames is not None and self.frames is not None else 0
+        growth = residual - self.residual
+        if abs(growth) > _MAX_FRAME_TOKENS * abs(new_frames):
             return LastTurn(self.key, residual, frames, self.added, self.over)
-        added, over = self.added + (grown if more > 0 else -grown), self.over + abs(more)
-        if over > _FRAMES_KEPT:
-            added, over = round(added * _FRAMES_KEPT / over), _FRAMES_KEPT
+        added, over = self.added + (growth if new_frames > 0 else -growth), self.over + abs(new_frames)
+        if over > _MAX_FRAMES:
+            added, over = round(added * _MAX_FRAMES / over), _MAX_FRAMES
         return LastTurn(self.key, residual, frames, added, over)
 
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """An estimate after what was learned.
+    """An estimate, corrected by what was learned.
 
     Attributes:
-        tokens: what the provider is expected to report.
-        margin: tokens to keep free above that: trim and hold against `tokens + margin`.
-        offset: tokens added to the estimate for what was learned, less than 0 where taken from it; part of `tokens`.
-        source: `exact`, `calibrated`, or `learned` where something was.
-        last: the session's last turn, where it was corrected by that; None else.
-        frame: tokens of the offset for each of its frames; 0 where that was not learned.
+        tokens: input tokens that the provider is expected to report.
+        margin: tokens to keep free above that: trim and reserve with `tokens + margin`.
+        offset: tokens added to the estimate by learning; negative if subtracted. It is part of `tokens`.
+        source: `exact`, `calibrated`, or `learned` if the estimate was corrected.
+        last: the last turn of the session if it was used for the correction, else None.
+        frame: tokens of the offset per frame of the request; 0 if not learned.
     """
 
     tokens: int
@@ -118,59 +124,63 @@ class Corrected:
 
     @property
     def safe_tokens(self) -> int:
-        """Tokens and margin."""
+        """Return the tokens plus the margin."""
         return self.tokens + self.margin
 
 
 def calibration_key(provider: str, model: str, wire: str, shape: str) -> str:
-    """The key under which residuals are kept; images, files and provider-run tools are marks of the shape."""
+    """Return the key under which residuals are stored.
+
+    The shape names images, files and tools that the provider runs.
+    """
     return f"{provider}\n{model}\n{wire}\n{shape}"
 
 
 def may_become(key: str, other: str) -> bool:
-    """Whether a request of one key may be one of the other once some of its messages are left out."""
-    (made_for, marks), (made_for_other, left) = map(_parts, (key, other))
-    return made_for == made_for_other and left <= marks and marks - left <= OF_MESSAGES
+    """Return True if a request with one key may have the other key after some of its messages are dropped."""
+    (endpoint, marks), (other_endpoint, other_marks) = map(_parts, (key, other))
+    return endpoint == other_endpoint and other_marks <= marks and marks - other_marks <= OF_MESSAGES
 
 
 def is_telling(reported: int, estimate: int, key: str) -> bool:
-    """Whether reported input tokens can be those of a request of so many estimated ones, and say something of others.
+    """Return True if the reported input tokens are plausible for this estimate, so that they can be learned from.
 
-    What is reported is charged in any case. But one provider's slip in one session is no reason to expect it of all.
+    The report is charged in any case. But a single mistake of a provider must not change the estimates of other
+    requests.
     """
-    if reported > _MOST_REPORTED or _is_too_little(reported, estimate, key):
+    if reported > _MAX_REPORTED or _is_too_little(reported, estimate, key):
         return False
-    return reported <= _MOST_TIMES * estimate + _MOST_ADDED or not _UNSEEN.isdisjoint(_parts(key)[1])
+    return reported <= _MAX_FACTOR * estimate + _MAX_ADDED or not _INVISIBLE.isdisjoint(_parts(key)[1])
 
 
 def _is_too_little(reported: int, estimate: int, key: str) -> bool:
-    """Return whether the text of a request must have more tokens than were reported."""
-    return reported < _LEAST_REPORTED * estimate and _UNSEEN.isdisjoint(_parts(key)[1])
+    """Return True if the text of the request must have more tokens than were reported."""
+    return reported < _MIN_REPORTED_SHARE * estimate and _INVISIBLE.isdisjoint(_parts(key)[1])
 
 
 def whole_report(reported: int, estimate: int, newest: int, before: LastTurn | None, key: str) -> int | None:
-    """Return the input tokens of the whole request that a report stands for, or None if it teaches nothing of them.
+    """Return the input tokens of the whole request that a report implies, or None if they cannot be derived.
 
-    Some servers report only the tokens that their prompt cache did not have (Ollama, llama.cpp). Such a report stands
-    for the newest messages, and the rest of the request has what was expected of it: at least its estimate.
+    Some servers (Ollama, llama.cpp) report only the tokens that were not in their prompt cache. Such a report covers
+    the newest messages. The rest of the request is then assumed to have the expected tokens: at least its estimate.
 
     Args:
-        reported: input tokens as the provider reported them.
-        estimate: of the request, before anything learned.
-        newest: the part of the estimate after the last message of an assistant; 0: not known.
-        before: the session's last turn, by which the request's estimate was corrected; None where it was not.
-        key: under which it is learned.
+        reported: input tokens that the provider reported.
+        estimate: estimated tokens of the request, before correction.
+        newest: the part of the estimate after the last assistant message; 0 if unknown.
+        before: the last turn of the session if it corrected the estimate, else None.
+        key: the calibration key.
     """
     if not _is_too_little(reported, estimate, key):
         return reported
-    if not _LEAST_REPORTED * newest <= reported <= _MOST_OF_NEWEST * newest + _MOST_FRAME or not newest:
+    if not _MIN_REPORTED_SHARE * newest <= reported <= _MAX_NEWEST_FACTOR * newest + _MAX_FRAME_TOKENS or not newest:
         return None
     return estimate - newest + max(0, before.residual if before is not None else 0) + reported
 
 
 def _parts(key: str) -> tuple[str, set[str]]:
-    made_for, _, shape = key.rpartition("\n")
-    return made_for, {*shape.split("+")} - {""}
+    endpoint, _, shape = key.rpartition("\n")
+    return endpoint, {*shape.split("+")} - {""}
 
 
 def corrected(
@@ -183,51 +193,65 @@ def corrected(
     frames: Sequence[Residual] = (),
     estimated: int | None = None,
 ) -> Corrected:
-    """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key.
+    """Correct an estimate by the residuals of its key, and by the session's last turn if that had the same key.
 
-    What a provider adds differs between sessions of one key more than within a session. So the margin of an estimate
-    that follows its session's last turn comes from `surprises`: by how much such estimates were off, reported less
-    expected tokens. The margin of any other comes from how far the residuals lie apart. `frames`: for sessions of the
-    key, tokens that frames added, and over how many frames. `estimated`: correct it as if it were of so many tokens.
+    What a provider adds differs more between the sessions of a key than within one session. So there are two margins:
+
+    - After a known last turn, the margin comes from `surprises`: the errors of earlier estimates of this kind.
+    - Otherwise the margin comes from how far the residuals are apart.
+
+    Args:
+        estimate: the estimate.
+        key: its calibration key.
+        residuals: the last residuals of the key.
+        last: the last turn of the session.
+        surprises: reported minus expected tokens of estimates that followed the last turn of their session.
+        frames: for other sessions of the key: the tokens that frames added, and the number of frames.
+        estimated: tokens to correct instead of those of the estimate.
     """
     if estimated is None:
         estimated = estimate.tokens
     if last is not None and last.key == key:
-        return _following(estimate, estimated, last, surprises, frames)
+        return _corrected_by_last_turn(estimate, estimated, last, surprises, frames)
     if not residuals:
         return Corrected(estimated, _margin(estimate, estimated), 0, estimate.source)
-    seen = _scaled(residuals, estimated)
-    wanted = round(median(seen))
-    offset = _clamped(wanted, estimated)
+    scaled = _scaled(residuals, estimated)
+    typical = round(median(scaled))
+    offset = _clamped(typical, estimated)
     tokens = estimated + offset
-    return Corrected(tokens, _margin(estimate, tokens, max(seen) - wanted, len(seen)), offset, "learned")
+    return Corrected(tokens, _margin(estimate, tokens, max(scaled) - typical, len(scaled)), offset, "learned")
 
 
-def _following(
+def _corrected_by_last_turn(
     estimate: Estimate, estimated: int, last: LastTurn, surprises: Sequence[Residual], frames: Sequence[Residual]
 ) -> Corrected:
-    frame = _frame(last, frames)
-    more = estimate.frames - last.frames if last.frames is not None else 0
-    offset = _clamped(last.residual + round(frame * more), estimated)
+    per_frame = _tokens_per_frame(last, frames)
+    new_frames = estimate.frames - last.frames if last.frames is not None else 0
+    offset = _clamped(last.residual + round(per_frame * new_frames), estimated)
     tokens = estimated + offset
-    above = _scaled(surprises, estimated) or (0,)
-    least = _LEAST_KNOWN if len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
-    return Corrected(tokens, _margin(estimate, tokens, max(above), len(above), least), offset, "learned", last, frame)
+    scaled = _scaled(surprises, estimated) or (0,)
+    least_margin = _MIN_LEARNED_MARGIN if len(surprises) >= _MANY_SURPRISES else _MIN_MARGIN
+    return Corrected(
+        tokens, _margin(estimate, tokens, max(scaled), len(scaled), least_margin), offset, "learned", last, per_frame
+    )
 
 
-def _frame(last: LastTurn, frames: Sequence[Residual]) -> float:
-    """What a frame adds: as the session has seen it, and before that as others have."""
-    return _mean(last.added, last.over, _usual_frame(tuple(frames)) if frames else 0.0)
+def _tokens_per_frame(last: LastTurn, others: Sequence[Residual]) -> float:
+    """Return the tokens that a frame adds: as observed in this session, or before that in other sessions."""
+    return _mean(last.added, last.over, _usual_tokens_per_frame(tuple(others)) if others else 0.0)
 
 
-@lru_cache(maxsize=_STATES_KEPT)  # a turn asks several times
-def _usual_frame(frames: tuple[Residual, ...]) -> float:
+@lru_cache(maxsize=_CACHED_KEYS)  # a turn asks several times
+def _usual_tokens_per_frame(frames: tuple[Residual, ...]) -> float:
     return median([_mean(added, over) for added, over in frames])
 
 
 def _mean(added: int, over: int, first: float = 0.0) -> float:
-    """Tokens for each of `over` frames and one more that added `first`: what one frame seems to add may be chance."""
-    return max(-_MOST_FRAME, min(_MOST_FRAME, (first + added) / (1 + max(0, over))))
+    """Return the average tokens per frame over `over` frames, plus one assumed frame that added `first` tokens.
+
+    The assumed frame dampens the average, because the tokens that a single frame seems to add may be chance.
+    """
+    return max(-_MAX_FRAME_TOKENS, min(_MAX_FRAME_TOKENS, (first + added) / (1 + max(0, over))))
 
 
 def ceiling(
@@ -240,48 +264,59 @@ def ceiling(
     frames: Sequence[Residual] = (),
     budget: int,
 ) -> int:
-    """The most tokens that an estimate may have within `budget`, once what its frames add is part of it.
+    """Return the largest estimate that stays within `budget`, including the tokens that are learned per frame.
 
-    The rest of the offset and the margin are taken off the budget.
+    The rest of the offset and the margin are subtracted from the budget.
     """
-    found = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=budget)
-    # The margin is that of the budget, not of the budget and the offset.
-    largest = max(0, budget - found.offset)
-    found = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=largest)
-    return budget - found.margin - found.offset + round(found.frame * estimate.frames)
+    result = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=budget)
+    # The second pass takes the margin of the budget alone, not of the budget plus the offset.
+    largest = max(0, budget - result.offset)
+    result = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=largest)
+    return budget - result.margin - result.offset + round(result.frame * estimate.frames)
 
 
 def _scaled(residuals: Sequence[Residual], tokens: int) -> Sequence[float]:
-    """The residuals, as they would be for a request of so many estimated tokens.
+    """Return the residuals, scaled down to a request of `tokens` estimated tokens.
 
-    The one nearest to 0 is taken for what is added to every request. What another one has beyond that is taken to have
-    grown with its request, so that a smaller request gets less of it.
+    The residual nearest to 0 is treated as a constant that is added to every request. The rest of a larger residual is
+    assumed to grow with the request, so that a smaller request gets less of it.
     """
     if not residuals:
         return ()
-    offs, estimates = zip(*residuals, strict=True)
+    errors, estimates = zip(*residuals, strict=True)
     if max(estimates) <= tokens:
-        return offs
-    least = min(offs, key=abs)
-    return [least + (off - least) * tokens / estimate if estimate > tokens else off for off, estimate in residuals]
+        return errors
+    least = min(errors, key=abs)
+    return [
+        least + (error - least) * tokens / estimate if estimate > tokens else error for error, estimate in residuals
+    ]
 
 
 def _clamped(offset: int, tokens: int) -> int:
-    return max(-int(tokens * _MOST_TAKEN), min(_MOST_ADDED, offset))
+    return max(-int(tokens * _MAX_SUBTRACTED), min(_MAX_ADDED, offset))
 
 
-def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, least: float = _LEAST_MARGIN) -> int:
-    """Tokens to keep free: the most that was seen above the correction, or doubt that shrinks with each report.
+def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, least: float = _MIN_MARGIN) -> int:
+    """Return the tokens to keep free above an estimate.
 
-    `seen`: the most by which what was reported of earlier requests, so many `reports`, was above what was corrected;
-    `least`: the smallest margin, a share of `tokens`.
+    The margin is the largest of: a minimum share, the largest error that was observed, and a doubt that shrinks with
+    each report.
+
+    Args:
+        estimate: the estimate, which names its spread and its doubt.
+        tokens: its corrected tokens.
+        seen: the largest error by which earlier reports exceeded the corrected estimates.
+        reports: the number of these reports.
+        least: the minimum margin as a share of `tokens`.
     """
-    unseen = (estimate.spread * tokens + estimate.doubt) / (1 + reports)
-    return math.ceil(max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen))
+    doubt = (estimate.spread * tokens + estimate.doubt) / (1 + reports)
+    return math.ceil(
+        max(_MIN_MARGIN_TOKENS, least * tokens, min(seen, max(_MAX_ERROR_SHARE * tokens, _MAX_ERROR_TOKENS)), doubt)
+    )
 
 
 def residuals_from(value: Any) -> tuple[Residual, ...]:
-    """Residuals as they were stored: a list of pairs, or of residuals without estimates; all else in it is left out."""
+    """Read stored residuals: a list of pairs, or of numbers without estimates. Anything else in the list is ignored."""
     items = value if isinstance(value, list) else []
     pairs = [item if isinstance(item, list) else [item, 0] for item in items]
     return tuple([Residual(*pair) for pair in pairs if [*map(type, pair)] == [int, int]])[-KEPT:]

@@ -1,7 +1,7 @@
-"""Split the tokens of a request into conversation and tool results.
+"""Split the token count of a request into conversation, tool results and tool definitions.
 
-A result that stands in the request twice, under one call id or word for word, is one result to whoever reads the
-numbers. The provider bills it each time; what it bills is `estimate.py`'s to say.
+A tool result that occurs twice, with the same call ID or the same content, counts as one result here. The provider
+bills it each time, and `estimate.py` counts it each time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from gateway.core.counting.measure import ContentTokens, MeasuredMessage
 from gateway.core.tools import counted_as
 from gateway.core.values import dataclass
 
-#: tools whose results are counted by name; those of others together, see `gateway.core.tools.OTHERS`
+#: Number of tools whose results are counted by name. The results of all other tools are counted together, see
+#: `gateway.core.tools.OTHERS`.
 MAX_TOOLS: Final = 64
-#: the tool of a result whose call stands nowhere before it
+#: the tool name of a result whose call does not precede it
 UNKNOWN: Final = "unknown"
 
 
 class ToolResultTokens(NamedTuple):
-    """Different results of one tool, and their tokens."""
+    """The number of different results of one tool, and their tokens."""
 
     results: int
     tokens: int
@@ -34,15 +35,15 @@ NO_WEIGHT: Final = ToolResultTokens(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ContextCounts:
-    """Tokens by the tokenizer, without what the provider adds.
+    """Tokens of the parts of a context, counted by the tokenizer, without what the provider adds.
 
     Attributes:
-        conversation_tokens: texts, thinking and calls of all messages, system texts included.
-        tool_tokens: results of tools; one whose call id or content stood in an earlier result is not counted again.
-        definition_tokens: definitions of the tools offered.
-        results: how many different results there are.
-        repeated_tokens: tokens of results left out above because they stood there already.
-        tools: `results` and `tool_tokens` by the tool's name.
+        conversation_tokens: texts, thinking and tool calls of all messages, including system texts.
+        tool_tokens: tool results. A result with the call ID or the content of an earlier result is not counted again.
+        definition_tokens: definitions of the offered tools.
+        results: number of different results.
+        repeated_tokens: tokens of the repeated results that `tool_tokens` leaves out.
+        tools: tool name -> its part of `results` and `tool_tokens`.
     """
 
     conversation_tokens: int = 0
@@ -55,9 +56,11 @@ class ContextCounts:
 
 @dataclass(frozen=True, slots=True)
 class SeenContent:
-    """What stands in earlier messages.
+    """The tool results of earlier messages, and the calls that still have no result.
 
-    `results`: call ids and content digests of the results; `calls`: by id, the tool of each call without a result yet.
+    Attributes:
+        results: call IDs and content hashes of the results.
+        calls: call ID -> tool name, for each call without a result.
     """
 
     results: frozenset[str | bytes] = frozenset()
@@ -70,41 +73,41 @@ class SeenContent:
 def context_counts(
     measures: Sequence[MeasuredMessage], before: ContextCounts, seen: SeenContent
 ) -> tuple[ContextCounts, SeenContent]:
-    """The parts of a context to which messages are added, and what was seen in it.
+    """Add messages to the counts of a context; return the new counts and the seen content.
 
     Args:
-        measures: of the messages that are added.
-        before: the parts of the messages before them.
-        seen: what was seen in the messages before them.
+        measures: the added messages.
+        before: the counts of the messages before them.
+        seen: the content of the messages before them.
     """
     conversation = before.conversation_tokens + sum([conversation_tokens(item.counts) for item in measures])
-    tool, different, repeated = before.tool_tokens, before.results, before.repeated_tokens
-    of_tools = [item for item in measures if item.results or item.called]
-    if not of_tools:
-        parts = ContextCounts(conversation, tool, before.definition_tokens, different, repeated, before.tools)
+    tool_tokens, results, repeated = before.tool_tokens, before.results, before.repeated_tokens
+    with_tools = [item for item in measures if item.results or item.called]
+    if not with_tools:
+        parts = ContextCounts(conversation, tool_tokens, before.definition_tokens, results, repeated, before.tools)
         return parts, seen
     known, calls, tools = set(seen.results), dict(seen.calls), dict(before.tools)
-    for measure in of_tools:
+    for measure in with_tools:
         calls.update(measure.called)
         for result in measure.results:
             name = calls.pop(result.call_id, UNKNOWN)
             if result.digest in known or (result.call_id != "" and result.call_id in known):
                 repeated += result.tokens
             else:
-                different += 1
-                tool += result.tokens
-                _add(tools, name, result.tokens)
+                results += 1
+                tool_tokens += result.tokens
+                _add_result(tools, name, result.tokens)
             known.update((result.call_id, result.digest))
-    parts = ContextCounts(conversation, tool, before.definition_tokens, different, repeated, tools)
+    parts = ContextCounts(conversation, tool_tokens, before.definition_tokens, results, repeated, tools)
     return parts, SeenContent(frozenset(known), calls)
 
 
-def _add(tools: dict[str, ToolResultTokens], name: str, tokens: int) -> None:
+def _add_result(tools: dict[str, ToolResultTokens], name: str, tokens: int) -> None:
     name = counted_as(name, tools, MAX_TOOLS)
     results, before = tools.get(name, NO_WEIGHT)
     tools[name] = ToolResultTokens(results + 1, before + tokens)
 
 
 def conversation_tokens(counts: ContentTokens) -> int:
-    """The tokens of a message that belong to no tool result."""
+    """Return the tokens of a message that do not belong to a tool result."""
     return counts.text + counts.call + counts.thinking + counts.inline + counts.other

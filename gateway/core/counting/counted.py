@@ -1,4 +1,4 @@
-"""Correct the estimate of a request by what earlier calls taught."""
+"""Correct the estimate of a request by the errors of earlier estimates."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from gateway.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CountedRequest:
-    """A request and what the provider is expected to report for it, in tokens.
+    """A request and the input tokens that the provider is expected to report for it.
 
-    `expected` is of the request itself. `kept` comes on top where the request goes on from an answer that the provider
-    keeps (`previous_response_id`): what that answer and all before it weigh. The context budget leaves it
-    out: it cannot be cut here, nobody knows how much of it the provider drops, and what is sent beside it is what was
-    said last, which should stay.
-    `key`: under which this kind of request is learned.
+    Attributes:
+        request: the request.
+        estimate: its estimate before correction.
+        expected: its estimate after correction. This covers the request itself.
+        key: the calibration key under which this kind of request is learned.
+        kept: tokens of an earlier response that the provider stores (`previous_response_id`) and of everything before
+            it. They are added to `expected`. The context budget ignores them: the gateway cannot trim them, and does
+            not know how much of them the provider drops. The messages in the request are the newest ones, which should
+            stay.
     """
 
     request: RequestParts
@@ -31,43 +35,46 @@ class CountedRequest:
 
     @property
     def tokens(self) -> int:
-        """What the provider is expected to report."""
+        """Return the input tokens that the provider is expected to report."""
         return self.expected.tokens + self.kept
 
     def margin(self, safety: float | None) -> int:
-        """Tokens to keep free beside those expected: as learned, or a configured factor's part."""
+        """Return the tokens to keep free above the expected ones.
+
+        `safety` is a configured factor; if it is None, return the learned margin.
+        """
         expected = self.expected
         return expected.margin if safety is None else ceil(expected.tokens * safety) - expected.tokens
 
     @property
     def framed(self) -> int:
-        """The estimate and the part of what was learned that grows with the number of frames (see `Estimate`).
+        """Return the estimate plus the part of the correction that grows with the number of frames (see `Estimate`).
 
-        It is what a choice among messages can change; `beyond`, the rest of what was learned, is a constant.
+        Dropping messages changes this number. The rest of the correction is a constant, see `beyond`.
         """
         return self.estimate.tokens + round(self.expected.frame * self.estimate.frames)
 
     @property
     def beyond(self) -> int:
-        """Tokens that were learned and stay the same whatever messages are left out; may be negative."""
+        """Return the part of the correction that stays the same if messages are dropped, in tokens; may be negative."""
         return self.expected.tokens - self.framed
 
     def fits(self, budget: int | None, safety: float | None) -> bool:
-        """Whether it is surely within the budget."""
+        """Return True if the expected tokens and the margin are within the budget."""
         return budget is None or self.expected.tokens + self.margin(safety) <= budget
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is known from earlier calls.
+    """Corrections and limits that are known from earlier calls.
 
     Attributes:
-        offsets: by how much requests of this kind were off; this and the next two see `corrected`.
-        surprises: by how much they were off although their session's last turn was known.
-        frames: what each frame added.
-        last_turn: of this session.
-        limit: of the model, as its provider named it in a refusal.
-        kept: tokens of the earlier answer that the request goes on from.
+        offsets: errors of earlier requests of this kind, see `corrected` for this and the next two.
+        surprises: errors of earlier requests although the last turn of their session was known.
+        frames: tokens that each frame added.
+        last_turn: the last turn of this session.
+        limit: the context window of the model, as its provider named it in an error.
+        kept: tokens of the earlier response that the request continues.
     """
 
     offsets: Sequence[Residual] = ()
@@ -79,28 +86,29 @@ class Learned:
 
     @property
     def is_of_others(self) -> bool:
-        """Whether other sessions taught any of it but the limit."""
+        """Return True if any of it, except the limit, was learned from other sessions."""
         return bool(self.offsets or self.surprises or self.frames)
 
     @property
     def alone(self) -> Learned:
-        """What the session taught, and the limit."""
+        """Return only what was learned from this session, and the limit."""
         return Learned(last_turn=self.last_turn, limit=self.limit, kept=self.kept)
 
 
 def key_of(request: RequestParts, estimate: Estimate, kept: int = 0) -> str:
-    """The key under which errors of estimates like this one are learned.
+    """Return the calibration key for estimates like this one.
 
-    Requests that go on from a kept answer of known weight have one of their own: that weight is a guess too.
+    A request that continues a stored response has a separate key, because the tokens of that response are an estimate
+    too.
     """
     shape = f"{estimate.shape}+kept" if kept else estimate.shape
     return calibration_key(request.provider, request.model, request.wire, shape)
 
 
 def count_tokens(request: RequestParts, estimate: Estimate, learned: Learned, key: str | None = None) -> CountedRequest:
-    """The request with its estimate corrected by what was learned.
+    """Correct the estimate of a request by what was learned.
 
-    `key`: correct it as a request of this key, where that is not the key of its own shape.
+    Pass `key` to correct it as a request of another shape.
     """
     key = key or key_of(request, estimate, learned.kept)
     expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)

@@ -1,6 +1,6 @@
-"""Count the tokens of tool definitions and of the response schema.
+"""Count the tokens of tool definitions, and simplify response schemas for counting.
 
-How many tokens these make is the family's to say (`estimate.py`).
+The model family turns these counts into provider tokens (`estimate.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.tools import compact, typescript
 from gateway.core.values import dataclass
 
-#: how deep namespaces of tools are looked into that stand in one another: deeper than any in use
-_MOST_NAMESPACES: Final = 8
-#: parts of a schema that recorded usage shows no trace of
-_UNSEEN: Final = frozenset(
+#: Maximum depth of nested tool namespaces, which is more than any request uses. Deeper ones count as JSON.
+_MAX_NAMESPACE_DEPTH: Final = 8
+#: schema keywords that have no effect on recorded usage
+_UNBILLED: Final = frozenset(
     {
         *("additionalProperties", "$schema", "required", "format"),
         *("minimum", "maximum", "minLength", "maxLength"),
@@ -26,15 +26,15 @@ _UNSEEN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinitions:
-    """The tools of a request, weighed.
+    """Token counts of the tools of a request.
 
     Attributes:
-        typescript: tokens of the functions, written as OpenAI shows them to a model.
+        typescript: tokens of the functions, written as TypeScript (the way OpenAI shows them to a model).
         json: tokens of the functions, written as JSON.
         count: number of functions.
         server: number of tools that the provider runs.
-        server_json: tokens of those, written as JSON.
-        deferred: number of tools that are not shown to the model yet.
+        server_json: tokens of the tools that the provider runs, written as JSON.
+        deferred: number of tools that the model does not see yet.
     """
 
     typescript: int = 0
@@ -45,7 +45,7 @@ class ToolDefinitions:
     deferred: int = 0
 
     def plus(self, other: ToolDefinitions) -> ToolDefinitions:
-        """Both together."""
+        """Add the counts of other tools."""
         return ToolDefinitions(
             self.typescript + other.typescript,
             self.json + other.json,
@@ -60,7 +60,7 @@ NO_TOOLS: Final = ToolDefinitions()
 
 
 def count_tools(value: object, counter: TokenCounter, depth: int = 0) -> ToolDefinitions:
-    """Definitions of tools in any wire format, decoded. Their order does not matter."""
+    """Count the tokens of decoded tool definitions in any wire format. Their order does not matter."""
     total = NO_TOOLS
     for tool in value if isinstance(value, list) else [value]:
         total = total.plus(_count_tool(tool, counter, depth))
@@ -70,7 +70,7 @@ def count_tools(value: object, counter: TokenCounter, depth: int = 0) -> ToolDef
 def _count_tool(tool: object, counter: TokenCounter, depth: int) -> ToolDefinitions:
     if not isinstance(tool, Mapping):
         return ToolDefinitions(server_json=counter.count(readable(tool)[0]))
-    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
+    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MAX_NAMESPACE_DEPTH:
         return count_tools(tool["tools"], counter, depth + 1)
     inner = tool.get("function", tool.get("custom"))
     holder = inner if isinstance(inner, Mapping) else tool
@@ -91,17 +91,17 @@ def _count_tool(tool: object, counter: TokenCounter, depth: int) -> ToolDefiniti
 
 
 def shown_schema(schema: object, depth: int = 0) -> object:
-    """A response schema without what usage shows no trace of."""
+    """Return a response schema without the keywords that have no effect on recorded usage."""
     if depth > 64:  # noqa: PLR2004  # deeper than any schema; a guard
         return schema
     if isinstance(schema, Mapping):
-        # The keys of these are names of fields, not words of the schema language.
+        # The keys of these objects are field names, not schema keywords.
         return {
             key: {name: shown_schema(inner, depth + 1) for name, inner in value.items()}
             if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping)
             else shown_schema(value, depth + 1)
             for key, value in schema.items()
-            if key not in _UNSEEN
+            if key not in _UNBILLED
         }
     if isinstance(schema, list):
         return [shown_schema(item, depth + 1) for item in schema]

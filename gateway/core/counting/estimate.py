@@ -1,7 +1,7 @@
-"""Estimate the input tokens that a provider will report, with the numbers of the model's family.
+"""Estimate the input tokens of a request with the token overheads of its model family.
 
-Every message is measured once and kept in the cache under its own bytes; a turn costs its new messages. Nothing here
-raises on any JSON. What was learned from reported usage comes on top: `calibration.py`.
+Each message is counted once and cached by a hash of its bytes, so that a turn only costs its new messages. No JSON
+value raises an error. `calibration.py` then corrects the estimate by what providers reported earlier.
 """
 
 from __future__ import annotations
@@ -36,41 +36,43 @@ from gateway.core.counting.tools import compact
 from gateway.core.repeated import digest_again
 from gateway.core.values import dataclass
 
-#: How good a number is. exact: this kind of request is predicted to the token; calibrated: by the family's numbers;
-#: learned: corrected by what the provider reported before.
+#: Quality of an estimate:
+#: - `exact`: requests of this kind are predicted to the token;
+#: - `calibrated`: computed with the numbers of the model family;
+#: - `learned`: corrected by earlier reports of the provider.
 Source = Literal["exact", "calibrated", "learned"]
 
-#: marks of a request's shape that come from single messages: they are gone once those messages are left out
+#: marks of a request shape that come from single messages; dropping these messages removes the mark
 OF_MESSAGES: Final = frozenset({"sealed", "image", "media", "other"})
 
-#: all marks, in the order in which a shape names them
+#: all marks of a shape, in the order in which it lists them
 _MARKS: Final = ("tools", "forced", "schema", "thinking", "system", "sealed", "image", "media", "server", "other")
 
-#: bytes that a kept measure takes, and more for each of its media, results and calls
+#: bytes that a cached measure takes, and for each of its media, results and calls
 _MEASURE_BYTES: Final = 400
 _PART_BYTES: Final = 200
-#: what stands round the declarations of functions
+#: the text around the declarations of functions
 _NAMESPACE: Final = "namespace functions {\n\n} // namespace functions"
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A request's prompt tokens.
+    """The estimated input tokens of a request.
 
     Attributes:
-        tokens: what the provider is expected to report.
+        tokens: input tokens that the provider is expected to report.
         source: `exact` or `calibrated`.
-        spread: how far above `tokens` the report may lie, as a share of them, while nothing is learned.
-        doubt: how many tokens more its images and files may cost, where their sizes are not known.
-        shape: what the request makes use of; requests of one shape are wrong by the same offset.
-        family: the name of the family whose numbers were used.
-        counter: the name of the token counter.
+        spread: how far the report may exceed `tokens` before anything is learned, as a share of `tokens`.
+        doubt: tokens by which images and files of unknown size may exceed their estimate.
+        shape: the features that the request uses; requests of one shape have the same offset.
+        family: name of the model family.
+        counter: name of the token counter.
         context: the parts of the context.
-        overhead: the part of `tokens` that belongs to no message: what frames the request, tools, schema, a system text
-            that is no message. `message_tokens` adds up to the rest, and to the thinking that the provider drops.
-        frames: the number of its tool calls, or of its messages where no tools are offered. What a provider adds beyond
-            its family's numbers comes once for each of these, or once for the request.
-        newest: the part of `tokens` after the last message of an assistant; 0 where there is none.
+        overhead: the part of `tokens` that belongs to no message: frame of the request, tools, schema, separate system
+            prompt. `message_tokens` adds up to the rest, plus the thinking that the provider drops.
+        frames: number of tool calls, or number of messages if no tools are offered. What a provider adds beyond the
+            numbers of its family is added once per frame, or once per request.
+        newest: the part of `tokens` after the last assistant message; 0 if there is none.
     """
 
     tokens: int
@@ -86,7 +88,7 @@ class Estimate:
     newest: int = 0
 
     def with_frames(self, frames: int) -> Estimate:
-        """The same for a request of so many frames."""
+        """Return a copy with another number of frames."""
         return Estimate(
             self.tokens, self.source, self.spread, self.doubt, self.shape, self.family, self.counter, self.context,
             self.overhead, frames, self.newest,
@@ -94,18 +96,18 @@ class Estimate:
 
     @property
     def has_tools(self) -> bool:
-        """Whether tools are offered."""
+        """Return True if the request offers tools."""
         return "tools" in self.shape.split("+")
 
 
-#: formats of which a cut chooses among their messages in the words of a chat
-_SEEN_TWICE: Final = frozenset[Wire]({"messages", "responses"})
-#: characters of a text that takes longer to be counted again than to be found
-_LONG: Final = 200
+#: Formats that are trimmed as chat messages, so that their texts are counted in two formats.
+_CONVERTED_FORMATS: Final = frozenset[Wire]({"messages", "responses"})
+#: Length of a text, in characters, from which a cache lookup is faster than counting again.
+_CACHED_LENGTH: Final = 200
 
 
-class _CountsOnce:
-    """A counter that remembers what long texts come to."""
+class _CachedCounter:
+    """Count tokens, and cache the counts of long texts."""
 
     def __init__(self, counter: TokenCounter, cache: CountCache) -> None:
         self.name = counter.name
@@ -113,18 +115,18 @@ class _CountsOnce:
         self._cache = cache
 
     def count(self, text: str) -> int:
-        """See `TokenCounter.count`."""
-        return self._counter.count(text) if len(text) < _LONG else self._cache.tokens(self._counter, text)
+        """Return the token count of a text."""
+        return self._counter.count(text) if len(text) < _CACHED_LENGTH else self._cache.tokens(self._counter, text)
 
 
 class Estimator:
-    """Weighs requests.
+    """Estimate the input tokens of requests.
 
     Args:
-        families: the numbers.
-        counter_for: the name of a tokenizer -> its counter.
-        cache: where measures are kept; shared with whoever else counts.
-        read: the value of a message's bytes, as `decoded` says it; a faster one may be at hand.
+        families: the model families.
+        counter_for: returns the counter of a tokenizer name.
+        cache: stores the counts of messages; other components may share it.
+        read: decodes the bytes of a message, like `decoded` but possibly faster.
     """
 
     def __init__(
@@ -141,33 +143,40 @@ class Estimator:
         self._runs = RunCache(cache)
 
     def estimate(self, request: RequestParts, *, keys: Sequence[bytes] | None = None) -> Estimate:
-        """The prompt tokens of a request. `keys`: what `keys_of` says of its messages, where it was asked before."""
+        """Estimate the input tokens of a request.
+
+        Pass `keys` if `keys_of` of its messages is already known.
+        """
         overhead = self.overhead(request)
         if keys is None:
             return self.of(overhead, self.sums(overhead, request.messages))
         return self.having(overhead, request.messages, keys)
 
     def having(self, overhead: Overhead, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
-        """The prompt tokens of a request with these messages, of which `keys_of` says `keys`.
+        """Estimate the input tokens of a request with this overhead and these messages.
 
-        The sums of the messages go on from those of a shorter conversation.
+        The sums of the messages are computed from those of a shorter conversation, if they are cached. `keys` is
+        `keys_of` of the messages.
         """
 
-        def extend(start: int, known: MessageSums | None) -> MessageSums:
-            return self.sums(overhead, messages[start:], keys[start:], known)
+        def extend(start: int, known_sums: MessageSums | None) -> MessageSums:
+            return self.sums(overhead, messages[start:], keys[start:], known_sums)
 
         sums = self._runs.extended(f"sums\0{overhead.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
         return self.of(overhead, sums)
 
-    def of(self, overhead: Overhead, total: MessageSums) -> Estimate:
-        """The prompt tokens of a request. `total`: the sums of its messages, which the request need not hold then."""
+    def of(self, overhead: Overhead, sums: MessageSums) -> Estimate:
+        """Compute the estimate from the overhead and the sums of all messages.
+
+        The request in `overhead` need not hold the messages.
+        """
         request, counter, tools = overhead.request, overhead.counter, overhead.tools
         family = self.family(request)
-        counts, media, system = total.kept(family.thoughts), total.media, total.system
-        said = counts_tokens(counts, family) + sum([media_tokens(item, family) for item in media])
+        counts, media, system = sums.kept(family.thoughts), sums.media, sums.system
+        message_tokens = counts_tokens(counts, family) + sum([media_tokens(item, family) for item in media])
         system_field = sum([_measure_tokens(item, family) for item in overhead.system])
         tokens = (
-            said
+            message_tokens
             + family.start
             + family.system * system
             + _tools_tokens(overhead, family, system=system)
@@ -187,14 +196,14 @@ class Estimator:
             shape=shape,
             family=family.name,
             counter=counter.name,
-            context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
-            overhead=math.ceil(tokens - said + system_field),
+            context=sums.parts(tools.typescript if family.rendering == "typescript" else tools.json),
+            overhead=math.ceil(tokens - message_tokens + system_field),
             frames=counts.calls if tools.count else counts.messages,
-            newest=round(counts_tokens(total.new, family)) if total.new is not None else 0,
+            newest=round(counts_tokens(sums.new, family)) if sums.new is not None else 0,
         )
 
     def overhead(self, request: RequestParts) -> Overhead:
-        """What stands beside the messages of a request, measured."""
+        """Count the parts of a request that are not messages."""
         counter = self.counter(request)
         system, tools, others = (
             self._system(request, counter),
@@ -218,32 +227,38 @@ class Estimator:
         )
 
     def kind(self, request: RequestParts) -> Hashable:
-        """Format, counter and system text: sums may go on from those of a request where these are the same."""
-        system = _content(request.system) if request.system is not None else None
+        """Return the key of compatible sums: wire format, token counter and system prompt.
+
+        The sums of a request can be continued for another request if both have the same kind.
+        """
+        system = _bytes_of(request.system) if request.system is not None else None
         return request.wire, self.counter(request).name, digest_again(system) if system is not None else None
 
     def counter(self, request: RequestParts) -> TokenCounter:
-        """What counts the texts of a request."""
+        """Return the token counter for a request."""
         return self._counter_for(self.tokenizer(request))
 
     def family(self, request: RequestParts) -> TokenizerFamily:
-        """The family whose numbers a request is weighed with."""
+        """Return the model family of a request."""
         return self.families.of(request.model, request.provider, request.wire)
 
     def tokenizer(self, request: RequestParts) -> str:
-        """The name of the tokenizer a request is counted with."""
+        """Return the name of the tokenizer for a request."""
         return request.tokenizer or self.family(request).tokenizer
 
     def message_tokens(
         self, request: RequestParts, messages: Sequence[Piece] | None = None, *, read_as: Wire | None = None
     ) -> list[int]:
-        """What each message of a request adds, in order; without its tools and what frames the whole.
+        """Return the tokens that each message adds, in order; without tools and the frame of the request.
 
-        `messages`: others than its own; `read_as`: the format they are written in, where it is not the request's.
+        Args:
+            request: the request.
+            messages: other messages to count instead of those of the request.
+            read_as: the wire format of the messages if it is not that of the request.
         """
-        family, counter = self.family(request), self._once(self.counter(request), request.wire)
+        family, counter = self.family(request), self._conversation_counter(self.counter(request), request.wire)
         pieces = request.messages if messages is None else messages
-        measures = self._of_messages(read_as or request.wire, pieces, counter)
+        measures = self._measures(read_as or request.wire, pieces, counter)
         return [
             0 if piece == IGNORED else round(_measure_tokens(item, family))
             for piece, item in zip(pieces, measures, strict=True)
@@ -256,16 +271,16 @@ class Estimator:
         keys: Sequence[bytes] | None = None,
         before: MessageSums | None = None,
     ) -> MessageSums:
-        """Sums of messages of a request, and of its system text where that is none of them.
+        """Add up the counts of messages, and of the separate system prompt if there is one.
 
         Args:
-            overhead: what stands beside them.
-            messages: to be measured.
-            keys: what `keys_of` says of them, where it was asked before.
-            before: the sums of all that come before them; of one kind with the request's, see `Overhead.kind`.
+            overhead: the overhead of the request.
+            messages: the messages to count.
+            keys: `keys_of` of the messages, if known.
+            before: the sums of all earlier messages, of the same kind (see `Estimator.kind`).
         """
         wire = overhead.request.wire
-        measures = self._of_messages(wire, messages, self._once(overhead.counter, wire), keys)
+        measures = self._measures(wire, messages, self._conversation_counter(overhead.counter, wire), keys)
         starts = [place for place, item in enumerate(measures) if item.is_all]
         if starts:
             measures, before = measures[starts[-1] :], None
@@ -275,27 +290,30 @@ class Estimator:
         if request.system is None:
             return ()
         kind = f"system\0{counter.name}"
-        return (self._kept(kind, request.system, lambda value: text_measure(value, counter), _measure_bytes),)
+        return (self._cached(kind, request.system, lambda value: text_measure(value, counter), _measure_bytes),)
 
-    def _of_messages(
+    def _measures(
         self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None = None
     ) -> list[MeasuredMessage]:
-        """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
+        """Return the measures of messages, most of them from the cache.
+
+        A message that cannot be written as JSON has no key and is always measured.
+        """
         if keys is not None:
-            return self._of_keyed(wire, pieces, counter, keys)
-        contents = [_content(piece) for piece in pieces]
+            return self._measures_of_keys(wire, pieces, counter, keys)
+        contents = [_bytes_of(piece) for piece in pieces]
         keyed = [content for content in contents if content is not None]
-        found = self._of_keyed(wire, keyed, counter, keys_of(keyed))
+        measures = self._measures_of_keys(wire, keyed, counter, keys_of(keyed))
         for index, content in enumerate(contents):
             if content is None:
-                found.insert(index, measure(wire, pieces[index], counter))
-        return found
+                measures.insert(index, measure(wire, pieces[index], counter))
+        return measures
 
-    def _once(self, counter: TokenCounter, wire: Wire) -> TokenCounter:
-        """A counter for a conversation of this format: where it is weighed as a chat, too, it is the same texts."""
-        return _CountsOnce(counter, self._cache) if wire in _SEEN_TWICE else counter
+    def _conversation_counter(self, counter: TokenCounter, wire: Wire) -> TokenCounter:
+        """Return a counter for messages of this format, which caches long texts if they are counted in two formats."""
+        return _CachedCounter(counter, self._cache) if wire in _CONVERTED_FORMATS else counter
 
-    def _of_keyed(
+    def _measures_of_keys(
         self, wire: Wire, contents: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes]
     ) -> list[MeasuredMessage]:
         return self._cache.get_keyed(
@@ -305,33 +323,34 @@ class Estimator:
             _measure_bytes,
         )
 
-    def _kept(self, kind: str, piece: Piece, compute: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
-        content = _content(piece)
+    def _cached(self, kind: str, piece: Piece, compute: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
+        content = _bytes_of(piece)
         if content is None:
             return compute(piece)
         return self._cache.get(kind, content, lambda: compute(decoded(piece)), size)
 
     def _tools(self, request: RequestParts, counter: TokenCounter) -> ToolDefinitions:
         kind = f"tools\0{counter.name}"
-        found = [
-            self._kept(kind, piece, lambda value: count_tools(value, counter), lambda _: 100) for piece in request.tools
+        definitions = [
+            self._cached(kind, piece, lambda value: count_tools(value, counter), lambda _: 100)
+            for piece in request.tools
         ]
-        return reduce(ToolDefinitions.plus, found) if found else NO_TOOLS
+        return reduce(ToolDefinitions.plus, definitions) if definitions else NO_TOOLS
 
     def _others(self, request: RequestParts, counter: TokenCounter) -> tuple[MeasuredMessage, ...]:
-        """Measures of the fields nobody here knows: a provider may show them to the model."""
+        """Return the measures of unknown fields, because a provider may show them to the model."""
         kind = f"field\0{counter.name}"
         measures = [
-            self._kept(kind, piece, lambda value: other_measure(value, counter), _measure_bytes)
+            self._cached(kind, piece, lambda value: other_measure(value, counter), _measure_bytes)
             for piece in request.others
         ]
         return tuple(measures)
 
     def _schema(self, request: RequestParts, counter: TokenCounter) -> int:
-        """Tokens of the schema an answer must follow, as far as models are shown it, with its name and description."""
+        """Return the tokens of the response schema as models see it, with its name and description."""
         if request.schema is None:
             return 0
-        tokens: int = self._kept(
+        tokens: int = self._cached(
             f"schema\0{counter.name}",
             request.schema,
             lambda value: counter.count(compact(shown_schema(value))),
@@ -363,7 +382,7 @@ def _measure_tokens(item: MeasuredMessage, family: TokenizerFamily) -> float:
 
 
 def counts_tokens(counts: ContentTokens, family: TokenizerFamily) -> float:
-    """What the texts and the frames of messages cost in a family."""
+    """Return the provider tokens of texts and frames, by the factors of a model family."""
     return (
         family.text * counts.text
         + family.result * counts.result
@@ -381,7 +400,7 @@ def counts_tokens(counts: ContentTokens, family: TokenizerFamily) -> float:
 
 
 def media_tokens(item: Media, family: TokenizerFamily) -> float:
-    """What an image, a recording or a file costs in a family, as far as public rules go."""
+    """Return the provider tokens of an image, audio or file, by published rules."""
     if item.kind == "image":
         return image_tokens(item, family.image)
     if item.kind == "audio":
@@ -396,7 +415,7 @@ def media_tokens(item: Media, family: TokenizerFamily) -> float:
 
 
 def media_doubt(item: Media, family: TokenizerFamily) -> float:
-    """How many tokens more a part may cost whose size or text cannot be seen."""
+    """Return the tokens by which a part of unknown size or text may exceed its estimate."""
     if item.kind == "image":
         return image_doubt(item, family.image)
     return 0.0 if item.kind == "text" else media_tokens(item, family)
@@ -404,11 +423,11 @@ def media_doubt(item: Media, family: TokenizerFamily) -> float:
 
 #: compressed speech at 64 kbit/s
 _AUDIO_BYTES_A_SECOND: Final = 8_000
-#: a page of a PDF whose pages cannot be seen, on average
+#: average size of a PDF page, for files whose pages cannot be counted
 _PDF_BYTES_A_PAGE: Final = 50_000
 #: 300 tokens a second (https://ai.google.dev/gemini-api/docs/video-understanding) of video with 1 Mbit/s
 _VIDEO_BYTES_A_TOKEN: Final = 400
-#: office files are packed: recorded spreadsheets and letters of 5 kB made 50 tokens, photos of text far less
+#: Office files are compressed: recorded spreadsheets and letters of 5 kB made 50 tokens, photos of text far fewer.
 _FILE_BYTES_A_TOKEN: Final = 40
 
 
@@ -427,8 +446,8 @@ def _measure_bytes(item: MeasuredMessage) -> int:
     return _MEASURE_BYTES + _PART_BYTES * (len(item.media) + len(item.results) + len(item.called))
 
 
-def _content(value: object) -> bytes | None:
-    """A piece's bytes, to be hashed as its key; None where it cannot be written as JSON."""
+def _bytes_of(value: object) -> bytes | None:
+    """Return the bytes of a piece to compute its key, or None if it cannot be written as JSON."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     try:

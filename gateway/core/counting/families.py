@@ -1,7 +1,7 @@
-"""Define model families from config/families.yaml: token overheads, and requests that they refuse.
+"""Read model families from config/families.yaml: token overheads, and requests that their models refuse.
 
-A request's family is the first in the list whose patterns match its model, provider and wire format; its image rule is
-the first in a list of its own, since models of one family count images differently.
+- The family of a request is the first in the list whose patterns match its model, provider and wire format.
+- Its image rule is the first match in a separate list, because the models of one family count images differently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.thinking_origin import ThinkingRule, ThinkingRules
 from gateway.core.values import dataclass
 
-#: answers of `TokenizerFamilies.of` that are remembered
+#: maximum number of cached results of `TokenizerFamilies.of`
 _KNOWN_LIMIT: Final = 4096
 _LISTS: Final = ("models", "providers", "wires")
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -36,23 +36,24 @@ _SECTIONS: Final = ("families", "images", "thinking")
 _THINKING_KEYS: Final = ("models", "reads", "account")
 _ACCOUNTS: Final = ("any", "own")
 _WIRES: Final[Sequence[Wire]] = get_args(Wire)
-#: what multiplies, or is counted: less than nothing of it makes no sense, as it does of what is added (a provider may
-#: well add less than the family it is like)
+#: Fields that multiply or count something, so they must not be negative. Fields that are added may be negative, because
+#: a provider may add less than the family that it is based on (`like`).
 _FACTORS: Final = frozenset(
     {
         "spread", "text", "result", "call", "called", "thinking", "inline", "sealed", "seal", "other", "tool_text",
         "schema", "audio_second", "pdf_page", "document",
     }
 )  # fmt: skip
-#: of an image rule: what is divided by, or shrunk to
+#: fields of an image rule that are divisors, or sizes to shrink to
 _AT_LEAST_ONE: Final = frozenset({"patch", "cap"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFamily:
-    """One family. All numbers are tokens, or tokens for each token of the tokenizer's count.
+    """The token overheads of one model family, in tokens, or in provider tokens per token of the tokenizer.
 
-    A factor (`text`, `result`, `call`, `thinking`, `other`, `tool_text`, `schema`) multiplies what the tokenizer says.
+    The factors (`text`, `result`, `call`, `thinking`, `other`, `tool_text`, `schema`) multiply the count of the
+    tokenizer.
     """
 
     name: str
@@ -60,60 +61,60 @@ class TokenizerFamily:
     providers: tuple[str, ...] = ("*",)
     wires: tuple[str, ...] = ("*",)
     tokenizer: str = "o200k_base"
-    exact: bool = False  # plain text is predicted to the token
+    exact: bool = False  # the estimate of plain text is exact
     turns: Literal["strict", "any"] = "strict"  # strict: two messages of one role in a row may be refused
-    #: prefix: a thinking block is valid only after the system prompt, tools and messages it was created after
+    #: `prefix`: a thinking block is only valid after the same system prompt, tools and messages as when it was created
     binding: Literal["none", "prefix"] = "none"
-    #: whether a request may force a tool call: `not_thinking` refuses it while the model thinks
+    #: whether a request may force a tool call; `not_thinking`: only while the model does not think
     forced_choice: Literal["accepted", "not_thinking", "refused"] = "accepted"
-    #: whether the model thinks only where a request asks for it, or also where it says nothing
+    #: whether the model thinks only if a request asks for it, or also by default
     thinks: Literal["asked", "unasked"] = "asked"
-    #: fixed: a request is refused that sets temperature, top_p or top_k to another value than the default
+    #: `fixed`: a request is refused if temperature, top_p or top_k differs from the default
     sampling: Literal["free", "fixed"] = "free"
-    #: whether the last message may be the beginning of the response
+    #: whether the last message may be the start of the response
     prefill: Literal["accepted", "refused"] = "accepted"
     #: whether a system message in the middle of the conversation may withdraw tools or offer them again
     tool_changes: Literal["accepted", "refused"] = "refused"
-    #: how far the provider's figure may lie above the estimate while nothing is learned, as a share of the estimate
+    #: how far the reported tokens may exceed the estimate before anything is learned, as a share of the estimate
     spread: float = 0.02
 
-    start: float = 0.0  # each request
-    system: float = 0.0  # having a system text
+    start: float = 0.0  # per request
+    system: float = 0.0  # if there is a system prompt
     text: float = 1.0
     result: float = 1.0
     call: float = 1.0
-    called: float = 0.0  # the name of a called tool, which some providers repeat above its result
+    called: float = 0.0  # name of a called tool, which some providers repeat above its result
     thinking: float = 1.0
     inline: float = 1.0  # thinking inside an assistant's text
-    thoughts: Literal["all", "turn", "none"] = "all"  # which earlier thinking the provider keeps
-    sealed: float = 0.0  # a character of sealed reasoning
-    seal: float = 0.0  # characters of each sealed piece that weigh nothing
+    thoughts: Literal["all", "turn", "none"] = "all"  # earlier thinking that the provider keeps
+    sealed: float = 0.0  # per character of sealed (encrypted) reasoning
+    seal: float = 0.0  # characters of each sealed piece that cost no tokens
     other: float = 1.5
     message: float = 4.0
     per_call: float = 0.0
     per_result: float = 0.0
-    parallel: float = 0.0  # each call of a message beyond its first
+    parallel: float = 0.0  # per call of a message after its first
 
     rendering: Literal["typescript", "json"] = "json"
     tool_text: float = 1.0
     per_tool: float = 0.0
-    tools: float = 0.0  # having tools
-    tools_system: float | None = None  # having tools and a system text, where it differs
-    forced: float = 0.0  # a tool must be called
-    forced_name: float = 0.0  # a named tool must be called
+    tools: float = 0.0  # if there are tools
+    tools_system: float | None = None  # if there are tools and a system prompt; None: as `tools`
+    forced: float = 0.0  # if some tool must be called
+    forced_name: float = 0.0  # if a named tool must be called
     schema: float = 1.0
-    with_schema: float = 0.0  # having a schema
-    thinking_on: float = 0.0  # thinking is asked for
+    with_schema: float = 0.0  # if there is a response schema
+    thinking_on: float = 0.0  # if the request asks for thinking
 
     image: ImageRule = COMMON_RULE
     audio_second: float = 10.0
     pdf_page: float = 250.0
-    document: float = 0.0  # what stands round a text document
-    server_tool: float = 0.0  # a tool the provider runs
+    document: float = 0.0  # markers around a text document
+    server_tool: float = 0.0  # per tool that the provider runs
 
 
 class TokenizerFamilies:
-    """The table; looks a family up by model, provider and wire format."""
+    """Look up the model family of a request by model, provider and wire format."""
 
     def __init__(
         self,
@@ -127,74 +128,82 @@ class TokenizerFamilies:
         self._known: dict[tuple[str, str, str], TokenizerFamily] = {}
 
     def of(self, model: str, provider: str, wire: str) -> TokenizerFamily:
-        """The first family that fits a request; default numbers, named `unknown`, where none does."""
+        """Return the first family that matches, or default numbers under the name `unknown`."""
         key = (model, provider, wire)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _KNOWN_LIMIT:  # model names are the clients' to choose
+        family = self._known.get(key)
+        if family is None:
+            if len(self._known) >= _KNOWN_LIMIT:  # clients choose the model names, so there may be many
                 self._known.clear()
-            found = self._known[key] = self._look_up(model.lower(), provider.lower(), wire)
-        return found
+            family = self._known[key] = self._look_up(model.lower(), provider.lower(), wire)
+        return family
 
     def _look_up(self, model: str, provider: str, wire: str) -> TokenizerFamily:
         names = (model, model.rpartition("/")[2])
-        chosen = next((item for item in self._families if _fits(item, names, provider, wire)), None)
-        image = next((rule for patterns, rule in self._images if _any(patterns, names)), COMMON_RULE)
+        chosen = next((item for item in self._families if _matches(item, names, provider, wire)), None)
+        image = next((rule for patterns, rule in self._images if _match_any(patterns, names)), COMMON_RULE)
         return replace(chosen or TokenizerFamily(name="unknown"), image=image)
 
     def __iter__(self) -> Iterator[TokenizerFamily]:
         return iter(self._families)
 
 
-def _fits(family: TokenizerFamily, names: Sequence[str], provider: str, wire: str) -> bool:
-    return _any(family.wires, (wire,)) and _any(family.providers, (provider,)) and _any(family.models, names)
+def _matches(family: TokenizerFamily, names: Sequence[str], provider: str, wire: str) -> bool:
+    return (
+        _match_any(family.wires, (wire,))
+        and _match_any(family.providers, (provider,))
+        and _match_any(family.models, names)
+    )
 
 
-def _any(patterns: Sequence[str], names: Sequence[str]) -> bool:
+def _match_any(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> TokenizerFamilies:
-    """The families of a decoded table.
+    """Read the families of a decoded table.
 
     Args:
-        table: `families`: name -> numbers, in order; `like: NAME` starts from an earlier family's numbers.
-            `images`: name -> image rule with the `models` it holds for, in order.
-            `thinking`: name -> what the `models` of these patterns do with thinking blocks, in order.
-        own: another such table, which is asked first; its families may be `like` those of the other one.
+        table: the table, with three sections.
+            `families`: name -> numbers, in order; `like: NAME` starts from the numbers of an earlier family.
+            `images`: name -> image rule and the `models` that it applies to, in order.
+            `thinking`: name -> what the matching `models` do with thinking blocks, in order.
+        own: a second table that is searched first; its families may be `like` families of the other table.
 
     Raises:
-        ConfigError: with every problem found, the keys of `own` as they stand there.
+        ConfigError: lists every problem, with the keys of `own` as written there.
     """
     problems: list[str] = []
-    found, images, thinking = _read(table, {}, problems)
-    first, first_images, first_thinking = _read(own, found, problems) if own is not None else ({}, [], [])
+    families, images, thinking = _read_table(table, {}, problems)
+    own_families, own_images, own_thinking = _read_table(own, families, problems) if own is not None else ({}, [], [])
     if problems:
         raise ConfigError(problems)
-    rules = ThinkingRules([*first_thinking, *thinking])
-    return TokenizerFamilies((*first.values(), *found.values()), (*first_images, *images), rules)
+    rules = ThinkingRules([*own_thinking, *thinking])
+    return TokenizerFamilies((*own_families.values(), *families.values()), (*own_images, *images), rules)
 
 
 _Images = list[tuple[tuple[str, ...], ImageRule]]
 
 
-def _read(
+def _read_table(
     table: Mapping[str, Any], known: Mapping[str, TokenizerFamily], problems: list[str]
 ) -> tuple[dict[str, TokenizerFamily], _Images, list[ThinkingRule]]:
-    """Return the families, image rules and thinking rules of one table; `known`: families of another one."""
+    """Read one table; return its families, image rules and thinking rules.
+
+    `known` holds the families of the other table.
+    """
     problems += [f"{key}: there is no such key" for key in table if key not in _SECTIONS]
-    found: dict[str, TokenizerFamily] = {}
+    families: dict[str, TokenizerFamily] = {}
     for name, row in _rows(table, "families", problems):
-        base = found.get(str(row.get("like"))) or known.get(str(row.get("like")))
+        base = families.get(str(row.get("like"))) or known.get(str(row.get("like")))
         if "like" in row and base is None:
             problems.append(f"families.{name}.like: there is no family {row['like']!r} above this one")
-        found[name] = _family(name, row, base or TokenizerFamily(name=""), problems)
+        families[name] = _family(name, row, base or TokenizerFamily(name=""), problems)
     images = [
         (_models(f"images.{name}", row, problems), _image_rule(f"images.{name}", row, problems))
         for name, row in _rows(table, "images", problems)
     ]
     thinking = [_thinking_rule(f"thinking.{name}", row, problems) for name, row in _rows(table, "thinking", problems)]
-    return found, images, thinking
+    return families, images, thinking
 
 
 def _thinking_rule(path: str, row: Mapping[str, Any], problems: list[str]) -> ThinkingRule:
@@ -203,7 +212,7 @@ def _thinking_rule(path: str, row: Mapping[str, Any], problems: list[str]) -> Th
     if account not in _ACCOUNTS:
         problems.append(f"{path}.account: must be one of {', '.join(_ACCOUNTS)}")
     reads = row.get("reads", "*")
-    if (problem := _no_patterns("reads", reads)) is not None:
+    if (problem := _pattern_problem("reads", reads)) is not None:
         problems.append(f"{path}.reads: {problem}")
         reads = "*"
     return ThinkingRule(
@@ -225,7 +234,7 @@ def _rows(table: Mapping[str, Any], section: str, problems: list[str]) -> Iterat
 
 def _models(path: str, row: Mapping[str, Any], problems: list[str]) -> tuple[str, ...]:
     models = row.get("models", "*")
-    if (problem := _no_patterns("models", models)) is not None:
+    if (problem := _pattern_problem("models", models)) is not None:
         problems.append(f"{path}.models: {problem}")
         return ()
     return _patterns(models)
@@ -235,8 +244,8 @@ def _patterns(value: object) -> tuple[str, ...]:
     return tuple(str(pattern).lower() for pattern in (value if isinstance(value, list) else [value]))
 
 
-def _no_patterns(key: str, value: object) -> str | None:
-    """Why a value is no list of patterns; None where it is one."""
+def _pattern_problem(key: str, value: object) -> str | None:
+    """Return why a value is not a list of patterns, or None if it is one."""
     listed = value if isinstance(value, list) else [value]
     patterns = [pattern for pattern in listed if isinstance(pattern, str) and pattern]
     if not patterns or len(patterns) < len(listed):
@@ -246,12 +255,12 @@ def _no_patterns(key: str, value: object) -> str | None:
 
 
 def _family(name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: list[str]) -> TokenizerFamily:
-    # Patterns are a family's own: one that is like another is for other models.
+    # Patterns are not inherited: a family that is `like` another one is for other models.
     changes: dict[str, Any] = {"name": name, "models": ("*",), "providers": ("*",), "wires": ("*",)}
     for key, value in row.items():
         if key == "like":
             continue
-        problem = _problem(str(key), value)
+        problem = _key_problem(str(key), value)
         if problem:
             problems.append(f"families.{name}.{key}: {problem}")
         else:
@@ -259,13 +268,13 @@ def _family(name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: 
     return replace(base, **changes)
 
 
-def _problem(key: str, value: object) -> str | None:
-    """What is wrong with one key of a family, or None."""
+def _key_problem(key: str, value: object) -> str | None:
+    """Return what is wrong with one key of a family, or None."""
     kind = _FIELDS.get(key)
     if kind is None or key in ("name", "image"):
         return "there is no such key"
     if key in _LISTS:
-        return _no_patterns(key, value)
+        return _pattern_problem(key, value)
     if key in _CHOICES:
         return None if value in _CHOICES[key] else f"must be one of {', '.join(_CHOICES[key])}"
     if kind in ("str", "bool"):

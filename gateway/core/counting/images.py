@@ -1,11 +1,12 @@
-"""Count the tokens of an image by its provider's published rule.
+"""Count the tokens of an image by the published rule of its provider.
 
-The numbers of a rule belong to a family (`families.py`).
+The numbers of a rule belong to a model family (`families.py`).
 
-tiles    OpenAI before GPT-5 mini: fit into 2048 x 2048, then the short side to 768, then 512-pixel tiles.
-patches  OpenAI from GPT-4.1 mini on, Anthropic, Mistral: squares of `patch` pixels, the image shrunk to at most `cap`
-         of them; `base` on top.
-fixed    the same for every image.
+- tiles: OpenAI before GPT-5 mini. The image is shrunk to 2048 x 2048, then its short side to 768 pixels, then divided
+  into tiles of 512 pixels.
+- patches: OpenAI from GPT-4.1 mini on, Anthropic, Mistral. The image is divided into squares of `patch` pixels and
+  shrunk to at most `cap` of them; `base` is added.
+- fixed: each image costs the same.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from gateway.core.values import dataclass
 _FIT: Final = 2048
 _SHORT: Final = 768
 _TILE: Final = 512
-#: For an image of which only the address is known. Of 19 such images in recorded requests half cost less than one of
-#: this size; what it may cost above that is the estimate's doubt, and goes into the safety margin.
+#: Sizes for an image of which only the address is known. Of 19 such images in recorded requests, half cost less than
+#: one of `_UNKNOWN_EDGES`. The difference to `_LARGE_EDGES` is the doubt of the estimate and is added to the safety
+#: margin.
 _UNKNOWN_EDGES: Final = (512, 512)
 _LARGE_EDGES: Final = (1024, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRule:
-    """How models count images.
+    """How models count the tokens of images.
 
     Attributes:
         rule: `tiles`, `patches` or `fixed`, see above.
         base: tokens of every image.
         tile: tokens of a tile.
-        patch: pixels along one side of a patch.
-        cap: the most patches that an image has; a larger one is shrunk.
-        edge: pixels that the longer side is shrunk to before; 0: it is not.
+        patch: side length of a patch in pixels.
+        cap: maximum number of patches of an image; larger images are shrunk.
+        edge: pixels to which the longer side is shrunk first; 0 if it is not shrunk.
         scale: tokens of a patch.
-        low: tokens of an image with `detail: low`; 0 where that makes no difference.
+        low: tokens of an image with `detail: low`; 0 if that makes no difference.
     """
 
     rule: str = "tiles"
@@ -50,17 +52,17 @@ class ImageRule:
     low: float = 0
 
 
-#: for models no rule names: as OpenAI documents gpt-4o
+#: for models without a rule: the numbers that OpenAI documents for gpt-4o
 COMMON_RULE: Final = ImageRule(rule="tiles", base=85, tile=170, low=85)
 
 
 def image_tokens(image: Media, rule: ImageRule) -> float:
-    """Tokens of one image; a common size is taken for one whose size is not known."""
+    """Return the tokens of one image; an image of unknown size counts as one of a common size."""
     return _of_size(*((image.width, image.height) if image.width else _UNKNOWN_EDGES), image.detail, rule)
 
 
 def image_doubt(image: Media, rule: ImageRule) -> float:
-    """How many tokens more an image may well cost whose size is not known."""
+    """Return the tokens by which an image of unknown size may exceed its estimate."""
     return 0.0 if image.width else _of_size(*_LARGE_EDGES, image.detail, rule) - image_tokens(image, rule)
 
 
@@ -87,7 +89,7 @@ def _patches(width: float, height: float, rule: ImageRule) -> float:
         width, height = width * shrink, height * shrink
     count = math.ceil(width / rule.patch) * math.ceil(height / rule.patch)
     if count > rule.cap:
-        # Shrunk until the patches fit, and then so that whole patches fill one side.
+        # Shrink until the patches fit, then further so that whole patches fill one side.
         shrink = math.sqrt(rule.cap * rule.patch**2 / (width * height))
         across, down = width * shrink / rule.patch, height * shrink / rule.patch
         shrink *= min(max(1, math.floor(across)) / across, max(1, math.floor(down)) / down)

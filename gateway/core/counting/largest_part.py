@@ -1,4 +1,4 @@
-"""Find the largest part of a request besides its messages, to name it in a refusal."""
+"""Find the largest part of a request besides its messages, to name it in an error."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, Piece, decoded
 from gateway.core.counting.tools import compact
 
-#: fields that are weighed, the longest; all others are ids and switches
+#: Number of fields that are counted, longest first. The others are IDs and switches.
 _MOST_FIELDS: Final = 4
-#: share of a list of tools from which on one of them is what is long
-_MOST_OF_IT: Final = 0.5
+#: share of the tool list from which a single tool is named instead of the list
+_LARGEST_TOOL_SHARE: Final = 0.5
 
 
 class RequestPart(NamedTuple):
-    """A field, or an element of one, and its tokens. `param`: where it stands in the request."""
+    """A field of a request, or one of its elements, and its tokens. `param` is its path in the request."""
 
     param: str
     tokens: int
@@ -25,15 +25,15 @@ class RequestPart(NamedTuple):
 def largest_overhead(
     wire: Wire, fields: Mapping[str, bytes], count_tokens: Callable[[Mapping[str, Piece]], int]
 ) -> RequestPart | None:
-    """The field beside the messages that takes most tokens, or the tool in it that takes most of these.
+    """Return the field with the most tokens besides the messages, or the tool in it that takes most of these tokens.
 
-    `count_tokens`: the tokens of a request of these fields, without its messages.
+    `count_tokens` returns the tokens of a request with these fields and without messages.
     """
     overhead: dict[str, Piece] = {name: raw for name, raw in fields.items() if name != ITEMS[wire]}
     longest = sorted(overhead, key=lambda name: len(overhead[name]), reverse=True)[:_MOST_FIELDS]
-    whole = count_tokens(overhead)
+    total = count_tokens(overhead)
     parts = [
-        RequestPart(name, whole - count_tokens({other: raw for other, raw in overhead.items() if other != name}))
+        RequestPart(name, total - count_tokens({other: raw for other, raw in overhead.items() if other != name}))
         for name in longest
     ]
     field = max(parts, key=lambda part: part.tokens, default=None)
@@ -44,5 +44,5 @@ def largest_overhead(
         return field
     index = max(range(len(elements)), key=lambda place: len(compact(elements[place])))
     rest = elements[:index] + elements[index + 1 :]
-    element = RequestPart(f"{field.param}[{index}]", whole - count_tokens({**overhead, field.param: rest}))
-    return element if element.tokens >= _MOST_OF_IT * field.tokens else field
+    element = RequestPart(f"{field.param}[{index}]", total - count_tokens({**overhead, field.param: rest}))
+    return element if element.tokens >= _LARGEST_TOOL_SHARE * field.tokens else field

@@ -1,8 +1,8 @@
 """Count the tokens of one message by kind, in each wire format.
 
-A measure depends on the message and the tokenizer only, so it can be kept under the message's own bytes and added up on
-every later turn. What the numbers cost at one provider is the family's to say (`families.py`). Any JSON value gives a
-measure; what nobody here knows is counted as the JSON it is.
+A measure depends only on the message and the tokenizer. So it is cached under the key of the message and added up again
+on every later turn. The model family turns the counts into provider tokens (`families.py`). Every JSON value can be
+measured; unknown values are counted as JSON text.
 """
 
 from __future__ import annotations
@@ -14,49 +14,56 @@ from gateway.core.counting.media import Media
 from gateway.core.counting.parts import COMPACTIONS, OBJECT, Tally, ToolResult, is_compaction
 from gateway.core.tools import NAME_CHARACTERS
 
-#: Our words for the wire formats; a dialect's `name`.
+#: names of the wire formats; also the `name` of a dialect
 Wire = Literal["chat", "responses", "messages", "completions"]
-#: how the address of a picture begins; anything else is its data
+#: prefixes of the address of an image; any other string is base64 data
 _ADDRESSES: Final = ("data:", "http://", "https://")
-#: the fields of most chat messages
+#: the only fields of most chat messages
 _PLAIN: Final = frozenset({"role", "content"})
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text. `name` says how and stands beside every number: `tiktoken:o200k_base`, `chars/4`."""
+    """Count the tokens of texts. The `name` identifies the method: `tiktoken:o200k_base`, `chars/4`."""
 
     @property
     def name(self) -> str:
-        """The counter's name; counters of one name count alike."""
+        """Return the counter's name; counters with the same name return the same counts."""
         ...
 
     def count(self, text: str) -> int:
-        """Tokens of a text; never raises."""
+        """Return the token count of a text; never raises."""
         ...
 
 
 class ContentTokens(NamedTuple):
-    """What a message holds, by kind: tokens, where nothing else is said. Counts of several messages are added up."""
+    """The content of messages by kind, in tokens unless noted. Counts of several messages can be added."""
 
     text: int = 0
     result: int = 0
     call: int = 0
     thinking: int = 0
-    inline: int = 0  # thinking that stands inside an assistant's text, as open models write it
-    sealed: int = 0  # characters of reasoning that only the provider can read
-    seals: int = 0  # pieces of such reasoning
-    other: int = 0  # tokens of parts nobody here knows
+    inline: int = 0  # thinking inside an assistant's text, as open models write it
+    sealed: int = 0  # characters of encrypted reasoning, which only the provider can read
+    seals: int = 0  # number of pieces of encrypted reasoning
+    other: int = 0  # parts of unknown types
     messages: int = 0  # number of messages
-    calls: int = 0  # number of calls of tools
-    parallel: int = 0  # number of calls beyond the first of their message
-    results: int = 0  # number of results of tools
-    called: int = 0  # the names of called tools, which `call` holds too: some providers repeat them above the result
+    calls: int = 0  # number of tool calls
+    parallel: int = 0  # number of tool calls after the first of their message
+    results: int = 0  # number of tool results
+    called: int = 0  # names of called tools, which `call` includes too; some providers repeat them above the result
 
 
 class MeasuredMessage(NamedTuple):
-    """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it.
+    """The token counts of one message.
 
-    `called`: id and tool's name of each call that can be answered. `is_all`: the provider reads nothing before it.
+    Attributes:
+        counts: the counts by kind.
+        media: images, audio and files.
+        results: the tool results in it.
+        role: its role, or the type of an item without a role.
+        asks: True if a person wrote it.
+        called: ID and tool name of each call that can have a result.
+        is_all: True if the provider reads nothing before this message.
     """
 
     counts: ContentTokens
@@ -69,32 +76,32 @@ class MeasuredMessage(NamedTuple):
 
 
 def measure(wire: Wire, message: object, counter: TokenCounter) -> MeasuredMessage:
-    """The measure of one decoded message, input item or prompt."""
+    """Measure one decoded message, input item or prompt."""
     tally = Tally(counter.count)
     if wire == "completions":
         _prompt(tally, message)
-        return _measured(tally, "user", messages=0, asks=True)
+        return _measured_message(tally, "user", messages=0, asks=True)
     if not isinstance(message, OBJECT):
         tally.unknown(message)
-        return _measured(tally, "user", asks=True)
+        return _measured_message(tally, "user", asks=True)
     return _READERS[wire](tally, message)
 
 
 def text_measure(text: object, counter: TokenCounter) -> MeasuredMessage:
-    """The measure of a system text that stands in a field of its own: `system`, `instructions`."""
+    """Measure a system prompt in a separate field: `system`, `instructions`."""
     tally = Tally(counter.count)
     tally.parts(text)
-    return _measured(tally, "system")
+    return _measured_message(tally, "system")
 
 
 def other_measure(value: object, counter: TokenCounter) -> MeasuredMessage:
-    """The measure of a field that nobody here knows."""
+    """Measure a field that no rule knows."""
     tally = Tally(counter.count)
     tally.unknown(value)
-    return _measured(tally, "", messages=0)
+    return _measured_message(tally, "", messages=0)
 
 
-def _measured(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> MeasuredMessage:
+def _measured_message(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> MeasuredMessage:
     calls = tally.sums.get("calls", 0)
     counts = ContentTokens(**tally.sums, messages=messages, parallel=max(0, calls - 1))
     role = role[:NAME_CHARACTERS]
@@ -102,7 +109,7 @@ def _measured(tally: Tally, role: str, *, messages: int = 1, asks: bool = False)
 
 
 def _prompt(tally: Tally, prompt: object) -> None:
-    """A text, texts, token ids, or lists of token ids."""
+    """Count a prompt: a text, texts, token IDs, or lists of token IDs."""
     for item in prompt if isinstance(prompt, list) else [prompt]:
         if isinstance(item, int):
             tally.add("text", 1)
@@ -118,23 +125,23 @@ def _chat(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
         tally.result(message.get("tool_call_id", message.get("name")), message.get("content"))
     else:
         content = message.get("content")
-        thought, end, said = (
+        thinking, mark, answer = (
             content.partition("</think>") if role == "assistant" and isinstance(content, str) else ("", "", "")
         )
-        if end:
-            tally.say("inline", thought)
-        tally.parts(said if end else content)
+        if mark:
+            tally.say("inline", thinking)
+        tally.parts(answer if mark else content)
         if not message.keys() <= _PLAIN:
             tally.say("text", message.get("refusal"))
             tally.say("text", message.get("name"))
             _chat_images(tally, message)
             _chat_calls(tally, message)
-            _chat_thoughts(tally, message)
-    return _measured(tally, role, asks=role == "user")
+            _chat_thinking(tally, message)
+    return _measured_message(tally, role, asks=role == "user")
 
 
 def _chat_images(tally: Tally, message: Mapping[str, Any]) -> None:
-    """Count pictures outside the content: parts of an assistant's message (OpenRouter), or base64 texts (Ollama)."""
+    """Count images outside of the content: parts of an assistant's message (OpenRouter), or base64 texts (Ollama)."""
     images = message.get("images")
     for image in images if isinstance(images, list) else ():
         if isinstance(image, str):
@@ -153,14 +160,14 @@ def _chat_calls(tally: Tally, message: Mapping[str, Any]) -> None:
         inner = call.get("function", call.get("custom"))
         function = inner if isinstance(inner, OBJECT) else {}
         tally.call(function.get("name"), function.get("arguments", function.get("input")), call.get("id"))
-    old = message.get("function_call")
-    if isinstance(old, OBJECT):
-        # It has no id, and neither has its result: both go by the function's name.
-        tally.call(old.get("name"), old.get("arguments"), old.get("name"))
+    legacy_call = message.get("function_call")
+    if isinstance(legacy_call, OBJECT):
+        # Neither the call nor its result has an ID; both are identified by the name of the function.
+        tally.call(legacy_call.get("name"), legacy_call.get("arguments"), legacy_call.get("name"))
 
 
-def _chat_thoughts(tally: Tally, message: Mapping[str, Any]) -> None:
-    """Earlier thinking, which hosts name differently and often send back twice."""
+def _chat_thinking(tally: Tally, message: Mapping[str, Any]) -> None:
+    """Count earlier thinking; hosts use different field names and often send it twice."""
     for field in ("reasoning_content", "reasoning"):
         if isinstance(message.get(field), str) and message[field]:
             tally.say("thinking", message[field])
@@ -176,11 +183,11 @@ def _responses(tally: Tally, item: Mapping[str, Any]) -> MeasuredMessage:
     kind = item.get("type", "message")
     if not isinstance(kind, str):
         tally.fields(item)
-        return _measured(tally, "")
+        return _measured_message(tally, "")
     if kind == "message":
         role = _role(item)
         tally.parts(item.get("content"))
-        return _measured(tally, role, asks=role == "user")
+        return _measured_message(tally, role, asks=role == "user")
     if kind in ("function_call", "custom_tool_call"):
         tally.call(item.get("name"), item.get("arguments", item.get("input")), item.get("call_id"))
     elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -188,19 +195,19 @@ def _responses(tally: Tally, item: Mapping[str, Any]) -> MeasuredMessage:
     elif kind == "reasoning":
         sealed = item.get("encrypted_content")
         tally.seal(sealed)
-        for part in _texts_in(item.get("summary")) if not sealed else ():
+        for part in _texts_of(item.get("summary")) if not sealed else ():
             tally.say("thinking", part)
-        return _measured(tally, "reasoning", messages=0)
+        return _measured_message(tally, "reasoning", messages=0)
     elif kind in COMPACTIONS:
         tally.compacted(item)
     elif kind == "item_reference":
-        return _measured(tally, "item_reference", messages=0)
+        return _measured_message(tally, "item_reference", messages=0)
     else:
         tally.fields(item)
-    return _measured(tally, kind)
+    return _measured_message(tally, kind)
 
 
-def _texts_in(parts: object) -> Iterator[str]:
+def _texts_of(parts: object) -> Iterator[str]:
     for part in parts if isinstance(parts, list) else ():
         text = part.get("text") if isinstance(part, Mapping) else None
         if isinstance(text, str):
@@ -209,18 +216,18 @@ def _texts_in(parts: object) -> Iterator[str]:
 
 def _messages(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
     content, role = message.get("content"), _role(message)
-    place = _compaction(content) if isinstance(content, list) else None
-    tally.parts(content[place:] if isinstance(content, list) else content)
-    found = _measured(tally, role, asks=role == "user" and not tally.results)
-    return found._replace(is_all=place is not None)
+    start = _last_compaction(content) if isinstance(content, list) else None
+    tally.parts(content[start:] if isinstance(content, list) else content)
+    measured = _measured_message(tally, role, asks=role == "user" and not tally.results)
+    return measured._replace(is_all=start is not None)
 
 
-def _compaction(blocks: Sequence[Any]) -> int | None:
-    """The place of the last compaction, a block that stands for all before it; None where there is none.
+def _last_compaction(blocks: Sequence[Any]) -> int | None:
+    """Return the index of the last compaction block, which replaces everything before it, or None.
 
-    Anthropic drops what lies before it, and bills nothing for it:
-    https://platform.claude.com/docs/en/build-with-claude/compaction-threshold. OpenAI differs: what is left before a
-    `compaction` item is read by the model and billed (https://github.com/pydantic/pydantic-ai/issues/7224).
+    Anthropic drops what precedes it and does not bill it:
+    https://platform.claude.com/docs/en/build-with-claude/compaction-threshold. OpenAI differs: the model reads what is
+    left before a `compaction` item, and it is billed (https://github.com/pydantic/pydantic-ai/issues/7224).
     """
     places = (place for place, block in enumerate(blocks) if isinstance(block, Mapping) and is_compaction(block))
     return max(places, default=None)

@@ -1,8 +1,6 @@
-"""Read the size of images, audio and files from their bytes.
+"""Detect images, audio and files from their first bytes, and read their size.
 
-Nothing is decoded but header bytes.
-
-What such a part costs is the family's to say (`images.py`); here stands only what the part is.
+Only header bytes are decoded. What such a part costs depends on the model family (`images.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +13,15 @@ from typing import Any, Final
 
 from gateway.core.values import dataclass
 
-#: base64 characters looked at for an image's size: a JPEG may carry a thumbnail and a colour profile before it
+#: base64 characters that are searched for the size of an image: a JPEG may have a thumbnail and a colour profile before
+#: it
 _HEAD: Final = 256 * 1024
-#: base64 characters of a PDF searched for pages
+#: base64 characters of a PDF that are searched for pages
 _PDF_HEAD: Final = 8 * 1024 * 1024
 _PDF_PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
 _LINEARIZED: Final = re.compile(rb"/Linearized\b[^>]{0,200}?/N\s+(\d{1,6})")
 _NOT_BASE64: Final = re.compile(r"[^A-Za-z0-9+/]")
-#: First bytes of formats, by the kind of media. A later entry is asked if no earlier one fits.
+#: First bytes of formats, by kind of media. The first entry that matches is used.
 _HEADS: Final = tuple(
     (kind, re.compile(head, re.DOTALL))
     for kind, head in (
@@ -35,19 +34,24 @@ _HEADS: Final = tuple(
         ("file", rb"Rar!\x1a\x07|\xd0\xcf\x11\xe0|SQLite format 3\x00|PAR1|\x7fELF|\x00asm|.{257}ustar"),
     )
 )
-#: markers of JPEG that hold the frame's size
+#: JPEG markers of frames, which contain the image size
 _FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-#: most pixels along one edge that anyone would send; what claims more is not believed
+#: maximum pixels along one edge; a header that claims more is ignored
 _MAX_EDGE: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One part that is not text. Sizes are 0 where nobody can tell.
+    """One part that is not text. Sizes are 0 if unknown.
 
-    `kind`: image, audio, pdf, video, file, or text for a document whose text is counted apart. `width` and `height`:
-    pixels of an image. `detail`: of an image, as the request asks for it; empty where it does not. `size`: bytes of the
-    data. `seconds`: of a WAV. `pages`: of a PDF.
+    Attributes:
+        kind: image, audio, pdf, video, file, or text for a document whose text is counted separately.
+        width: width of an image in pixels.
+        height: height of an image in pixels.
+        detail: the image detail that the request asks for; empty if it does not.
+        size: bytes of the data.
+        seconds: length of a WAV.
+        pages: pages of a PDF.
     """
 
     kind: str
@@ -60,7 +64,10 @@ class Media:
 
 
 def from_url(url: str, kind: str = "", detail: str = "") -> Media:
-    """What a `data:` URL holds, or an address that someone else will fetch. `kind`: what the part's type says it is."""
+    """Return what a `data:` URL contains, or `kind` for an address that the provider will fetch.
+
+    `kind` is the kind that the type of the part implies.
+    """
     if not url.startswith("data:"):
         return Media(kind or "image", detail=detail)
     head, _, data = url.partition(",")
@@ -68,7 +75,7 @@ def from_url(url: str, kind: str = "", detail: str = "") -> Media:
 
 
 def from_base64(data: str, media_type: str = "", kind: str = "", detail: str = "") -> Media:
-    """What a base64 string holds, by its first bytes, else by what its media type or its part says."""
+    """Return what a base64 string contains, by its first bytes, its media type, or the `kind` that its part implies."""
     size = len(data.rstrip("=")) * 3 // 4
     head = _decode(data[:_HEAD])
     edges = image_size(head)
@@ -76,12 +83,12 @@ def from_base64(data: str, media_type: str = "", kind: str = "", detail: str = "
         return Media("image", edges[0], edges[1], detail, size)
     if head.startswith(b"%PDF") or media_type == "application/pdf":
         return Media("pdf", size=size, pages=_pages(_decode(data[:_PDF_HEAD])))
-    named = media_type.partition("/")[0]
-    begins = _kind_of_head(head)
-    # WebM and Ogg hold sound alone, too, and only the media type says so.
-    is_named = named in ("image", "audio", "video") and begins in ("", "video")
-    found = named if is_named else begins or kind or "file"
-    return Media(found, detail=detail, size=size, seconds=_wav_seconds(head, size) if found == "audio" else 0.0)
+    main_type = media_type.partition("/")[0]
+    detected = _kind_of_head(head)
+    # WebM and Ogg may contain only audio, and only the media type shows it.
+    use_main_type = main_type in ("image", "audio", "video") and detected in ("", "video")
+    actual = main_type if use_main_type else detected or kind or "file"
+    return Media(actual, detail=detail, size=size, seconds=_wav_seconds(head, size) if actual == "audio" else 0.0)
 
 
 def _kind_of_head(head: bytes) -> str:
@@ -90,7 +97,7 @@ def _kind_of_head(head: bytes) -> str:
 
 
 def image_size(head: bytes) -> tuple[int, int] | None:
-    """(width, height) in pixels of a PNG, JPEG, GIF or WebP, from its first bytes; None for anything else."""
+    """Return (width, height) in pixels of a PNG, JPEG, GIF or WebP from its first bytes, or None."""
     try:
         size = _png(head) or _gif(head) or _webp(head) or _jpeg(head)
     except (struct.error, IndexError):
@@ -99,36 +106,36 @@ def image_size(head: bytes) -> tuple[int, int] | None:
 
 
 def is_text_type(media_type: str) -> bool:
-    """Whether data of this type is read as text."""
+    """Return True if data of this media type is text."""
     return media_type.startswith("text/") or media_type in ("application/json", "application/xml", "application/yaml")
 
 
 def decode_text(data: str) -> str:
-    """The text in a base64 string; bytes that are no UTF-8 become replacement characters."""
+    """Return the text in a base64 string; invalid UTF-8 becomes replacement characters."""
     return _decode(data).decode("utf-8", "replace")
 
 
-def seconds_of(part: Mapping[str, Any]) -> Media:
-    """The sound in an `input_audio` object: {"data": base64, "format": "wav"}."""
+def read_audio(part: Mapping[str, Any]) -> Media:
+    """Read the audio of an `input_audio` object: {"data": base64, "format": "wav"}."""
     data = part.get("data")
     if isinstance(data, str):
-        # Qwen takes a data URL here.
+        # Qwen accepts a data URL in this field.
         data = data.partition(",")[2] if data.startswith("data:") else data
-        found = from_base64(data, "audio/" + str(part.get("format", "")))
+        audio = from_base64(data, "audio/" + str(part.get("format", "")))
     else:
-        found = Media("audio")
-    return found if found.kind == "audio" else Media("audio", size=found.size)
+        audio = Media("audio")
+    return audio if audio.kind == "audio" else Media("audio", size=audio.size)
 
 
 def _decode(data: str) -> bytes:
-    """As much of base64 as can be read, with or without line breaks, in either alphabet; never raises."""
+    """Decode as much base64 as possible, with or without line breaks, in either alphabet; never raises."""
     data = data.rstrip("=")
     if _NOT_BASE64.search(data) is not None:
         data = data.replace("-", "+").replace("_", "/").translate({9: None, 10: None, 13: None, 32: None})
-        strange = _NOT_BASE64.search(data)
-        data = data[: strange.start()] if strange else data
+        invalid = _NOT_BASE64.search(data)
+        data = data[: invalid.start()] if invalid else data
     rest = len(data) % 4
-    # One left-over character holds no whole byte.
+    # A single left-over character does not make a whole byte.
     return binascii.a2b_base64(data + "=" * (4 - rest) if rest > 1 else data[: len(data) - rest])
 
 
@@ -166,7 +173,7 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
         return None
     at = 2
     while at + 9 <= len(head):
-        if head[at] != 0xFF:  # noqa: PLR2004  # every marker begins with it
+        if head[at] != 0xFF:  # noqa: PLR2004  # every marker starts with this byte
             return None
         marker = head[at + 1]
         if marker in _FRAMES:
@@ -180,7 +187,7 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
 
 
 def _wav_seconds(head: bytes, size: int) -> float:
-    """Length of a WAV by its header's bytes a second; 0 for other formats."""
+    """Return the length of a WAV, from the byte rate in its header; 0 for other formats."""
     if head[:4] != b"RIFF" or head[8:12] != b"WAVE" or len(head) < 32:  # noqa: PLR2004  # the header's length
         return 0.0
     rate = int.from_bytes(head[28:32], "little")
@@ -188,7 +195,7 @@ def _wav_seconds(head: bytes, size: int) -> float:
 
 
 def _pages(content: bytes) -> int:
-    """Pages of a PDF by the marks in its plain part; 0 where they are packed away."""
+    """Return the number of pages of a PDF, from its uncompressed part; 0 if they are compressed."""
     linearized = _LINEARIZED.search(content[:2048])
     if linearized:
         return int(linearized[1])

@@ -1,7 +1,7 @@
 """Count the overhead of a request: system prompt, tools and response schema.
 
-An agent sends the same with each turn, so all of it is kept under the bytes of the fields that it is read from. What it
-costs is the family's to say (`estimate.py`).
+An agent sends the same overhead with each turn, so it is cached under the bytes of its fields. The model family turns
+the counts into provider tokens (`estimate.py`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from gateway.core.counting.request import RequestParts
 from gateway.core.counting.sums import MessageSums
 from gateway.core.values import dataclass
 
-#: bytes that one takes beside the fields it was read from
+#: bytes that an overhead takes in addition to the fields it was read from
 _BYTES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What stands beside messages.
+    """The counted parts of a request that are not messages.
 
     Attributes:
-        request: what it was read as; it need not hold the messages.
-        counter: what counted it.
-        kind: format, counter and system text: sums may go on from those of a request where these are the same.
-        system: the system text that is no message, if there is one; `start`: the sums of that, and of no message yet.
-        tools: its definitions of tools.
-        namespace: tokens of what stands round those of functions, where they are written as OpenAI does.
+        request: the parsed request; it need not contain the messages.
+        counter: the token counter.
+        kind: wire format, counter and system prompt, see `Estimator.kind`.
+        system: the separate system prompt, if there is one.
+        start: the sums of the separate system prompt, without any message.
+        tools: the tool definitions.
+        namespace: tokens of the text around the function declarations in OpenAI's notation.
         forced_name: tokens of the name of the tool that must be called.
-        schema: tokens of the schema of the answer, of its name and description.
-        others: the fields that nobody here knows; `media`: the media in these.
-        marks: those of the request's shape that no message sets, see `Estimate.shape`.
+        schema: tokens of the response schema with its name and description.
+        others: the unknown fields.
+        media: the media in the unknown fields.
+        marks: the marks of the request shape that come from no message, see `Estimate.shape`.
     """
 
     request: RequestParts
@@ -54,7 +56,7 @@ class Overhead:
 
 
 def marks_of(request: RequestParts, tools: ToolDefinitions) -> frozenset[str]:
-    """See `Overhead.marks`."""
+    """Return the marks of the request shape that come from no message."""
     return frozenset(_marks(request, tools))
 
 
@@ -74,25 +76,31 @@ def _marks(request: RequestParts, tools: ToolDefinitions) -> Iterator[str]:
 
 
 class RecentOverheads:
-    """What stood beside the messages of the requests that came last.
+    """Cache the overheads of recent requests.
 
     Args:
-        limit_bytes: bytes that all may take together; 0 keeps none.
-        lock: guards the table where threads share it.
+        limit_bytes: maximum size of all entries together; 0 stores nothing.
+        lock: guards the table if threads share it.
     """
 
     def __init__(self, limit_bytes: int, lock: AbstractContextManager[object] | None = None) -> None:
         self._cache = CountCache(limit_bytes, lock)
 
     def find(self, key: Hashable) -> Overhead | None:
-        """What is kept under a key, see `keep`."""
+        """Return the overhead that `keep` stored under a key, or None."""
         return cast("Overhead | None", self._cache.peek("", key))
 
     def keep(self, key: Hashable, overhead: Overhead, size: int) -> None:
-        """Keep one. `key`: all that its request was read from; `size`: the bytes of that."""
+        """Store an overhead.
+
+        Args:
+            key: everything that the request was read from.
+            overhead: the overhead.
+            size: bytes of the key.
+        """
         self._cache.put("", key, overhead, _BYTES + size)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that they take."""
+        """Return the size of all entries in bytes."""
         return self._cache.size_bytes

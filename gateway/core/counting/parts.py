@@ -1,7 +1,7 @@
 """Count the tokens of one part of a message, by its type.
 
-A part is the same in every wire format that has it. Any JSON value weighs something; what nobody here knows is counted
-as the JSON it is.
+A part type is the same in every wire format that has it. Every JSON value can be counted; parts of unknown types are
+counted as JSON text.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from gateway.core.counting.media import Media
 from gateway.core.counting.tools import compact, strings_of
 from gateway.core.tools import NAME_CHARACTERS
 
-#: How deep parts in parts are looked into, deeper than in any format; what is deeper counts as the JSON it is. That the
-#: JSON could be read is no bound: since Python 3.12 it may be nested deeper than functions may call each other.
-_DEEPEST: Final = 8
-#: the kinds of `Counts` that are tokens of content; together they count each token once
-_SAID: Final = ("text", "result", "call", "thinking", "inline", "other")
-#: fields of an item or part that no model reads
-_UNSAID: Final = ("id", "status", "type")
-#: types of parts that are a text and no more
+#: Maximum depth of nested parts, which is more than any format uses. Deeper parts count as JSON text. The JSON parser
+#: is no limit: since Python 3.12 it accepts JSON that is nested deeper than Python functions may call each other.
+_MAX_DEPTH: Final = 8
+#: the kinds of `ContentTokens` that are tokens of content; each token is in exactly one of them
+_CONTENT_KINDS: Final = ("text", "result", "call", "thinking", "inline", "other")
+#: fields of an item or part that models do not see
+_HIDDEN_FIELDS: Final = ("id", "status", "type")
+#: types of parts that contain only text
 _TEXTS: Final = ("text", "input_text", "output_text")
-#: stand for all before them
+#: types of items and blocks that replace everything before them
 COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
-#: Tokens of each character of a found page's encrypted text: the median of four recorded requests of 14,000 to 210,000
-#: such characters to Claude 4 and 4.5, which had 0.29 to 0.38.
+#: Tokens per character of the encrypted text of a web page that a search found: the median of four recorded requests to
+#: Claude 4 and 4.5 with 14,000 to 210,000 such characters, which had 0.29 to 0.38.
 _ENCRYPTED_TOKENS: Final = 0.34
-#: A decoded object is a dict, which is seen at once; to ask for a Mapping takes ten times as long.
+#: For `isinstance`: decoded objects are dicts, which is checked fast. Checking only for Mapping takes ten times as
+#: long.
 OBJECT: Final = (dict, Mapping)
 
 
 class ToolResult(NamedTuple):
-    """A tool result: the call it answers, a digest of its content, its tokens."""
+    """A tool result: the ID of its call, a hash of its content, and its tokens."""
 
     call_id: str
     digest: bytes
@@ -44,9 +45,9 @@ class ToolResult(NamedTuple):
 
 
 class Tally:
-    """A measure in the making: of a message, or of what stands inside one of its parts.
+    """Sum up the token counts of a message, or of the parts inside one of its parts.
 
-    `sums`: by the kinds of `Counts`, which `measure.py` makes of them.
+    `sums` maps kinds of `ContentTokens` to counts; `measure.py` builds the result from it.
     """
 
     def __init__(self, count: Callable[[str], int], depth: int = 0) -> None:
@@ -58,16 +59,16 @@ class Tally:
         self.called: list[tuple[str, str]] = []
 
     def add(self, kind: str, amount: int) -> None:
-        """Add to the sum of a kind."""
+        """Add an amount to the sum of a kind."""
         self.sums[kind] = self.sums.get(kind, 0) + amount
 
     def say(self, kind: str, text: object) -> None:
-        """Count a text under a kind; any other value is counted as its JSON."""
+        """Count a text as tokens of a kind; other values are counted as JSON."""
         if text is not None and text != "":
             self.add(kind, self.count(text if isinstance(text, str) else compact(text)))
 
     def unknown(self, value: object) -> None:
-        """A part nobody here knows: its JSON, with binary data as what it holds."""
+        """Count a part of an unknown type as JSON, and binary data in it as media."""
         if isinstance(value, str) and not value.startswith("data:"):
             self.say("text", value)
             return
@@ -80,19 +81,19 @@ class Tally:
         self.say("other", text)
 
     def fields(self, part: Mapping[str, Any]) -> None:
-        """A part nobody here knows, without the fields that no model reads."""
-        self.unknown({name: value for name, value in part.items() if name not in _UNSAID})
+        """Count a part of an unknown type, without the fields that models do not see."""
+        self.unknown({name: value for name, value in part.items() if name not in _HIDDEN_FIELDS})
 
     def seal(self, data: object) -> None:
-        """Reasoning that only the provider can read."""
+        """Count reasoning that only the provider can read, in characters."""
         if isinstance(data, str) and data:
             self.add("sealed", len(data))
             self.add("seals", 1)
 
     def call(self, name: object, arguments: object, call_id: object) -> None:
-        """The call of a tool."""
+        """Count a tool call."""
         if isinstance(name, str) and isinstance(call_id, str) and call_id:
-            self.called.append((_id(call_id), name[:NAME_CHARACTERS]))
+            self.called.append((_short_id(call_id), name[:NAME_CHARACTERS]))
         before = self.sums.get("called", 0)
         self.add("calls", 1)
         self.say("called", name)
@@ -100,28 +101,28 @@ class Tally:
         self.say("call", arguments)
 
     def result(self, call_id: object, content: object) -> None:
-        """The answer to a call: its texts are a result's, its images are images."""
+        """Count a tool result: its texts are `result` tokens, its images are media."""
         if isinstance(content, str):
-            said, tokens = content, self.count(content) if content else 0
+            text, tokens = content, self.count(content) if content else 0
         else:
             inner = Tally(self.count, self._depth)
             inner.within(content)
-            said, tokens = _words_of(content), sum(inner.sums.get(kind, 0) for kind in _SAID)
+            text, tokens = _comparable_text(content), sum(inner.sums.get(kind, 0) for kind in _CONTENT_KINDS)
             self.media += inner.media
         self.add("results", 1)
         self.add("result", tokens)
-        digest = blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        self.results.append(ToolResult(_id(call_id) if isinstance(call_id, str) else "", digest, tokens))
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        self.results.append(ToolResult(_short_id(call_id) if isinstance(call_id, str) else "", digest, tokens))
 
     def compacted(self, part: Mapping[str, Any]) -> None:
-        """What stands for all before it: sealed by OpenAI, a text of Anthropic's."""
+        """Count a compaction: encrypted by OpenAI, a text from Anthropic."""
         if isinstance(part.get("encrypted_content"), str):
             self.seal(part["encrypted_content"])
         else:
             self.fields(part)
 
     def parts(self, content: object) -> None:
-        """The parts of a content, which may be a text or a part by itself."""
+        """Count the parts of a content, which may also be a text or a single part."""
         for part in content if isinstance(content, list) else [content]:
             if isinstance(part, str):
                 self.say("text", part)
@@ -132,8 +133,8 @@ class Tally:
                 self.unknown(part)
 
     def within(self, content: object) -> None:
-        """The parts inside a part."""
-        if self._depth == _DEEPEST:
+        """Count the parts inside a part."""
+        if self._depth == _MAX_DEPTH:
             self.unknown(content)
             return
         self._depth += 1
@@ -141,19 +142,22 @@ class Tally:
         self._depth -= 1
 
 
-def _id(call_id: str) -> str:
-    """What tells a call from others: measures are kept, and an id may be as long as a request."""
+def _short_id(call_id: str) -> str:
+    """Return a call ID, or its hash if it is long: measures are cached, and an ID may be as long as a request."""
     if len(call_id) <= NAME_CHARACTERS:
         return call_id
     return blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _words_of(content: object) -> str:
-    """What tells a result's content from others: a text in a part by itself says what the bare text says."""
+def _comparable_text(content: object) -> str:
+    """Return a text that identifies the content of a result.
+
+    A string and a single text part with the same text give the same result.
+    """
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") for part in parts if isinstance(part, OBJECT) and part.get("type") in _TEXTS]
-    words = [text for text in texts if isinstance(text, str)]
-    return "\0".join(words if len(words) == len(parts) else strings_of(content))
+    strings = [text for text in texts if isinstance(text, str)]
+    return "\0".join(strings if len(strings) == len(parts) else strings_of(content))
 
 
 def _text(tally: Tally, part: Mapping[str, Any]) -> None:
@@ -174,30 +178,30 @@ def _sealed(tally: Tally, part: Mapping[str, Any]) -> None:
 
 
 def _image(tally: Tally, part: Mapping[str, Any]) -> None:
-    """OpenAI's `image_url` (an object in chat, a string in responses), Anthropic's `image`."""
-    named = part.get("image_url")
-    holder = named if isinstance(named, Mapping) else part
-    url = holder.get("url", named)
-    asked = holder.get("detail", part.get("detail"))
-    detail = asked[:NAME_CHARACTERS] if isinstance(asked, str) else ""
+    """Count OpenAI's `image_url` (an object in chat, a string in Responses) or Anthropic's `image`."""
+    url_field = part.get("image_url")
+    holder = url_field if isinstance(url_field, Mapping) else part
+    url = holder.get("url", url_field)
+    requested = holder.get("detail", part.get("detail"))
+    detail = requested[:NAME_CHARACTERS] if isinstance(requested, str) else ""
     if isinstance(url, str):
-        found = media.from_url(url, "image", detail)
-        tally.media.append(found if found.kind == "image" else Media("image", detail=detail, size=found.size))
+        item = media.from_url(url, "image", detail)
+        tally.media.append(item if item.kind == "image" else Media("image", detail=detail, size=item.size))
     elif "source" in part:
         tally.media += _source(tally, part["source"], "image", detail)
     else:
-        tally.media.append(_held_image(part, detail))
+        tally.media.append(_image_in_other_field(part, detail))
 
 
-def _held_image(part: Mapping[str, Any], detail: str) -> Media:
-    """Return the image that stands in another field of a part: `data` (MCP), `image` (Qwen), `b64_json`."""
+def _image_in_other_field(part: Mapping[str, Any], detail: str) -> Media:
+    """Return the image in another field of a part: `data` (MCP), `image` (Qwen), `b64_json`."""
     texts = [text for text in part.values() if isinstance(text, str)]
-    found = next((item for item in map(binary_of, texts) if item is not None and item.kind == "image"), Media("image"))
-    return replace(found, detail=detail)
+    image = next((item for item in map(binary_of, texts) if item is not None and item.kind == "image"), Media("image"))
+    return replace(image, detail=detail)
 
 
 def _source(tally: Tally, source: object, kind: str, detail: str = "") -> list[Media]:
-    """Anthropic's `source`: base64, url, file, text or content."""
+    """Count the texts of Anthropic's `source` (base64, url, file, text or content) and return its media."""
     if not isinstance(source, Mapping):
         return [Media(kind, detail=detail)]
     form, data, media_type = source.get("type"), source.get("data"), source.get("media_type")
@@ -220,11 +224,14 @@ def _document(tally: Tally, part: Mapping[str, Any]) -> None:
 
 def _audio(tally: Tally, part: Mapping[str, Any]) -> None:
     holder = part.get("input_audio")
-    tally.media.append(media.seconds_of(holder if isinstance(holder, Mapping) else {}))
+    tally.media.append(media.read_audio(holder if isinstance(holder, Mapping) else {}))
 
 
 def _file(tally: Tally, part: Mapping[str, Any]) -> None:
-    """`file` of chat, `input_file` of responses, `document_url` of Mistral: a PDF unless it says otherwise."""
+    """Count a `file` of chat, `input_file` of Responses or `document_url` of Mistral.
+
+    The part counts as a PDF unless its type says otherwise.
+    """
     inner = part.get("file")
     holder = inner if isinstance(inner, Mapping) else part
     tally.say("text", holder.get("filename", holder.get("document_name")))
@@ -243,27 +250,27 @@ def _file(tally: Tally, part: Mapping[str, Any]) -> None:
 
 
 def _search_result(tally: Tally, part: Mapping[str, Any]) -> None:
-    """Pages that Anthropic found. Their texts are for the model alone to read, and are sent back with each turn."""
-    found = part.get("content")
-    for page in found if isinstance(found, list) else [found]:
+    """Count pages that Anthropic's search found. Their encrypted text is sent back with each turn."""
+    content = part.get("content")
+    for page in content if isinstance(content, list) else [content]:
         if not isinstance(page, OBJECT):
             tally.say("text", page)
             continue
         for field, value in page.items():
             if field == "encrypted_content" and isinstance(value, str):
                 tally.add("text", round(_ENCRYPTED_TOKENS * len(value)))
-            elif field not in _UNSAID:
+            elif field not in _HIDDEN_FIELDS:
                 tally.say("text", value)
 
 
-def _served_result(tally: Tally, part: Mapping[str, Any]) -> None:
-    """What Anthropic's code execution printed: the output is encrypted where a program read the results of tools."""
+def _code_result(tally: Tally, part: Mapping[str, Any]) -> None:
+    """Count the output of Anthropic's code execution, which is encrypted if a program read tool results."""
     content = part.get("content")
     fields = content if isinstance(content, OBJECT) else {}
-    said = {name: text for name, text in fields.items() if name.startswith("encrypted_") and isinstance(text, str)}
-    if said:
-        tally.add("text", round(_ENCRYPTED_TOKENS * sum(map(len, said.values()))))
-        tally.fields({**part, "content": {name: value for name, value in fields.items() if name not in said}})
+    encrypted = {name: text for name, text in fields.items() if name.startswith("encrypted_") and isinstance(text, str)}
+    if encrypted:
+        tally.add("text", round(_ENCRYPTED_TOKENS * sum(map(len, encrypted.values()))))
+        tally.fields({**part, "content": {name: value for name, value in fields.items() if name not in encrypted}})
     else:
         tally.fields(part)
 
@@ -302,11 +309,14 @@ _PARTS: Final[Mapping[str, Part]] = {
     "tool_result": _tool_result,
     "container_upload": _no_tokens,
     "web_search_tool_result": _search_result,
-    **dict.fromkeys(("code_execution_tool_result", "advisor_tool_result"), _served_result),
+    **dict.fromkeys(("code_execution_tool_result", "advisor_tool_result"), _code_result),
     **dict.fromkeys(COMPACTIONS, Tally.compacted),
 }
 
 
 def is_compaction(block: Mapping[str, Any]) -> bool:
-    """Whether a block of Anthropic's stands for all before it. One that failed has no content, and is ignored."""
+    """Return True if an Anthropic block replaces everything before it.
+
+    A failed compaction has no content and is ignored.
+    """
     return block.get("type") == "compaction" and isinstance(block.get("content"), str)

@@ -1,6 +1,6 @@
 """Read the parts of a request that cost tokens, in each wire format.
 
-Values may be decoded JSON, or a value's own bytes as they stand in the body: those are decoded only when they are new.
+A value may be decoded JSON, or its bytes in the body. Bytes are only decoded if they are not in a cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.core.values import dataclass
 #: a JSON value, or its bytes
 Piece = Any
 
-#: top-level fields that let a provider add what it finds, or keeps from earlier calls
+#: top-level fields that let a provider add content: search results, or content stored from earlier calls
 _SERVER_FIELDS: Final = frozenset(
     {
         *("mcp_servers", "web_search_options", "plugins", "container"),
@@ -26,57 +26,61 @@ _SERVER_FIELDS: Final = frozenset(
         *("search_parameters", "data_sources"),
     }
 )
-#: where a system text stands that is no message
+#: the field of a system prompt that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
-#: the field that holds the conversation: mostly an array of messages, or of texts in completions
+#: the field of the conversation: usually an array of messages, or of texts in completions
 ITEMS: Final[Mapping[Wire, str]] = {
     "chat": "messages",
     "messages": "messages",
     "responses": "input",
     "completions": "prompt",
 }
-#: where the schema of an answer stands
+#: the fields of the response schema
 FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "chat": ("response_format",),
     "responses": ("text",),
     "messages": ("output_config", "output_format"),
     "completions": (),
 }
-#: fields that steer a call, and say nothing of what it costs
-_UNREAD: Final = frozenset({"models", "provider", "metadata", "user", "stop", "stop_sequences", "logit_bias"})
-#: those, and what is weighed with the tools: no text of theirs is shown to a model
-_STEERING: Final = _UNREAD | {"model", "tools", "functions", "tool_choice", "function_call"}
-#: by format: fields that make no difference to what stands beside the messages, and those that are no others
-_UNTOLD: Final = {wire: _UNREAD | {items} for wire, items in ITEMS.items()}
-_COUNTED: Final = {wire: _STEERING | {items, _SYSTEM_FIELDS.get(wire, "")} for wire, items in ITEMS.items()}
-#: fields whose value is read, however short
-_READ: Final = frozenset(
+#: fields that control a call but do not change its input tokens
+_NO_TOKENS: Final = frozenset({"models", "provider", "metadata", "user", "stop", "stop_sequences", "logit_bias"})
+#: also the fields that are counted separately, such as tools; models see no other text of theirs
+_NOT_OTHERS: Final = _NO_TOKENS | {"model", "tools", "functions", "tool_choice", "function_call"}
+#: `_IGNORED_FIELDS`: by format, the fields that do not change the overhead. `_KNOWN_FIELDS`: by format, all fields
+#: except the unknown ones, see `RequestParts.others`.
+_IGNORED_FIELDS: Final = {wire: _NO_TOKENS | {items} for wire, items in ITEMS.items()}
+_KNOWN_FIELDS: Final = {wire: _NOT_OTHERS | {items, _SYSTEM_FIELDS.get(wire, "")} for wire, items in ITEMS.items()}
+#: fields whose value matters even if it is short
+_DECODED_FIELDS: Final = frozenset(
     {
         *("model", "tools", "functions", "tool_choice", "function_call", "thinking", "reasoning"),
         *_SYSTEM_FIELDS.values(),
         *(name for names in FORM_FIELDS.values() for name in names),
     }
 )
-#: Bytes that all other fields may have together before they are weighed: switches and ids are shorter than that.
-_FEW_BYTES: Final = 512
+#: Unknown fields are counted if they have more bytes than this together. Switches and IDs are shorter.
+_SHORT_BYTES: Final = 512
 _decode: Final = json.JSONDecoder().decode
-_FORCED_WORDS: Final = frozenset({"required", "any"})
+_FORCED_CHOICES: Final = frozenset({"required", "any"})
 _FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParts:
-    """A request, taken apart.
+    """A request, split into the parts that cost tokens.
 
     Attributes:
-        system: a system text outside the messages.
-        tools: the values of its fields that define tools.
-        schema: the JSON schema that the answer must follow, with its name and description (`schema_about`).
-        forced: some tool must be called; `forced_name`: the one, where the request names it.
-        thinking: the model is asked to think.
-        server: the provider is asked to fetch things by itself, whose size no one can foresee.
-        tokenizer: the one to count with; empty for that of the family.
-        others: the top-level fields nobody here knows, where they are long: a provider may bill their text.
+        system: a system prompt outside of the messages.
+        tools: the values of the fields that define tools.
+        schema: the JSON schema of the response.
+        schema_name: the name of the schema.
+        schema_about: the description of the schema.
+        forced: True if some tool must be called.
+        forced_name: the tool that must be called, if the request names it.
+        thinking: True if the request asks the model to think.
+        server: True if the provider may fetch content by itself, whose size is unknown.
+        tokenizer: the tokenizer to count with; empty for that of the model family.
+        others: the unknown top-level fields if they are long, because a provider may bill their text.
     """
 
     wire: Wire
@@ -105,72 +109,78 @@ def read_request(
     messages: Sequence[Piece] | None = None,
     tokenizer: str = "",
 ) -> RequestParts:
-    """Take a body apart; never raises.
+    """Split a body into the parts that cost tokens; never raises.
 
     Args:
-        wire: the body's format.
-        body: its top level; values decoded or as bytes.
-        model: the name the provider knows, where it differs from the body's.
-        provider: who is called.
-        messages: the elements of `messages` or `input`, where the caller has already told them apart.
-        tokenizer: the one to count with instead of the family's.
+        wire: the wire format of the body.
+        body: the top-level fields; values are decoded or bytes.
+        model: the model name of the provider, if it differs from the one in the body.
+        provider: the provider that is called.
+        messages: the elements of `messages` or `input`, if the caller has already split them.
+        tokenizer: the tokenizer to count with instead of that of the model family.
     """
     choice = decoded(body.get("tool_choice", body.get("function_call")))
-    name = _named(choice) if choice is not None else ""
-    own = None if model else decoded(body.get("model"))
-    form = _format(wire, body)
-    about = form.get("description")
-    title = form.get("name")
+    forced_name = _forced_tool(choice) if choice is not None else ""
+    own_model = None if model else decoded(body.get("model"))
+    schema_holder = _schema_holder(wire, body)
+    about = schema_holder.get("description")
+    title = schema_holder.get("name")
     return RequestParts(
         wire=wire,
-        model=model or (own if isinstance(own, str) else ""),
+        model=model or (own_model if isinstance(own_model, str) else ""),
         provider=provider,
         messages=_messages(wire, body) if messages is None else messages,
-        system=_given(body, _SYSTEM_FIELDS.get(wire, "")),
-        tools=tuple(tools for field in ("tools", "functions") if (tools := _given(body, field)) is not None),
-        schema=form.get("schema"),
+        system=_field_value(body, _SYSTEM_FIELDS.get(wire, "")),
+        tools=tuple(tools for field in ("tools", "functions") if (tools := _field_value(body, field)) is not None),
+        schema=schema_holder.get("schema"),
         schema_name=title if isinstance(title, str) else "",
         schema_about=about if isinstance(about, str) else "",
-        forced=bool(name) or (choice is not None and _is_forced(choice)),
-        forced_name=name,
+        forced=bool(forced_name) or (choice is not None and _is_forced(choice)),
+        forced_name=forced_name,
         # `prompt` names a template in Responses, but is the conversation itself in completions.
-        server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]),
-        thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
+        server=any(
+            _field_value(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]
+        ),
+        thinking=_asks_for_thinking(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
         tokenizer=tokenizer,
-        others=_others(wire, body, has_schema=form.get("schema") is not None),
+        others=_unknown_fields(wire, body, has_schema=schema_holder.get("schema") is not None),
     )
 
 
 def key_of_fields(wire: Wire, fields: Mapping[str, bytes]) -> Hashable:
-    """What `read_request` says of a body, but for its messages, is the same wherever this is.
+    """Return a key that is equal for all bodies that `read_request` reads in the same way, except for their messages.
 
-    Of short fields that it reads no value of, all that matters is whether they are there: ids in them may differ with
-    each call.
+    For a short field whose value is not read, the key only says whether the field is present. Such fields may contain
+    IDs that differ with each call.
     """
-    untold, counted = _UNTOLD[wire], _COUNTED[wire]
-    others = sum([len(raw) for name, raw in fields.items() if name not in counted])
-    read = _READ if others <= _FEW_BYTES else fields
+    ignored, known = _IGNORED_FIELDS[wire], _KNOWN_FIELDS[wire]
+    others = sum([len(raw) for name, raw in fields.items() if name not in known])
+    decoded_fields = _DECODED_FIELDS if others <= _SHORT_BYTES else fields
     return tuple(
-        [(name, again(raw) if name in read else raw == b"null") for name, raw in fields.items() if name not in untold]
+        [
+            (name, again(raw) if name in decoded_fields else raw == b"null")
+            for name, raw in fields.items()
+            if name not in ignored
+        ]
     )
 
 
 def wire_of(body: Mapping[str, Any]) -> Wire:
-    """The format a decoded body is most likely written in."""
+    """Return the most likely wire format of a decoded body."""
     if "prompt" in body:
         return "completions"
     if "messages" not in body:
         return "responses"
     tools = body.get("tools")
-    theirs = "system" in body or "anthropic_version" in body or "output_config" in body
-    theirs = theirs or (
+    is_anthropic = "system" in body or "anthropic_version" in body or "output_config" in body
+    is_anthropic = is_anthropic or (
         isinstance(tools, list) and any(isinstance(tool, Mapping) and "input_schema" in tool for tool in tools)
     )
-    return "messages" if theirs or (_is_claude(body) and "max_tokens" in body and not tools) else "chat"
+    return "messages" if is_anthropic or (_is_claude(body) and "max_tokens" in body and not tools) else "chat"
 
 
 def decoded(piece: Piece) -> Any:
-    """The value of a piece; bytes that are no JSON are the text they hold."""
+    """Return the value of a piece; bytes that are not JSON are returned as text."""
     if piece is None or not isinstance(piece, bytes | bytearray | memoryview):
         return piece
     raw = bytes(piece)
@@ -180,23 +190,23 @@ def decoded(piece: Piece) -> Any:
         return raw.decode("utf-8", "replace")
 
 
-def _given(body: Mapping[str, Piece], field: str) -> Piece:
-    """A field's piece; None where it is absent or null."""
+def _field_value(body: Mapping[str, Piece], field: str) -> Piece:
+    """Return the piece of a field, or None if it is absent or null."""
     piece = body.get(field)
     if piece is None:
         return None
     return None if isinstance(piece, bytes | bytearray | memoryview) and bytes(piece) == b"null" else piece
 
 
-def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
-    """The fields that are weighed nowhere else; none where they are short."""
-    known = _COUNTED[wire].union(FORM_FIELDS[wire] if has_schema else ())
-    found = [piece for name, piece in body.items() if name not in known]
-    return tuple(found) if sum(map(_size, found)) > _FEW_BYTES else ()
+def _unknown_fields(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
+    """Return the unknown fields, or nothing if they are short together."""
+    known = _KNOWN_FIELDS[wire].union(FORM_FIELDS[wire] if has_schema else ())
+    others = [piece for name, piece in body.items() if name not in known]
+    return tuple(others) if sum(map(_size, others)) > _SHORT_BYTES else ()
 
 
 def _size(piece: Piece) -> int:
-    """Bytes of a piece; of a decoded one, those that most writers of JSON make of it."""
+    """Return the size of a piece in bytes; for a decoded one, the size of its usual JSON."""
     if isinstance(piece, bytes | bytearray | memoryview):
         return len(piece)
     try:
@@ -216,7 +226,7 @@ def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
         return ()
     piece = body[field]
     if wire == "completions" or (isinstance(piece, bytes) and not piece.lstrip().startswith(b"[")):
-        # One text: it is read where it is weighed.
+        # The value is one text, which is decoded when it is counted.
         return (piece,)
     value = decoded(piece)
     return value if isinstance(value, list) else (value,)
@@ -225,10 +235,10 @@ def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
 def _is_forced(choice: object) -> bool:
     if isinstance(choice, Mapping):
         return choice.get("type") in ("any", "tool") or choice.get("mode") == "required"
-    return isinstance(choice, str) and choice in _FORCED_WORDS
+    return isinstance(choice, str) and choice in _FORCED_CHOICES
 
 
-def _named(choice: object) -> str:
+def _forced_tool(choice: object) -> str:
     if not isinstance(choice, Mapping) or str(choice.get("type", "function")) not in _FORCED_TYPES:
         return ""
     inner = choice.get("function", choice.get("custom"))
@@ -236,18 +246,18 @@ def _named(choice: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _format(wire: Wire, body: Mapping[str, Piece]) -> Mapping[str, Any]:
-    """The object that holds the schema an answer must follow, its name and description; empty where there is none."""
+def _schema_holder(wire: Wire, body: Mapping[str, Piece]) -> Mapping[str, Any]:
+    """Return the object with the response schema, its name and description; empty if there is none."""
     if wire == "chat":
-        found = _inner(decoded(body.get("response_format")), "json_schema")
+        holder = _value_at(decoded(body.get("response_format")), "json_schema")
     elif wire == "responses":
-        found = _inner(decoded(body.get("text")), "format")
+        holder = _value_at(decoded(body.get("text")), "format")
     else:
-        found = _inner(decoded(body.get("output_config")), "format") or decoded(body.get("output_format"))
-    return found if isinstance(found, Mapping) else {}
+        holder = _value_at(decoded(body.get("output_config")), "format") or decoded(body.get("output_format"))
+    return holder if isinstance(holder, Mapping) else {}
 
 
-def _inner(value: object, *path: str) -> object:
+def _value_at(value: object, *path: str) -> object:
     for name in path:
         if value is None:
             break
@@ -255,8 +265,8 @@ def _inner(value: object, *path: str) -> object:
     return value
 
 
-def _thinks(thinking: object, reasoning: object) -> bool:
-    """Whether thinking is asked for, in Anthropic's words or in those of hosts that offer its models as chat."""
+def _asks_for_thinking(thinking: object, reasoning: object) -> bool:
+    """Return True if the request asks for thinking, in Anthropic's fields or in those of chat hosts of its models."""
     if thinking is None and reasoning is None:
         return False
     if isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive"):

@@ -1,6 +1,7 @@
-"""Cache results for the first messages of a conversation by their keys, for longer ones that begin with them.
+"""Cache a result for the first messages of a conversation, and extend it for longer conversations.
 
-A table by message is asked for every message on every turn; here a turn asks once for all that it shares with the last.
+A table by message would be searched for every message on every turn. This cache is searched once per turn for all
+messages that the turn shares with the previous one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from gateway.core.values import dataclass
 
 T = TypeVar("T")
 
-#: Runs are looked for by so many messages at their beginning. A shorter run is worked out anew.
-_SIGN: Final = 4
-#: runs that are remembered of all that begin with the same messages
-_OF_ONE_SIGN: Final = 8
-#: bytes that a run takes beside its value, and each of its keys
+#: Number of first messages that identify a run (a sequence of messages from the start). Results for shorter runs are
+#: not cached.
+_ID_LENGTH: Final = 4
+#: maximum number of cached runs that start with the same messages
+_PER_ID: Final = 8
+#: bytes that a run takes in addition to its value, and for each of its keys
 _BYTES: Final = 200
 _KEY_BYTES: Final = 64
 
@@ -30,7 +32,10 @@ class _Run:
 
 
 class RunCache:
-    """Values of whole runs of messages, kept in a cache. Of two that two threads keep at once, one may be lost."""
+    """Cache values for runs of messages.
+
+    If two threads store runs at the same time, one of them may be lost.
+    """
 
     def __init__(self, cache: CountCache) -> None:
         self._cache = cache
@@ -38,24 +43,24 @@ class RunCache:
     def extended(
         self, kind: str, keys: tuple[bytes, ...], extend: Callable[[int, T | None], T], size: Callable[[T], int]
     ) -> T:
-        """The value of messages with these keys, for this `kind` of question.
+        """Return the value for messages with these keys, extended from the longest cached run.
 
         Args:
-            kind: what is asked.
-            keys: of the messages.
-            extend: works it out, from how many messages are known and their value; 0 and None where none are.
-            size: bytes that a value takes.
+            kind: namespace of the values.
+            keys: keys of the messages.
+            extend: computes the value from the number of messages of the cached run and its value, or from 0 and None.
+            size: returns the bytes that a value takes.
         """
-        if len(keys) < _SIGN:
+        if len(keys) < _ID_LENGTH:
             return extend(0, None)
-        kept = cast("tuple[_Run, ...]", self._cache.peek(kind, keys[:_SIGN]) or ())
-        fits = [run for run in kept if keys[: len(run.keys)] == run.keys]
-        known = max(fits, key=lambda run: len(run.keys), default=None)
-        if known is not None and len(known.keys) == len(keys):
-            return cast("T", known.value)
-        value = extend(len(known.keys), known.value) if known is not None else extend(0, None)
+        cached = cast("tuple[_Run, ...]", self._cache.peek(kind, keys[:_ID_LENGTH]) or ())
+        matches = [run for run in cached if keys[: len(run.keys)] == run.keys]
+        longest = max(matches, key=lambda run: len(run.keys), default=None)
+        if longest is not None and len(longest.keys) == len(keys):
+            return cast("T", longest.value)
+        value = extend(len(longest.keys), longest.value) if longest is not None else extend(0, None)
         run = _Run(keys, value, _BYTES + _KEY_BYTES * len(keys) + size(value))
-        # the run that this one goes on from is given up for it
-        runs = (*[one for one in kept if one is not known], run)[-_OF_ONE_SIGN:]
-        self._cache.put(kind, keys[:_SIGN], runs, sum(one.size for one in runs))
+        # the new run replaces the run that it continues
+        runs = (*[old for old in cached if old is not longest], run)[-_PER_ID:]
+        self._cache.put(kind, keys[:_ID_LENGTH], runs, sum(one.size for one in runs))
         return value

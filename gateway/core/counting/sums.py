@@ -1,4 +1,4 @@
-"""Add up the token counts of messages, so that a longer conversation continues from a shorter one."""
+"""Add up the token counts of messages, so that a longer conversation continues from the sums of a shorter one."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ _ASSISTANT: Final = "assistant"
 _NO_COUNTS: Final = ContentTokens()
 _NO_PARTS: Final = ContextCounts()
 _NOTHING: Final = SeenContent()
-#: bytes that sums take, and more for each result, open call and media
+#: bytes that sums take, and for each result, open call and media
 _SUMS_BYTES: Final = 1_200
 _PART_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSums:
-    """What messages make together, in their order.
+    """The sums of a sequence of messages.
 
     Attributes:
         counts: the counts of all messages.
-        turn: thinking, sealed and seals of the messages behind the last one that a person wrote.
+        turn: thinking, encrypted characters and encrypted pieces of the messages after the last one that a person
+            wrote.
         media: the media of all messages.
-        system: whether one of them is a system text.
-        context: the parts of the context, without definitions.
-        seen: the tool results among them, and the calls that have none.
-        new: the counts of the messages after the last one of an assistant; None where there is none.
+        system: True if one of them is a system text.
+        context: the parts of the context, without tool definitions.
+        seen: the tool results in them, and the calls without a result.
+        new: the counts of the messages after the last assistant message; None if there is none.
     """
 
     counts: ContentTokens = _NO_COUNTS
@@ -44,7 +45,7 @@ class MessageSums:
     new: ContentTokens | None = None
 
     def plus(self, measures: Sequence[MeasuredMessage]) -> MessageSums:
-        """The sums with these messages behind the others."""
+        """Return the sums after adding these messages at the end."""
         if not measures:
             return self
         added, media, _, roles, *_ = zip(*measures, strict=True)
@@ -52,23 +53,26 @@ class MessageSums:
         context, seen = context_counts(measures, self.context, self.seen)
         return MessageSums(
             counts,
-            _thoughts(self.turn, measures) if counts.thinking or counts.sealed or counts.seals else _NO_COUNTS,
+            _turn_thinking(self.turn, measures) if counts.thinking or counts.sealed or counts.seals else _NO_COUNTS,
             tuple(chain(self.media, *media)),
             self.system or not SYSTEM_ROLES.isdisjoint(roles),
             context,
             seen,
-            _new(self.new, roles, added),
+            _after_assistant(self.new, roles, added),
         )
 
-    def kept(self, thoughts: str) -> ContentTokens:
-        """The counts of what a provider keeps, see `Family.thoughts`: all earlier thinking, the turn's, or none."""
-        if thoughts == "all" or not (self.counts.thinking or self.counts.seals):
+    def kept(self, thinking_kept: str) -> ContentTokens:
+        """Return the counts of what the provider keeps: all earlier thinking, that of the turn, or none.
+
+        `thinking_kept` is `TokenizerFamily.thoughts`.
+        """
+        if thinking_kept == "all" or not (self.counts.thinking or self.counts.seals):
             return self.counts
-        turn = self.turn if thoughts == "turn" else _NO_COUNTS
+        turn = self.turn if thinking_kept == "turn" else _NO_COUNTS
         return self.counts._replace(thinking=turn.thinking, sealed=turn.sealed, seals=turn.seals)
 
     def parts(self, definition_tokens: int) -> ContextCounts:
-        """The parts of the context, with the definitions of the tools offered."""
+        """Return the parts of the context, including the tokens of the tool definitions."""
         if not definition_tokens:
             return self.context
         parts = self.context
@@ -79,12 +83,14 @@ class MessageSums:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that they take in memory, about."""
+        """Return the approximate size in memory, in bytes."""
         return _SUMS_BYTES + _PART_BYTES * (len(self.seen) + len(self.media))
 
 
-def _new(before: ContentTokens | None, roles: Sequence[str], added: Sequence[ContentTokens]) -> ContentTokens | None:
-    """Return the counts after the last message of an assistant. `before`: those of the earlier messages."""
+def _after_assistant(
+    before: ContentTokens | None, roles: Sequence[str], added: Sequence[ContentTokens]
+) -> ContentTokens | None:
+    """Return the counts after the last assistant message; `before` are those of the earlier messages."""
     last = max([index for index, role in enumerate(roles) if role == _ASSISTANT], default=-1)
     if last < 0 and before is None:
         return None
@@ -92,10 +98,10 @@ def _new(before: ContentTokens | None, roles: Sequence[str], added: Sequence[Con
     return ContentTokens(*map(sum, zip(start, *added[last + 1 :], strict=True)))
 
 
-def _thoughts(before: ContentTokens, measures: Sequence[MeasuredMessage]) -> ContentTokens:
-    asked = max([index for index, item in enumerate(measures) if item.asks], default=-1)
-    thinking, sealed, seals = (before.thinking, before.sealed, before.seals) if asked < 0 else (0, 0, 0)
-    for item in measures[asked + 1 :]:
+def _turn_thinking(before: ContentTokens, measures: Sequence[MeasuredMessage]) -> ContentTokens:
+    last_asked = max([index for index, item in enumerate(measures) if item.asks], default=-1)
+    thinking, sealed, seals = (before.thinking, before.sealed, before.seals) if last_asked < 0 else (0, 0, 0)
+    for item in measures[last_asked + 1 :]:
         thinking += item.counts.thinking
         sealed += item.counts.sealed
         seals += item.counts.seals

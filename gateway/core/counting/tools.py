@@ -1,9 +1,7 @@
-"""Render tool definitions as OpenAI shows them to a model: a TypeScript namespace.
+"""Render tool definitions for counting, the way OpenAI shows them to a model: as a TypeScript namespace.
 
-Pure text, made to be counted.
-
-The form was found by experiment and agrees with recorded usage: hmarr/openai-chat-tokens `src/functions.ts` (MIT) and
-OpenAI's own harmony format for gpt-oss, which renders tools the same way.
+The format was found by experiment and agrees with recorded usage. Sources: hmarr/openai-chat-tokens `src/functions.ts`
+(MIT), and OpenAI's harmony format for gpt-oss, which renders tools in the same way.
 """
 
 from __future__ import annotations
@@ -13,16 +11,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-#: deeper than any schema in use; a guard against endless ones
+#: maximum depth of a schema, which is more than any uses; protects from endless ones
 _MAX_DEPTH: Final = 24
-#: Characters of one function that come from what was written before, such as a definition that it refers to. A few that
-#: refer to one another many times would make more of them than there is memory; no tool has as many.
-_MOST_REPEATED: Final = 2**16
+#: Maximum characters of one function that may come from repeated text, such as a definition that it refers to. A few
+#: definitions that refer to each other many times could fill the memory. No real tool has as many.
+_MAX_REPEATED: Final = 2**16
 _NAMES: Final = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
 
 
 def typescript(name: str, description: str, parameters: object) -> str:
-    """One function's declaration, as it stands inside the namespace."""
+    """Return the declaration of one function inside the namespace."""
     head = _comment(description)
     schema = parameters if isinstance(parameters, Mapping) else {}
     if not properties_of(schema):
@@ -32,20 +30,26 @@ def typescript(name: str, description: str, parameters: object) -> str:
 
 
 def _comment(text: object) -> str:
-    """Lines of a description, trimmed; recorded usage of long descriptions fits no other form."""
+    """Return a description as comment lines without outer spaces.
+
+    Recorded usage of long descriptions fits no other form.
+    """
     if not isinstance(text, str) or not text:
         return ""
     return "".join(f"// {line.strip()}".rstrip() + "\n" for line in text.strip().split("\n"))
 
 
 def properties_of(schema: object) -> Mapping[str, Any]:
-    """The properties of an object schema; empty where it has none."""
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    """Return the properties of an object schema, or an empty mapping."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def compact(value: object) -> str:
-    """JSON without spaces, as schemas are usually sent; something countable for what is no JSON."""
+    """Return a value as JSON without spaces, like most clients send schemas.
+
+    A value that cannot be written as JSON is returned as its strings.
+    """
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
     except (ValueError, RecursionError):
@@ -53,23 +57,23 @@ def compact(value: object) -> str:
 
 
 def strings_of(value: object) -> list[str]:
-    """Every key and scalar inside a value, whatever its depth."""
-    found: list[str] = []
+    """Return every key and scalar inside a value as text, at any depth."""
+    strings: list[str] = []
     waiting: list[object] = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, Mapping):
-            found += map(str, item)
+            strings += map(str, item)
             waiting += item.values()
         elif isinstance(item, list | tuple):
             waiting += item
         else:
-            found.append(item if isinstance(item, str) else _word(item))
-    return found
+            strings.append(item if isinstance(item, str) else _scalar_text(item))
+    return strings
 
 
-def _word(item: object) -> str:
-    """A scalar as text; an integer too long for decimals in hexadecimal."""
+def _scalar_text(item: object) -> str:
+    """Return a scalar as text; an integer with too many digits is written in hexadecimal."""
     try:
         return str(item)
     except ValueError:
@@ -77,33 +81,33 @@ def _word(item: object) -> str:
 
 
 class SchemaDefinitions:
-    """What a schema may refer to, and how much of it may be written again."""
+    """The definitions that a schema may refer to, with a limit for repeated text."""
 
-    __slots__ = ("_known", "_left")
+    __slots__ = ("_characters_left", "_known")
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
-        self._left = _MOST_REPEATED
+        self._characters_left = _MAX_REPEATED
 
     def referred(self, reference: str, depth: int) -> str:
-        """The type that is referred to."""
+        """Return the type that a reference names."""
         target = self._known.get(reference)
         return self.again(lambda: _type(target, depth + 1, self)) if isinstance(target, Mapping) else "any"
 
     def again(self, write: Callable[[], str]) -> str:
-        """What may have been written before; "any" once there is far too much of that."""
-        found = write() if self._left > 0 else "any"
-        self._left -= len(found)
-        return found
+        """Return text that may repeat earlier text, or "any" once the limit is reached."""
+        text = write() if self._characters_left > 0 else "any"
+        self._characters_left -= len(text)
+        return text
 
 
 def _definitions(schema: Mapping[str, Any]) -> SchemaDefinitions:
-    found: dict[str, Any] = {}
-    for place in ("$defs", "definitions"):
-        inner = schema.get(place)
+    definitions: dict[str, Any] = {}
+    for section in ("$defs", "definitions"):
+        inner = schema.get(section)
         if isinstance(inner, Mapping):
-            found |= {f"#/{place}/{name}": value for name, value in inner.items()}
-    return SchemaDefinitions(found)
+            definitions |= {f"#/{section}/{name}": value for name, value in inner.items()}
+    return SchemaDefinitions(definitions)
 
 
 def _object(schema: Mapping[str, Any], depth: int, known: SchemaDefinitions) -> str:
@@ -139,13 +143,13 @@ def _type(field: Mapping[str, Any], depth: int, known: SchemaDefinitions) -> str
         return " | ".join(compact(item) for item in choices)
     if "const" in field:
         return compact(field["const"])
-    return _named(field, field.get("type"), depth, known)
+    return _type_of_kind(field, field.get("type"), depth, known)
 
 
-def _named(field: Mapping[str, Any], kind: object, depth: int, known: SchemaDefinitions) -> str:
+def _type_of_kind(field: Mapping[str, Any], kind: object, depth: int, known: SchemaDefinitions) -> str:
     if isinstance(kind, list):
-        # All of them are of the same parts.
-        each = (known.again(partial(_named, field, one, depth + 1, known)) for one in kind)
+        # Each of the types repeats the same parts.
+        each = (known.again(partial(_type_of_kind, field, name, depth + 1, known)) for name in kind)
         return " | ".join(each) if depth < _MAX_DEPTH else "any"
     if kind == "array":
         items = field.get("items")

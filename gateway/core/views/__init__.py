@@ -1,4 +1,4 @@
-"""Show requests of all APIs as chat messages, so that one set of rules trims them all."""
+"""Convert requests of all APIs to chat messages and back, so that one set of rules trims them all."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _VIEWS: Final[Mapping[Wire, Callable[[Hashed, ElementCache | None], View]]] = {
     "messages": MessagesView,
     "responses": ResponsesView,
 }
-#: formats whose messages can be chosen among
+#: formats whose messages can be trimmed
 VIEWED: Final = frozenset(_VIEWS)
 
 
 def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, book: ElementCache | None = None) -> View:
-    """The elements of a request's array, as they stand in its body, as chat messages.
+    """Return the elements of a request's array, in the bytes of the body, as a view of chat messages.
 
-    `book`: remembers what was read of each; a long conversation is the same from turn to turn but for its end.
+    `book` caches what was parsed of each element; a long conversation only differs at its end from turn to turn.
     """
     return _VIEWS[wire](hashed(elements), book)
 

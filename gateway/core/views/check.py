@@ -1,6 +1,6 @@
 """Check that a provider would accept the elements of a changed request.
 
-What is checked is the format's own grammar, read off the bytes to be sent, independently of how they were made.
+It checks the grammar of the wire format on the bytes to be sent, independently of the code that wrote them.
 """
 
 from __future__ import annotations
@@ -14,33 +14,40 @@ from gateway.core.conversation.message import Hashed, decode, hashed, read
 from gateway.core.counting.measure import Wire
 from gateway.core.views.view import ElementCache, entries
 
-_NOTHING: Final[Mapping[str, Any]] = {}
+_NO_ITEM: Final[Mapping[str, Any]] = {}
 
 
 def new_faults(
     wire: Wire, before: Sequence[bytes] | Hashed, after: Sequence[bytes] | Hashed, book: ElementCache | None = None
 ) -> list[str]:
-    """What a provider would refuse in the elements `after`, and not in those that came; empty where nothing.
+    """Return the faults for which a provider would refuse `after` but not `before`; empty if there are none.
 
-    `book`: remembers of each element what matters here.
+    `book` caches the facts of each element that the check needs.
     """
     if wire not in _CHECKS:
         return []
-    check, bare, size = _CHECKS[wire]
+    check, read_facts, size = _CHECKS[wire]
     original, sent = hashed(before), hashed(after)
     may_think = wire == "messages" and any(b"thinking" in raw for raw in original.raws)
 
-    def all_of(some: Hashed) -> Counter[str]:
-        elements = entries(f"bare {wire}", some, book, lambda raw: bare(_value(raw)), size, marks=False)
-        # Whether thinking is on, and must be there, is not said in the messages.
-        return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
+    def faults_of(elements: Hashed) -> Counter[str]:
+        facts = entries(f"bare {wire}", elements, book, lambda raw: read_facts(_value_of(raw)), size, marks=False)
+        # The messages do not show whether thinking is on, and so required.
+        return Counter([*check(facts), *(_thinking_faults(facts) if may_think else ())])
 
-    found = all_of(sent)
-    return [*(found - all_of(original))] if found else []
+    faults = faults_of(sent)
+    return [*(faults - faults_of(original))] if faults else []
 
 
-class _Served(NamedTuple):
-    """A block that has to do with what runs where the model does, and the ids that it names."""
+class _ServerBlock(NamedTuple):
+    """A block of a tool that the provider runs, and the IDs in it.
+
+    Attributes:
+        kind: its type.
+        asks: the ID of the call that it makes.
+        answers: the ID of the call that it is the result of.
+        caller: the ID of the call that made this one.
+    """
 
     kind: str
     asks: str | None
@@ -48,11 +55,19 @@ class _Served(NamedTuple):
     caller: str | None
 
 
-class _Said(NamedTuple):
-    """What of one of Anthropic's Messages matters here: all but its texts.
+class _MessageFacts(NamedTuple):
+    """The facts of an Anthropic message that the check needs: everything except its texts.
 
-    `blocks`: how many there are, `blanks` of them texts without text; `calls` and `answers`: ids; `thinks`: it begins
-    with thinking; `has_words`: it is the user's, and more than results.
+    Attributes:
+        role: its role, any JSON value.
+        is_object: True if the message is an object.
+        blocks: number of blocks.
+        blanks: number of text blocks without text.
+        calls: IDs of tool calls.
+        answers: IDs of calls whose results are in it.
+        served: blocks of tools that the provider runs.
+        thinks: True if it starts with thinking.
+        has_words: True if it is a user message with other blocks than tool results.
     """
 
     role: Any
@@ -61,60 +76,65 @@ class _Said(NamedTuple):
     blanks: int
     calls: tuple[str, ...]
     answers: tuple[str, ...]
-    served: tuple[_Served, ...]
+    served: tuple[_ServerBlock, ...]
     thinks: bool
     has_words: bool
 
 
-def _value(raw: bytes) -> Any:
-    """The value of any bytes; None for what is no JSON."""
+def _value_of(raw: bytes) -> Any:
+    """Return the value of any bytes, or None if they are not JSON."""
     try:
         return decode(raw)
     except (ValueError, RecursionError):
         return read(raw)[0]
 
 
-def _messages(elements: Sequence[_Said]) -> Iterator[str]:
-    """Messages: it begins with the user, and all that must stand beside something else does."""
-    yield from _misplaced([element.role for element in elements])
-    yield from _in_turns(elements)
-    yield from _served([block for element in elements for block in element.served])
+def _messages_faults(elements: Sequence[_MessageFacts]) -> Iterator[str]:
+    """Yield the faults of Anthropic messages, except for thinking: order of roles, and calls without results."""
+    yield from _system_faults([element.role for element in elements])
+    yield from _turn_faults(elements)
+    yield from _server_faults([block for element in elements for block in element.served])
 
 
-def _misplaced(roles: Sequence[Any]) -> Iterator[str]:
-    """System messages anywhere but behind the user's, and before the assistant's or at the end."""
+def _system_faults(roles: Sequence[Any]) -> Iterator[str]:
+    """Yield a fault for each system message that does not directly follow the user, or that the user follows."""
     for place, role in enumerate(roles):
         if role == "system":
-            behind = roles[place + 1] if place + 1 < len(roles) else "assistant"
-            if not place or (roles[place - 1], behind) != ("user", "assistant"):
-                yield "a system message in another place"
+            next_role = roles[place + 1] if place + 1 < len(roles) else "assistant"
+            if not place or (roles[place - 1], next_role) != ("user", "assistant"):
+                yield "a system message in a forbidden place"
 
 
-def _thinking(elements: Sequence[_Said]) -> Iterator[str]:
-    """The assistant's last turn, all it said since the user's last words, begins with thinking, if there is one.
+def _thinking_faults(elements: Sequence[_MessageFacts]) -> Iterator[str]:
+    """Yield faults if the last turn, or a part of it, has thinking but does not start with it.
 
-    So does each part of it that has a message with thinking at its beginning: neighbours of one role are read as one.
-    Whether words beside results begin a turn is said nowhere, so that its beginning is looked at both ways. Words in a
-    message of their own are taken to begin one also where a cut leaves them behind results.
+    The last turn is everything from the assistant since the last words of the user. Consecutive messages of one role
+    are read as one. A message that starts with thinking must therefore not follow one without.
+
+    The documentation does not say whether words next to tool results start a turn. So both readings are checked. Words
+    in a separate message count as the start of a turn, even if a trim leaves them directly after results.
     """
     messages = [element for element in elements if element.is_object]
     words = [place for place, message in enumerate(messages) if message.has_words]
-    alone = [place for place in words if not messages[place].answers]
-    last, longer = (_thinks(messages[max(places, default=-1) + 1 :]) for places in (words, alone))
-    if not _begins_well(last):
-        yield "the last turn does not begin with thinking"
-    elif (False, True) in pairwise(last):
-        yield "words before the thinking of a turn"
-    if not _begins_well(longer):
-        yield "what was said since words that stand alone does not begin with thinking"
+    separate = [place for place in words if not messages[place].answers]
+    since_words, since_separate = (
+        _thinking_starts(messages[max(places, default=-1) + 1 :]) for places in (words, separate)
+    )
+    if not _starts_with_thinking(since_words):
+        yield "the last turn does not start with thinking"
+    elif (False, True) in pairwise(since_words):
+        yield "text before the thinking of a turn"
+    if not _starts_with_thinking(since_separate):
+        yield "the turn since the last user message without tool results does not start with thinking"
 
 
-def _thinks(messages: Sequence[_Said]) -> Sequence[bool | None]:
-    """Of each of the assistant's messages, whether it begins with thinking."""
+def _thinking_starts(messages: Sequence[_MessageFacts]) -> Sequence[bool | None]:
+    """Return for each message whether it starts with thinking; None for messages that are not from the assistant."""
     return [message.thinks if message.role == "assistant" else None for message in messages]
 
 
-def _begins_well(thinks: Sequence[bool | None]) -> bool:
+def _starts_with_thinking(thinks: Sequence[bool | None]) -> bool:
+    """Return True if the first assistant message starts with thinking, or if there is none."""
     return next((one for one in thinks if one is not None), True)
 
 
@@ -122,12 +142,12 @@ def _type_of(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _in_turns(elements: Sequence[_Said]) -> Iterator[str]:
-    """It begins with the user, and each call is answered in the user's very next words."""
+def _turn_faults(elements: Sequence[_MessageFacts]) -> Iterator[str]:
+    """Yield faults if the user is not first, or a call has no result in the user turn that follows it."""
     turns = list(_turns(elements))
-    # An empty message of the user counts here, though it is read as a part of the next message.
+    # An empty user message counts as the first message here, although it is read as a part of the next message.
     if not turns or "user" not in (turns[0].role, elements[0].role):
-        yield "the first message is not the user's"
+        yield "the first message is not from the user"
     waiting: tuple[str, ...] = ()
     for turn in turns:
         if turn.answers != waiting:
@@ -140,9 +160,9 @@ def _in_turns(elements: Sequence[_Said]) -> Iterator[str]:
     yield from (f"call {one} without its result" for one in dict.fromkeys(waiting))
 
 
-def _turns(elements: Sequence[_Said]) -> Iterator[_Said]:
-    """Neighbours of one role are read as one."""
-    turn: _Said | None = None
+def _turns(elements: Sequence[_MessageFacts]) -> Iterator[_MessageFacts]:
+    """Yield consecutive messages of one role as one turn."""
+    turn: _MessageFacts | None = None
     for one in elements:
         if turn is None or (turn.blocks and one.role != turn.role):
             if turn is not None:
@@ -159,8 +179,11 @@ def _turns(elements: Sequence[_Said]) -> Iterator[_Said]:
         yield turn
 
 
-def _served(blocks: Sequence[_Served]) -> Iterator[str]:
-    """What a server is asked stands before what it answers, and before what it calls for; and it is answered."""
+def _server_faults(blocks: Sequence[_ServerBlock]) -> Iterator[str]:
+    """Yield faults in the order of server blocks.
+
+    A call of a server tool must precede its result, and the calls that it made. It must have a result.
+    """
     asked: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     for kind, asks, answers, caller in blocks:
@@ -175,8 +198,8 @@ def _served(blocks: Sequence[_Served]) -> Iterator[str]:
     yield from (f"call {one} without its result" for one in (asked - answered).elements())
 
 
-def _responses(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Responses: a call and its result need each other, and reasoning what came of it."""
+def _responses_faults(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the faults of Responses items: calls without results, and reasoning without the item that it led to."""
     calls = [item for item in items if item.get("type") == "local_shell_call"]
     names = {str(call.get("id")): call.get("call_id") for call in calls}
     called: Counter[str] = Counter()
@@ -187,69 +210,72 @@ def _responses(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             (answered if kind.endswith("_output") else called)[call_id] += 1
     yield from (f"call {one} without its result" for one in (called - answered).elements())
     yield from (f"result of {one} without its call" for one in (answered - called).elements())
-    yield from _programs(items)
-    for item, following in zip_longest(items, items[1:], fillvalue=_NOTHING):
-        if _is_reasoning(item) and not _is_made(following):
-            yield f"reasoning {item.get('id')} without what came of it"
+    yield from _program_faults(items)
+    for item, following in zip_longest(items, items[1:], fillvalue=_NO_ITEM):
+        if _is_reasoning(item) and not _is_by_model(following):
+            yield f"reasoning {item.get('id')} without the item that follows it"
 
 
-def _programs(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a program called for stands behind it."""
-    known = set[str]()
+def _program_faults(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a fault for each item of a program that does not follow the program."""
+    programs = set[str]()
     for item in items:
         caller = item.get("caller")
-        by = str(caller["caller_id"]) if isinstance(caller, dict) and "caller_id" in caller else None
+        caller_id = str(caller["caller_id"]) if isinstance(caller, dict) and "caller_id" in caller else None
         if item.get("type") == "program":
-            known.add(str(item.get("call_id")))
-        elif by is not None and by not in known:
-            yield f"{item.get('type')} {item.get('call_id')} without {by}, which called for it"
+            programs.add(str(item.get("call_id")))
+        elif caller_id is not None and caller_id not in programs:
+            yield f"{item.get('type')} {item.get('call_id')} without {caller_id}, which called for it"
 
 
 def _call_id(item: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
-    """A local shell's output may be named by an `id` alone: that of its call, or its `call_id`."""
+    """Return the call ID of an item.
+
+    The output of a local shell may only have an `id`, which is the `id` or the `call_id` of its call.
+    """
     if item.get("type") == "local_shell_call_output" and item.get("call_id") is None:
         return names.get(str(item.get("id")), item.get("id"))
     return item.get("call_id")
 
 
 def _is_reasoning(item: Mapping[str, Any]) -> bool:
-    return item.get("type") == "reasoning" or (_is_name(item) and str(item["id"]).startswith("rs_"))
+    return item.get("type") == "reasoning" or (_is_reference(item) and str(item["id"]).startswith("rs_"))
 
 
-def _is_name(item: Mapping[str, Any]) -> bool:
-    """Whether it only names an item that the provider keeps."""
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    """Return True if the item only names an item that the provider stores."""
     kind = item.get("type")
     return "id" in item and (kind == "item_reference" or (kind is None and "role" not in item))
 
 
-def _is_made(item: Mapping[str, Any]) -> bool:
-    """Whether the model made it, as far as is known."""
+def _is_by_model(item: Mapping[str, Any]) -> bool:
+    """Return True if the model made the item, or may have made it."""
     kind = str(item.get("type", "message"))
-    return _is_name(item) or item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
+    return _is_reference(item) or item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
 
 
-# --- what of an element matters here: all but its texts ---------------------------------------------------------------
+# --- facts of an element: everything except its texts -----------------------------------------------------------------
 
 _ITEM_FIELDS: Final = ("type", "id", "call_id", "role")
 _CALLER_FIELDS: Final = ("tool_id", "caller_id")
-#: bytes that an element takes beside its texts, and each of its ids
-_BARE_BYTES: Final = 500
-_NAME_BYTES: Final = 100
+#: bytes that the facts of an element take, and for each of its IDs
+_FACTS_BYTES: Final = 500
+_ID_BYTES: Final = 100
 
 
-def _said(message: Any) -> _Said:
+def _message_facts(message: Any) -> _MessageFacts:
     element: Mapping[str, Any] = message if isinstance(message, dict) else {}
     role, content = element.get("role"), element.get("content")
     blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
     types = [_type_of(block) for block in blocks]
-    return _Said(
+    return _MessageFacts(
         role=role,
         is_object=isinstance(message, dict),
         blocks=len(blocks),
         blanks=sum(map(_is_blank, blocks)),
         calls=_ids(blocks, "tool_use", "id"),
         answers=_ids(blocks, "tool_result", "tool_use_id"),
-        served=tuple(one for one in map(_of_server, blocks) if (one.asks, one.answers, one.caller) != _NO_IDS),
+        served=tuple(one for one in map(_server_block, blocks) if (one.asks, one.answers, one.caller) != _NO_IDS),
         thinks=isinstance(content, list) and types[:1] in (["thinking"], ["redacted_thinking"]),
         has_words=role == "user" and not (isinstance(content, list) and all(one == "tool_result" for one in types)),
     )
@@ -258,9 +284,9 @@ def _said(message: Any) -> _Said:
 _NO_IDS: Final = (None, None, None)
 
 
-def _of_server(block: Any) -> _Served:
+def _server_block(block: Any) -> _ServerBlock:
     kind, caller = str(_type_of(block)), block.get("caller") if isinstance(block, dict) else None
-    return _Served(
+    return _ServerBlock(
         kind,
         str(block.get("id")) if kind in ("server_tool_use", "mcp_tool_use") else None,
         str(block.get("tool_use_id")) if kind.endswith("_tool_result") else None,
@@ -276,14 +302,14 @@ def _is_blank(block: Any) -> bool:
     return _type_of(block) == "text" and not str(block.get("text") or "").strip()
 
 
-def _size_of_said(said: _Said) -> int:
-    names = [*said.calls, *said.answers, *(str(name) for one in said.served for name in one)]
-    return _BARE_BYTES + len(str(said.role)) + sum(_NAME_BYTES + len(name) for name in names)
+def _size_of_message_facts(facts: _MessageFacts) -> int:
+    names = [*facts.calls, *facts.answers, *(str(name) for one in facts.served for name in one)]
+    return _FACTS_BYTES + len(str(facts.role)) + sum(_ID_BYTES + len(name) for name in names)
 
 
-def _bare(item: Any) -> Mapping[str, Any]:
+def _item_facts(item: Any) -> Mapping[str, Any]:
     if not isinstance(item, dict):
-        return _NOTHING
+        return _NO_ITEM
     bare = {name: item[name] for name in _ITEM_FIELDS if name in item}
     caller = item.get("caller")
     if isinstance(caller, dict):
@@ -291,13 +317,13 @@ def _bare(item: Any) -> Mapping[str, Any]:
     return bare
 
 
-def _size_of_bare(item: Mapping[str, Any]) -> int:
-    return _BARE_BYTES + sum(len(str(value)) for value in item.values())
+def _size_of_item_facts(item: Mapping[str, Any]) -> int:
+    return _FACTS_BYTES + sum(len(str(value)) for value in item.values())
 
 
 _CHECKS: Final[
     Mapping[Wire, tuple[Callable[[Sequence[Any]], Iterator[str]], Callable[[Any], Any], Callable[[Any], int]]]
 ] = {
-    "messages": (_messages, _said, _size_of_said),
-    "responses": (_responses, _bare, _size_of_bare),
+    "messages": (_messages_faults, _message_facts, _size_of_message_facts),
+    "responses": (_responses_faults, _item_facts, _size_of_item_facts),
 }

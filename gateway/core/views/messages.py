@@ -1,8 +1,9 @@
-"""Show Anthropic's Messages as chat messages, and apply changes to them.
+"""Convert Anthropic's Messages to chat messages, and apply changes to them.
 
-What one of them is by itself is said in `read_messages.py`; here is what they are together. Where the last turn began
-with thinking, it must still do so. Instructions of the operator between the messages stay in any case, and are moved to
-where they may stand.
+`read_messages.py` converts a single message; this module handles what depends on several messages:
+
+- If the last turn started with thinking, it must still start with thinking after a trim.
+- System messages in the middle of the conversation are always kept, and moved to where the provider allows them.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ from gateway.core.views.view import (
 _IGNORED = ChatMessage.of(IGNORED)
 
 
-class _Form(NamedTuple):
-    """What a message is sent as.
+class _SentMessage(NamedTuple):
+    """The form in which a message is sent.
 
-    `is_other`: it says something else than the message; `had_calls`: that calls tools; `calls`: the calls to send.
+    Attributes:
+        message: the chat message.
+        is_other: True if it differs from the original message.
+        had_calls: True if the original message calls tools.
+        calls: the calls to send.
     """
 
     message: Mapping[str, Any]
@@ -63,10 +68,10 @@ class _Form(NamedTuple):
     calls: Iterator[Mapping[str, Any]]
 
     @classmethod
-    def of(cls, now: Mapping[str, Any], was: Mapping[str, Any]) -> _Form:
-        """`now` in the place of `was`."""
-        is_other = any(now.get(name) != was.get(name) for name in ("content", "tool_calls"))
-        return cls(now, is_other, bool(was.get("tool_calls")), iter(now.get("tool_calls") or ()))
+    def of(cls, new: Mapping[str, Any], old: Mapping[str, Any]) -> _SentMessage:
+        """Create the form of a message that is sent as `new` instead of `old`."""
+        is_other = any(new.get(name) != old.get(name) for name in ("content", "tool_calls"))
+        return cls(new, is_other, bool(old.get("tool_calls")), iter(new.get("tool_calls") or ()))
 
 
 class MessagesView(View):
@@ -74,129 +79,149 @@ class MessagesView(View):
 
     def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
         reads = entries("messages", original, book, read_message, size_of)
-        found = _pieces(original.raws, reads)
-        self._blocks = [piece.blocks for piece, _ in found]
+        messages = _messages_of(original.raws, reads)
+        self._blocks = [piece.blocks for piece, _ in messages]
         self._kinds = [one.kind for one in reads]
-        begins = _Begins.of(reads)
-        self._alone = begins.alone
-        self._system = _well_placed(self._kinds)
+        starts = _TurnStarts.of(reads)
+        self._separate_words = starts.alone
+        self._system = _well_placed_system(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
-        must = {compact, *_overhead(self._kinds, self._system), *_asked(begins), *_unread(reads)}
-        leaders = {*_leaders(reads, begins), *_unread_calls(reads)}
-        overhead = {*_beside_results(reads, leaders, begins)}
-        kept = after_signed(reads)
+        must_stay = {
+            compact,
+            *_neighbors_of_system(self._kinds, self._system),
+            *_task_before_results(starts),
+            *_neighbors_of_unparsed(reads),
+        }
+        leaders = {*_leaders(reads, starts), *_calls_with_unread_results(reads)}
+        with_results = {*_words_with_results(reads, leaders, starts)}
+        bound = after_signed(reads)
         super().__init__(
             original,
-            # What lies before a compaction is neither read nor billed: it stays, and is no part of any choice.
-            together([_IGNORED if places[-1] < compact else piece.message for piece, places in found]),
-            [places for _, places in found],
-            held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
-            needed=loaders([(piece.loads, piece.calls) for piece, _ in found]),
-            leading=[i for i, (_, places) in enumerate(found) if not leaders.isdisjoint(places)] if leaders else (),
-            following=[i for i, (piece, places) in enumerate(found) if not piece.is_result and places[0] in overhead]
-            if overhead
+            # The provider neither reads nor bills anything before a compaction. It stays in the request and is not
+            # trimmed.
+            together([_IGNORED if places[-1] < compact else piece.message for piece, places in messages]),
+            [places for _, places in messages],
+            held=[i for i, (piece, places) in enumerate(messages) if piece.is_held or not must_stay.isdisjoint(places)],
+            needed=loaders([(piece.loads, piece.calls) for piece, _ in messages]),
+            leading=[i for i, (_, places) in enumerate(messages) if not leaders.isdisjoint(places)] if leaders else (),
+            following=[
+                i for i, (piece, places) in enumerate(messages) if not piece.is_result and places[0] in with_results
+            ]
+            if with_results
             else (),
-            bound=[i for i, (_, places) in enumerate(found) if kept and places[-1] in kept],
+            bound=[i for i, (_, places) in enumerate(messages) if bound and places[-1] in bound],
             book=book,
         )
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
-        """See `View.restored`. System messages go where they may stand: after the user, and before the assistant."""
+        """Return the elements to send, see `View.restored`.
+
+        System messages are moved to where the provider allows them: after the user and before the assistant.
+        """
         if not self._system:
             return super().restored(changes, new)
-        found: list[SentElement] = []
+        moved: list[SentElement] = []
         waiting: list[SentElement] = []
         is_after_user = False
-        for one in self._sent(changes, new):
-            if one.place in self._system:
-                waiting.append(one)
+        for element in self._sent(changes, new):
+            if element.place in self._system:
+                waiting.append(element)
                 continue
-            kind = kind_of(decode(one.raw)) if one.place is None else self._kinds[one.place]
+            kind = kind_of(decode(element.raw)) if element.place is None else self._kinds[element.place]
             if waiting and is_after_user and kind in SPOKEN:
-                found.append(_merged(waiting))
+                moved.append(_merged(waiting))
                 waiting = []
-            found.append(one)
+            moved.append(element)
             is_after_user = kind in USERS
         if waiting:
-            found.append(_merged(waiting))
-        return to_send(found)
+            moved.append(_merged(waiting))
+        return to_send(moved)
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[SentElement]:
         sent = list(super()._sent(changes, new))
-        for number, one in enumerate(sent):
-            # An assistant's turn with words before its thinking is refused. A new message that would be such words is
-            # made the user's, so that the turn begins behind it, with its thinking.
-            is_before = one.place is None and self._is_thought(sent[number + 1 :])
-            yield SentElement.of(None, encode({**decode(one.raw), "role": "user"})) if is_before else one
+        for number, element in enumerate(sent):
+            # Anthropic refuses an assistant turn with text before its thinking. So a new message directly before
+            # thinking gets the role `user`. The turn then starts after it, with the thinking.
+            precedes_thinking = element.place is None and self._starts_with_thinking(sent[number + 1 :])
+            yield (
+                SentElement.of(None, encode({**decode(element.raw), "role": "user"})) if precedes_thinking else element
+            )
 
-    def _is_thought(self, sent: Sequence[SentElement]) -> bool:
-        """Whether the next element that is not the operator's begins with thinking."""
-        kinds = (self._kinds[one.place] for one in sent if one.place is not None)
+    def _starts_with_thinking(self, sent: Sequence[SentElement]) -> bool:
+        """Return True if the next element that is no system message starts with thinking."""
+        kinds = (self._kinds[element.place] for element in sent if element.place is not None)
         return next((kind for kind in kinds if kind not in SYSTEM), "") == "thought"
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         original = self.elements[element]
-        others = {index: form for index, form in self._others(forms) if form is None or form.is_other}
+        others = {index: form for index, form in self._sent_messages(forms) if form is None or form.is_other}
         if not others or any(len(self.places[index]) > 1 for index in others):
             return original
         fields = fields_of(original)
-        left = list(self._left(element, fields["content"], others))
-        return object_of({**fields, "content": list_of(left)}) if left else original
+        content = list(self._changed_content(element, fields["content"], others))
+        return object_of({**fields, "content": list_of(content)}) if content else original
 
-    def _others(self, forms: Changes) -> Iterator[tuple[int, _Form | None]]:
-        """What messages are sent as, read."""
+    def _sent_messages(self, forms: Changes) -> Iterator[tuple[int, _SentMessage | None]]:
+        """Yield the decoded form of each changed message, or None if it is dropped."""
         for index, form in forms.items():
-            yield index, _Form.of(decode(form), decode(self.messages[index])) if form is not None else None
+            yield index, _SentMessage.of(decode(form), decode(self.messages[index])) if form is not None else None
 
-    def _trait(self, index: int) -> Hashable:
+    def _extra_key(self, index: int) -> Hashable:
         return self._blocks[index]
 
-    def _left(self, element: int, content: bytes, forms: Mapping[int, _Form | None]) -> Iterator[bytes]:
+    def _changed_content(
+        self, element: int, content: bytes, forms: Mapping[int, _SentMessage | None]
+    ) -> Iterator[bytes]:
         blocks = items_of(content)
         if not blocks:
-            yield from map(encode, _texts(next(filter(None, forms.values())).message.get("content")))
-        whose = {block: index for index in self.owned[element] for block in self._of(index, len(blocks))}
-        done: set[int] = set()
+            yield from map(encode, _non_empty_parts(next(filter(None, forms.values())).message.get("content")))
+        owner_of = {block: index for index in self.owned[element] for block in self._blocks_of(index, len(blocks))}
+        written: set[int] = set()
         for number, raw in enumerate(blocks):
-            index = whose[number]
+            index = owner_of[number]
             form = forms.get(index)
             if index not in forms:
                 yield raw
             elif form is not None and form.had_calls and is_call(decode(raw)):
                 call = next(form.calls, None)
-                yield raw if call is None else _called(raw, call["function"]["arguments"])
-            elif form is not None and index not in done:
-                done.add(index)
-                original = [blocks[mine] for mine in self._of(index, len(blocks))]
-                yield from _formed(original, form.message)
+                yield raw if call is None else _with_arguments(raw, call["function"]["arguments"])
+            elif form is not None and index not in written:
+                written.add(index)
+                original = [blocks[block] for block in self._blocks_of(index, len(blocks))]
+                yield from _changed_blocks(original, form.message)
 
-    def _of(self, index: int, count: int) -> Iterable[int]:
-        """The blocks that a message is made of, by their place among the `count` blocks of its element."""
+    def _blocks_of(self, index: int, count: int) -> Iterable[int]:
+        """Return the indices of the blocks of a message, among the `count` blocks of its element."""
         blocks = self._blocks[index]
         return range(count) if blocks is None else blocks
 
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
-        # Where thinking is on, an assistant's turn must begin with it, and turns of one role are read as one. Words of
-        # the user's would be the beginning of another turn where one that began with thinking goes on.
-        # A mark is of the assistant's own words, and stands there for a provider that takes no user's in their place.
-        role = "assistant" if message["content"] == GAP or self._goes_on(element) else "user"
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
+        # A turn with thinking must start with it, and consecutive messages of one role are one turn. So the new text is
+        # a user message, unless that would start another turn in the middle of a turn that started with thinking. A gap
+        # mark is always the assistant's own text, for providers that accept no user message there.
+        role = "assistant" if message["content"] == GAP or self._continues_thinking_turn(element) else "user"
         return encode({"role": role, "content": message["content"]})
 
-    def _goes_on(self, element: int) -> bool:
-        """Whether a turn that began with thinking goes on there, see `_Begins`."""
+    def _continues_thinking_turn(self, element: int) -> bool:
+        """Return True if a turn that started with thinking continues at this element, see `_TurnStarts`."""
         first = ""
         for place in reversed(range(element)):
             if self._kinds[place] in SPOKEN:
                 first = self._kinds[place]
-            elif self._kinds[place] == "words" and (first == "thought" or place in self._alone):
+            elif self._kinds[place] == "words" and (first == "thought" or place in self._separate_words):
                 break
         return first == "thought"
 
 
-class _Begins(NamedTuple):
-    """The user's words, which begin a turn; whether they do so where results stand beside them is said nowhere.
+class _TurnStarts(NamedTuple):
+    """The user's words that start turns, as indices of messages.
 
-    `alone`: those without results; `last`: the last words of all, `last_alone`: the last of those. -1 for none.
+    The documentation does not say whether words next to tool results start a turn.
+
+    Attributes:
+        alone: all words without results.
+        last: the last words; -1 if there are none.
+        last_alone: the last words without results; -1 if there are none.
     """
 
     alone: frozenset[int]
@@ -204,69 +229,71 @@ class _Begins(NamedTuple):
     last_alone: int
 
     @classmethod
-    def of(cls, reads: Sequence[ReadMessage]) -> _Begins:
-        """Those of a conversation."""
+    def of(cls, reads: Sequence[ReadMessage]) -> _TurnStarts:
+        """Find the turn starts of a conversation."""
         words = [place for place, one in enumerate(reads) if one.kind == "words"]
-        alone = [place for place in words if not reads[place].has_results]
-        return cls(frozenset(alone), (words or [-1])[-1], (alone or [-1])[-1])
+        separate = [place for place in words if not reads[place].has_results]
+        return cls(frozenset(separate), (words or [-1])[-1], (separate or [-1])[-1])
 
 
-def _leaders(reads: Sequence[ReadMessage], begins: _Begins) -> Iterator[int]:
-    """The beginning of the last turn, if it is thinking: a provider refuses what does not begin so in the turn without.
+def _leaders(reads: Sequence[ReadMessage], starts: _TurnStarts) -> Iterator[int]:
+    """Yield the message with thinking that starts the last turn, if the provider would refuse the turn without it.
 
-    Where all of the turn does, whatever is left of it begins with thinking.
+    If all messages of the turn start with thinking, any of them may start it, so none is needed.
     """
-    for words in {begins.last, begins.last_alone}:
-        spoken = [place for place in range(words + 1, len(reads)) if reads[place].kind in SPOKEN]
+    for start in {starts.last, starts.last_alone}:
+        spoken = [place for place in range(start + 1, len(reads)) if reads[place].kind in SPOKEN]
         if spoken and reads[spoken[0]].kind == "thought" and any(reads[place].kind != "thought" for place in spoken):
             yield spoken[0]
 
 
-def _unread_calls(reads: Sequence[ReadMessage]) -> Iterator[int]:
-    """The calls whose results stand beside the last words of all: the model has read none of these yet.
+def _calls_with_unread_results(reads: Sequence[ReadMessage]) -> Iterator[int]:
+    """Yield the message with the calls whose results are next to the last words.
 
-    They stay, so that it knows what it called for; what is long of the results can be cut.
+    The model has not read any of these results yet. The calls stay, so that it knows what it called. Long results can
+    be shortened.
     """
     if reads and reads[-1].has_results and reads[-1].has_words:
         yield from (place for place in range(len(reads) - 1)[-1:] if reads[place].kind in SPOKEN)
 
 
-def _beside_results(reads: Sequence[ReadMessage], leaders: Collection[int], begins: _Begins) -> Iterable[int]:
-    """Where words stay or go with the results beside them, as without these they would surely begin a turn.
+def _words_with_results(reads: Sequence[ReadMessage], leaders: Collection[int], starts: _TurnStarts) -> Iterable[int]:
+    """Return the messages whose words are kept or dropped with the results next to them.
 
-    That matters in a turn that must begin with thinking, and that they do not begin if they are not taken to.
+    Without the results, such words would surely start a turn. This matters in a turn that must start with thinking, and
+    whose start depends on how words next to results are read.
     """
-    if all(place > begins.last for place in leaders):
+    if all(place > starts.last for place in leaders):
         return ()
-    places = range(begins.last_alone + 1, begins.last + 1)
+    places = range(starts.last_alone + 1, starts.last + 1)
     return [place for place in places if reads[place].has_results and reads[place].has_words]
 
 
-def _asked(begins: _Begins) -> Iterable[int]:
-    """The user's last words without results beside them, where the very last ones have results beside them.
+def _task_before_results(starts: _TurnStarts) -> Iterable[int]:
+    """Return the user's last words without results, if the very last words are next to results.
 
-    Claude Code puts reminders beside results: what the user wants done was said before.
+    Claude Code adds reminders next to results; the task of the user precedes them.
     """
-    return () if begins.last_alone in (begins.last, -1) else (begins.last_alone,)
+    return () if starts.last_alone in (starts.last, -1) else (starts.last_alone,)
 
 
-def _unread(reads: Sequence[ReadMessage]) -> Iterator[int]:
-    """What may belong to the calls or results in an element that nobody here can read.
+def _neighbors_of_unparsed(reads: Sequence[ReadMessage]) -> Iterator[int]:
+    """Yield what may belong to calls or results in an element that cannot be parsed.
 
-    That is the rest of its turn, and the assistant's turn before it or the user's behind it.
+    That is the rest of its turn, and the assistant's turn before it or the user's turn after it.
     """
-    if not any(one.is_tied for one in reads):
+    if not any(one.may_have_calls for one in reads):
         return
     turns = [[*turn] for _, turn in groupby(range(len(reads)), lambda place: reads[place].kind in SPOKEN)]
     for number, turn in enumerate(turns):
-        if any(reads[place].is_tied for place in turn):
+        if any(reads[place].may_have_calls for place in turn):
             yield from turn
-            overhead = number + 1 if reads[turn[0]].kind in SPOKEN else number - 1
-            yield from turns[overhead] if 0 <= overhead < len(turns) else ()
+            partner = number + 1 if reads[turn[0]].kind in SPOKEN else number - 1
+            yield from turns[partner] if 0 <= partner < len(turns) else ()
 
 
-def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
-    """The system messages that stand where they may stand, as far as that is known here."""
+def _well_placed_system(kinds: Sequence[str]) -> frozenset[int]:
+    """Return the system messages at positions that the provider allows, as far as known."""
     places = (place for place, kind in enumerate(kinds) if kind in ("system", "changes"))
     return frozenset(
         place
@@ -275,11 +302,12 @@ def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
     )
 
 
-def _overhead(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
-    """What must stay beside system messages: all that is next to one that must not move, and what the last one ends.
+def _neighbors_of_system(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
+    """Yield the messages that must stay next to system messages.
 
-    A text, or a tool that is withdrawn or offered by name, may as well stand a message later. The definition of a tool
-    may not: calls of the tool come after it.
+    These are the neighbors of a system message that must not move, and the message before a final system message. A
+    text, or a tool that is withdrawn or offered by name, may move to a later position. The definition of a tool may
+    not, because calls of the tool follow it.
     """
     for place, kind in enumerate(kinds):
         if kind in SYSTEM and (kind != "system" or place not in well_placed):
@@ -289,9 +317,9 @@ def _overhead(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[in
 
 
 def _merged(texts: Sequence[SentElement]) -> SentElement:
-    """System messages that have come to stand side by side, which a provider may not take.
+    """Merge system messages that became neighbors, which a provider may refuse.
 
-    Of several changes of one tool, the last one counts.
+    If several of them change the same tool, only the last change is kept.
     """
     if len(texts) == 1:
         return texts[0]
@@ -306,105 +334,105 @@ def _blocks(content: bytes) -> Iterable[bytes]:
     return items_of(content) or map(encode, listed(decode(content)))
 
 
-def _pieces(elements: Sequence[bytes], reads: Sequence[ReadMessage]) -> list[tuple[Piece, Sequence[int]]]:
-    """The messages, each with the elements it is made of."""
-    found: list[tuple[Piece, Sequence[int]]] = []
-    for span in _spans(reads):
+def _messages_of(elements: Sequence[bytes], reads: Sequence[ReadMessage]) -> list[tuple[Piece, Sequence[int]]]:
+    """Return the chat messages, each with the indices of its elements."""
+    messages: list[tuple[Piece, Sequence[int]]] = []
+    for span in _grouped(reads):
         if len(span) == 1:
-            found += [(piece, span) for piece in reads[span.start].pieces]
+            messages += [(piece, span) for piece in reads[span.start].pieces]
         else:
-            found += _tied(elements, reads, span)
+            messages += _joined(elements, reads, span)
     coded = frozenset[str]().union(*[one.coded for one in reads if one.coded])
-    return [(_uncut(piece, coded), places) for piece, places in found] if coded else found
+    return [(_sealed_if_coded(piece, coded), places) for piece, places in messages] if coded else messages
 
 
-def _uncut(piece: Piece, coded: Collection[str]) -> Piece:
-    """What code reads is no text for a model: in any other form it would be a broken or a wrong value."""
+def _sealed_if_coded(piece: Piece, coded: Collection[str]) -> Piece:
+    """Seal the result of a call that code made: code reads it, so any change would break the value."""
     if not (piece.is_result and decode(piece.message.raw)["tool_call_id"] in coded):
         return piece
     return piece._replace(message=ChatMessage.of(sealed(piece.message.raw)))
 
 
-def _tied(
+def _joined(
     elements: Sequence[bytes], reads: Sequence[ReadMessage], span: range
 ) -> Iterator[tuple[Piece, Sequence[int]]]:
-    """All that the assistant said as one message; directly behind it the results of its calls; then the rest."""
+    """Yield one message for all that the assistant said, then the results of its calls, then the rest."""
     spoken = {place: None for place in span if reads[place].kind in SPOKEN and not reads[place].is_opaque}
-    # What ends the conversation stays, and so does what belongs to something that nobody here can read.
+    # The end of the conversation stays, and so does everything that may belong to an element that cannot be parsed.
     is_last = span.stop == len(reads) and reads[-1].kind != "words"
     is_held = is_last or any(reads[place].is_opaque for place in span)
     if spoken:
-        yield _together([elements[place] for place in spoken], is_held=is_held), [*spoken]
+        yield _as_one_message([elements[place] for place in spoken], is_held=is_held), [*spoken]
     rest = [(piece, (place,)) for place in span if place not in spoken for piece in reads[place].pieces]
-    yield from sorted(rest, key=lambda found: not found[0].is_result)
+    yield from sorted(rest, key=lambda pair: not pair[0].is_result)
 
 
-def _spans(reads: Sequence[ReadMessage]) -> Iterator[range]:
-    """Elements whose calls stay or go together."""
-    reach = _reach(reads)
+def _grouped(reads: Sequence[ReadMessage]) -> Iterator[range]:
+    """Yield ranges of elements whose calls are kept or dropped together."""
+    partners = _last_partners(reads)
     start = 0
     while start < len(reads):
         stop, place = start, start
         while place <= stop:
-            stop, place = max(stop, reach[place]), place + 1
+            stop, place = max(stop, partners[place]), place + 1
         if place - start > 1 and place < len(reads) and reads[place].has_results:
             place += 1  # the results of the last calls belong to them, and are put before other words in between
         yield range(start, place)
         start = place
 
 
-def _reach(reads: Sequence[ReadMessage]) -> Sequence[int]:
-    """Of each element, the last one whose calls stay or go together with its own.
+def _last_partners(reads: Sequence[ReadMessage]) -> Sequence[int]:
+    """Return for each element the last element whose calls are kept or dropped together with its own.
 
-    An assistant's calls are answered together, also where they stand in several messages, or where words stand between
-    them and some of the results. What a server was asked in one message may be answered in a later one, and call for
-    something of the client's between the two.
+    Calls of an assistant are answered together, even if several messages contain them, or if words are between them and
+    some results. A call of a server tool may have its result in a later message, and may call a client tool in between.
     """
-    reach = list(range(len(reads)))
-    served: dict[str, int] = {}
-    #: the last calls, as long as they may still be answered; whether more than results stands behind them
+    partners = list(range(len(reads)))
+    server_calls: dict[str, int] = {}
+    #: `waiting`: the last message with calls, as long as results may follow. `has_words_between`: other content than
+    #: results follows it.
     waiting: int | None = None
-    is_parted = False
+    has_words_between = False
     for place, one in enumerate(reads):
         for name in one.needs:
-            if name in served:
-                reach[served[name]] = place
+            if name in server_calls:
+                partners[server_calls[name]] = place
         if one.kind in USERS:
-            if waiting is not None and is_parted and one.has_results:
-                reach[waiting] = place
-            is_parted = is_parted or one.has_words
+            if waiting is not None and has_words_between and one.has_results:
+                partners[waiting] = place
+            has_words_between = has_words_between or one.has_words
         else:
-            before = waiting if place and one.kind in SPOKEN and reads[place - 1].kind in SPOKEN else None
-            if before is not None and one.calls:
-                reach[before] = place
-            waiting, is_parted = (place, False) if one.calls else (before, True)
+            previous = waiting if place and one.kind in SPOKEN and reads[place - 1].kind in SPOKEN else None
+            if previous is not None and one.calls:
+                partners[previous] = place
+            waiting, has_words_between = (place, False) if one.calls else (previous, True)
         for name in one.served:
-            served[name] = place
-    return reach
+            server_calls[name] = place
+    return partners
 
 
-def _together(elements: Sequence[bytes], *, is_held: bool) -> Piece:
-    """Calls of several messages. None of these is changed: they stand together or not at all."""
+def _as_one_message(elements: Sequence[bytes], *, is_held: bool) -> Piece:
+    """Return calls of several messages as one message, which is sealed: they are kept or dropped together."""
     blocks = [block for raw in elements for block in listed(decode(raw)["content"])]
     arguments = [text for raw in elements for text in arguments_of(raw)]
     message = ChatMessage.of(encode({**spoken({}, blocks, arguments), **SEAL}))
     return Piece(message, is_held=is_held, loads=loaded(blocks), calls=called(blocks))
 
 
-def _called(raw: bytes, arguments: str) -> bytes:
-    """A call with these arguments."""
+def _with_arguments(raw: bytes, arguments: str) -> bytes:
+    """Return the bytes of a call with these arguments."""
     fields = fields_of(raw)
     is_same = compact(fields.get("input", b"{}")) == arguments
     return raw if is_same else object_of(fields | {"input": arguments.encode()})
 
 
-def _formed(original: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[bytes]:
-    """What stands in the place of a message's blocks: a result with another content, or other texts."""
+def _changed_blocks(original: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[bytes]:
+    """Return the blocks that replace the blocks of a message: a result with other content, or other texts."""
     content = form.get("content")
     fields = fields_of(original[0])
     if decode(fields.get("type", b"null")) != "tool_result":
-        is_gone = form.get("tool_calls") and says_nothing(content)
-        return () if is_gone else as_came(_texts(content), original)
+        is_dropped = form.get("tool_calls") and says_nothing(content)
+        return () if is_dropped else as_came(_non_empty_parts(content), original)
     if isinstance(content, list):
         written = list_of(as_came(content, items_of(fields.get("content", b""))))
     else:
@@ -412,6 +440,6 @@ def _formed(original: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[byte
     return [object_of({**fields, "content": written})]
 
 
-def _texts(content: Any) -> Iterable[Any]:
-    """Blocks of a chat message's content; Anthropic takes none without a text."""
+def _non_empty_parts(content: Any) -> Iterable[Any]:
+    """Return the blocks of a chat message's content without empty texts, which Anthropic refuses."""
     return [part for part in listed(content or []) if part.get("type") != "text" or part["text"].strip()]

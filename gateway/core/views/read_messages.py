@@ -1,7 +1,7 @@
-"""Read one message of Anthropic's Messages API as chat messages.
+"""Convert one message of Anthropic's Messages API to chat messages.
 
-A user's message may hold the results of several calls and words of the user's: each result becomes a message of its
-own, what is left becomes one. Thinking is a part that no rule changes.
+A user message may contain the results of several calls and words of the user. Each result becomes a separate message,
+and the rest becomes one message. Thinking is a part that no rule changes.
 """
 
 from __future__ import annotations
@@ -14,97 +14,102 @@ from gateway.core.counting.parts import is_compaction
 from gateway.core.views.raw import compact, fields_of, items_of
 from gateway.core.views.view import ChatMessage, opaque, said
 
-#: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
+#: A tuple instead of a set, because the value that is looked up may be any JSON, and some values are not hashable.
 _ROLES = ("user", "assistant")
-#: The kinds of an element. Of the user: `words`, with results or without, or `results` alone. Of the assistant: `said`,
-#: or `thought` where it begins with thinking. Of the operator: `system` if it holds texts, and tools that are withdrawn
-#: or offered by name; `changes` if it holds more, such as definitions of tools; `sealed` if it cannot be written again.
-#: The kind is empty where it is none of these.
+#: Kinds of an element, by its author. The kind is empty for anything else.
+#: - User: `words` (with or without tool results), or `results` only.
+#: - Assistant: `said`, or `thought` if it starts with thinking.
+#: - System: `system` if it only has texts, and tools that are withdrawn or offered by name; `changes` if it has more,
+#:   such as tool definitions; `sealed` if it cannot be written again without loss.
 USERS = ("words", "results")
 SPOKEN = ("said", "thought")
 SYSTEM = ("system", "changes", "sealed")
 _THINKING = ("thinking", "redacted_thinking")
 _CALL = "tool_use"
-#: how calls and results are written, mostly
-_TIED = (b'"tool_use"', b'"tool_result"')
-#: calls that run where the model does; their results are the assistant's words
+#: the usual bytes of calls and results
+_CALL_OR_RESULT = (b'"tool_use"', b'"tool_result"')
+#: types of calls to tools that the provider runs; their results are part of assistant messages
 _SERVED = ("server_tool_use", "mcp_tool_use")
-#: blocks of the operator's messages that withdraw a tool and offer it again
+#: blocks of system messages that withdraw a tool, and offer it again
 TOOL_CHANGES = WITHDRAW, OFFER = ("tool_removal", "tool_addition")
-#: names a tool whose definition the model reads from there on, though it was deferred
+#: type of a part that names a deferred tool, whose definition the model reads from here on
 _REFERENCE = "tool_reference"
-#: bytes that a piece takes beside its message, and each of its names
+#: bytes that a piece takes in addition to its message, and for each of its names
 _PIECE_BYTES = 250
 _NAME_BYTES = 100
 
 
 class Piece(NamedTuple):
-    """One chat message, and the blocks of its element where it is not made of all of them."""
+    """One chat message, and the indices of its blocks if it is only a part of its element."""
 
     message: ChatMessage
     blocks: frozenset[int] | None = None
-    #: an instruction of the operator's is in it, or it belongs to what nobody here can read
+    #: True if it contains a system instruction, or may belong to an element that cannot be parsed
     is_held: bool = False
     is_result: bool = False
-    #: names of tools that were found by a search, and are loaded by this
+    #: names of tools that a search found and that this message loads
     loads: tuple[str, ...] = ()
     #: names of tools that it calls
     calls: tuple[str, ...] = ()
 
 
 class ReadMessage(NamedTuple):
-    """One element: the messages it is made of where it stands alone, and what it is."""
+    """One element: its kind, and the chat messages that it is made of if it is converted alone."""
 
     pieces: tuple[Piece, ...]
     kind: str
-    #: it is an assistant's and holds calls
+    #: True for an assistant message with calls
     calls: bool = False
-    #: it stands for all before it
+    #: True if it replaces everything before it (a compaction)
     is_compact: bool = False
-    #: the provider signed the compaction in it
+    #: True if the provider signed its compaction
     is_signed: bool = False
-    #: thinking blocks are in it
+    #: True if it has thinking blocks
     thinks: bool = False
     is_opaque: bool = False
-    #: nobody here can read it, and it may hold calls or results
-    is_tied: bool = False
-    #: ids of the calls in it that run where the model does, and of such calls in earlier elements that it needs
+    #: True if it cannot be parsed but may contain calls or results
+    may_have_calls: bool = False
+    #: `served`: IDs of its calls to tools that the provider runs. `needs`: IDs of such calls in earlier elements that
+    #: it refers to.
     served: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    #: ids of the calls in it that were made by code which runs where the model does
+    #: IDs of its calls that were made by code which the provider runs
     coded: frozenset[str] = frozenset()
-    #: results are in it, and other than results
+    #: `has_results`: True if it has tool results. `has_words`: True if it has other blocks.
     has_results: bool = False
     has_words: bool = True
 
 
 def listed(content: Any) -> Iterable[Any]:
-    """A content's blocks."""
+    """Return a content as a list of blocks."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def size_of(found: ReadMessage) -> int:
-    """Bytes that it takes."""
-    names = sum(len(piece.loads) + len(piece.calls) for piece in found.pieces)
-    return _NAME_BYTES * names + sum(_PIECE_BYTES + len(piece.message.raw) for piece in found.pieces)
+def size_of(message: ReadMessage) -> int:
+    """Return the approximate size in memory, in bytes."""
+    names = sum(len(piece.loads) + len(piece.calls) for piece in message.pieces)
+    return _NAME_BYTES * names + sum(_PIECE_BYTES + len(piece.message.raw) for piece in message.pieces)
 
 
 def read_message(raw: bytes) -> ReadMessage:
-    """What an element is. Nothing fails: what cannot be read is told of as it stands."""
-    message, is_odd = read(raw)
+    """Convert an element to chat messages; never raises.
+
+    An element that cannot be parsed becomes one opaque message.
+    """
+    message, is_lossy = read(raw)
     if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
-        # As in a chat request; what cannot be written anew is sealed wherever it is read.
+        # The same as in a chat request. If it cannot be written again without loss, every reader treats it as sealed.
         return ReadMessage((Piece(ChatMessage.of(raw)),), kind_of(message))
     kind = kind_of(message)
-    content = message["content"] if _is_listed(message) else []
-    served, needs = _served(content) if kind in SPOKEN else ((), ())
-    if is_odd or not _is_listed(message):
-        kind = "sealed" if is_odd and kind in SYSTEM else kind
-        is_tied = kind not in SYSTEM and any(mark in raw for mark in _TIED)
+    content = message["content"] if _is_parsable(message) else []
+    served, needs = _server_ids(content) if kind in SPOKEN else ((), ())
+    if is_lossy or not _is_parsable(message):
+        kind = "sealed" if is_lossy and kind in SYSTEM else kind
+        may_have_calls = kind not in SYSTEM and any(mark in raw for mark in _CALL_OR_RESULT)
         piece = Piece(ChatMessage.of(opaque(raw)))
-        return ReadMessage((piece,), kind, is_opaque=True, is_tied=is_tied, served=served, needs=needs)
+        return ReadMessage((piece,), kind, is_opaque=True, may_have_calls=may_have_calls, served=served, needs=needs)
     if message["role"] == "user":
-        pieces = tuple(_of_user(message, content))
+        pieces = tuple(_pieces_of_user(message, content))
         results = [piece.is_result for piece in pieces]
         return ReadMessage(pieces, kind, has_results=any(results), has_words=not all(results))
     calls = any(map(is_call, content))
@@ -118,14 +123,14 @@ def read_message(raw: bytes) -> ReadMessage:
         thinks=any(block.get("type") in _THINKING for block in content),
         served=served,
         needs=needs,
-        coded=frozenset(str(block.get("id")) for block in content if is_call(block) and _by_code(block)),
+        coded=frozenset(str(block.get("id")) for block in content if is_call(block) and _is_called_by_code(block)),
     )
 
 
 def after_signed(reads: Sequence[ReadMessage]) -> range:
-    """Return the places after the last signed compaction, up to the last thinking block.
+    """Return the indices after the last signed compaction, up to the last thinking block.
 
-    Thinking in turns that were kept after it stays valid only while these turns follow it unchanged:
+    Thinking in turns after the compaction stays valid only if these turns follow it unchanged:
     https://platform.claude.com/docs/en/build-with-claude/compaction-thinking-blocks
     """
     signed = max((place for place, one in enumerate(reads) if one.is_signed), default=len(reads))
@@ -133,28 +138,28 @@ def after_signed(reads: Sequence[ReadMessage]) -> range:
     return range(signed + 1, thinking + 1)
 
 
-def _by_code(block: Mapping[str, Any]) -> bool:
+def _is_called_by_code(block: Mapping[str, Any]) -> bool:
     caller = block.get("caller")
     return isinstance(caller, dict) and "tool_id" in caller
 
 
-def _served(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Ids of calls that run where the model does, and those that stand in an earlier message."""
-    served: dict[str, None] = {}
+def _server_ids(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the IDs of calls that the provider runs, and the IDs of earlier such calls that blocks refer to."""
+    calls: dict[str, None] = {}
     needs: list[str] = []
     for block in content:
         kind, caller = block.get("type"), block.get("caller")
         names = [caller.get("tool_id")] if isinstance(caller, dict) else []
         if isinstance(kind, str) and kind.endswith("_tool_result"):
             names.append(block.get("tool_use_id"))
-        needs.extend(name for name in names if isinstance(name, str) and name not in served)
+        needs.extend(name for name in names if isinstance(name, str) and name not in calls)
         if kind in _SERVED and isinstance(block.get("id"), str):
-            served[block["id"]] = None
-    return tuple(served), tuple(needs)
+            calls[block["id"]] = None
+    return tuple(calls), tuple(needs)
 
 
 def kind_of(message: Any) -> str:
-    """See `USERS`."""
+    """Return the kind of an element, see `USERS`."""
     if not isinstance(message, dict):
         return ""
     role, content = message.get("role"), message.get("content")
@@ -184,7 +189,7 @@ def changed_tool(block: Any) -> str | None:
     return tool["name"] if isinstance(tool["name"], str) else None
 
 
-def _is_listed(message: Any) -> bool:
+def _is_parsable(message: Any) -> bool:
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         return False
     content = message.get("content")
@@ -192,45 +197,45 @@ def _is_listed(message: Any) -> bool:
 
 
 def arguments_of(raw: bytes) -> list[str]:
-    """The arguments of an element's calls, as compact JSON."""
+    """Return the arguments of the calls of an element, as compact JSON."""
     blocks = [fields_of(block) for block in items_of(fields_of(raw)["content"])]
     return [compact(block.get("input", b"{}")) for block in blocks if decode(block.get("type", b"null")) == _CALL]
 
 
 def spoken(message: Mapping[str, Any], content: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """What the assistant said as a chat message; `arguments`: of its calls."""
-    used = [block for block in content if is_call(block)]
-    calls = [_call(block, text) for block, text in zip(used, arguments, strict=True)]
+    """Return what the assistant said as a chat message; `arguments` are those of its calls."""
+    call_blocks = [block for block in content if is_call(block)]
+    calls = [_call(block, text) for block, text in zip(call_blocks, arguments, strict=True)]
     parts = said([block for block in content if not is_call(block)])
-    found: dict[str, Any] = {"role": "assistant", "content": parts}
+    message_fields: dict[str, Any] = {"role": "assistant", "content": parts}
     if calls:
-        found |= {"content": parts or None, "tool_calls": calls}
-    return found | _other(message)
+        message_fields |= {"content": parts or None, "tool_calls": calls}
+    return message_fields | _other_fields(message)
 
 
 def is_call(block: Mapping[str, Any]) -> bool:
-    """A call: it is only left out with its message."""
+    """Return True if a block is a call. It is only dropped together with its message."""
     return block.get("type") == _CALL
 
 
 def called(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The names of the tools that are called, wherever they run."""
-    names = (block.get("name") for block in content if _is_use(block.get("type")))
+    """Return the names of the called tools, whether the client or the provider runs them."""
+    names = (block.get("name") for block in content if _is_call_type(block.get("type")))
     return tuple([name for name in names if isinstance(name, str)])
 
 
-def _is_use(kind: Any) -> bool:
+def _is_call_type(kind: Any) -> bool:
     return isinstance(kind, str) and kind.endswith(_CALL)
 
 
 def loaded(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The names of the tools that results of searches load, those of the client's and those of Anthropic's own."""
-    return tuple([name for block in content for name in _references(block.get("content"))])
+    """Return the names of the tools that search results load, from searches of the client and of Anthropic."""
+    return tuple([name for block in content for name in _tool_references(block.get("content"))])
 
 
-def _references(content: Any) -> Iterator[str]:
-    found = content.get("tool_references") if isinstance(content, dict) else content
-    for part in found if isinstance(found, list) else ():
+def _tool_references(content: Any) -> Iterator[str]:
+    references = content.get("tool_references") if isinstance(content, dict) else content
+    for part in references if isinstance(references, list) else ():
         if isinstance(part, dict) and part.get("type") == _REFERENCE and isinstance(part.get("tool_name"), str):
             yield part["tool_name"]
 
@@ -240,7 +245,7 @@ def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     return {"id": block.get("id"), "type": "function", "function": function} | _marks(block)
 
 
-def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[Piece]:
+def _pieces_of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[Piece]:
     results = [number for number, block in enumerate(content) if block.get("type") == "tool_result"]
     words = frozenset(range(len(content))).difference(results)
     for number in results:
@@ -249,20 +254,20 @@ def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[Pie
     if words or not content:
         parts = said([content[number] for number in sorted(words)])
         is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
-        raw = encode({"role": "user", "content": parts} | _other(message))
+        raw = encode({"role": "user", "content": parts} | _other_fields(message))
         yield Piece(ChatMessage.of(raw), words, is_held)
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
     content = block.get("content")
     shown = said(content) if isinstance(content, list) else content if isinstance(content, str) else ""
-    found = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": shown}
-    return found | _marks(block) | ({"is_error": True} if block.get("is_error") is True else {})
+    message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": shown}
+    return message | _marks(block) | ({"is_error": True} if block.get("is_error") is True else {})
 
 
 def _marks(block: Mapping[str, Any]) -> dict[str, Any]:
     return {"cache_control": block["cache_control"]} if block.get("cache_control") else {}
 
 
-def _other(message: Mapping[str, Any]) -> dict[str, Any]:
+def _other_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in ("role", "content")}

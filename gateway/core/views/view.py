@@ -1,4 +1,4 @@
-"""Map the elements of a request to chat messages and back."""
+"""Map the elements of a request to chat messages, and changed chat messages back to elements."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gateway.core.fitting.report import UNCHANGED, Fate, Fates
 
 T = TypeVar("T")
 
-#: by index of a chat message, what it became: its bytes, None where it is left out
+#: index of a chat message -> its changed bytes, or None if it is dropped
 Changes = Mapping[int, bytes | None]
 
-#: the role of what must be sent as it came, because nobody here knows what it is
+#: the role of an element of an unknown format, which must be sent unchanged
 OPAQUE = "opaque"
 
-#: bytes that a changed element takes beside its own, and each of its messages in the key
-_MADE_BYTES = 300
+#: bytes that a cached changed element takes in addition to its own, and for each of its messages in the key
+_CHANGED_BYTES = 300
 _PART_BYTES = 300
 
-#: fields that make a chat message one that no rule may change, see `is_signed`
+#: fields that make a chat message signed, so that no rule may change it, see `is_signed`
 SEAL: Mapping[str, Any] = {"thinking_blocks": True}
 
 
 class ElementCache(Protocol):
-    """Remembers what was read of elements, by a hash of each."""
+    """Cache what was parsed of elements by a hash of each."""
 
     def get_keyed(
         self,
@@ -37,7 +37,7 @@ class ElementCache(Protocol):
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """See `CountCache.get_keyed`."""
+        """Return the results of many keys, see `CountCache.get_keyed`."""
 
 
 def entries(
@@ -49,9 +49,9 @@ def entries(
     *,
     marks: bool = True,
 ) -> Sequence[T]:
-    """What `compute` reads in each element, once for each content where there is a book.
+    """Return what `compute` returns for each element, computed once for each content if there is a cache (`book`).
 
-    `marks`: whether it reads anything else where there are cache marks.
+    `marks` is False if the result does not depend on cache marks.
     """
     raws = elements.raws
     if book is None:
@@ -61,7 +61,7 @@ def entries(
 
 
 class ChatMessage(NamedTuple):
-    """A chat message; its hash without cache marks, and whether it has any."""
+    """A chat message, its hash without cache marks, and whether it has cache marks."""
 
     raw: bytes
     key: bytes
@@ -69,18 +69,18 @@ class ChatMessage(NamedTuple):
 
     @classmethod
     def of(cls, raw: bytes) -> ChatMessage:
-        """With its hash."""
+        """Create a message and compute its hash."""
         return cls(raw, *key_of(raw))
 
 
 def together(messages: Sequence[ChatMessage]) -> Hashed:
-    """Messages of a conversation."""
+    """Return these messages with their hashes."""
     marked = [index for index, one in enumerate(messages) if one.is_marked]
     return Hashed([one.raw for one in messages], [one.key for one in messages], marked=marked)
 
 
 class SentElement(NamedTuple):
-    """An element to send: the place where it stood, None for a new one; its bytes; their hash without cache marks."""
+    """An element to send: its original index (None if new), its bytes, and their hash without cache marks."""
 
     place: int | None
     raw: bytes
@@ -88,17 +88,17 @@ class SentElement(NamedTuple):
 
     @classmethod
     def of(cls, place: int | None, raw: bytes) -> SentElement:
-        """An element that was written just now."""
+        """Create an element and compute its hash."""
         return cls(place, raw, key_of(raw)[0])
 
 
 def to_send(sent: Sequence[SentElement]) -> Hashed:
-    """Elements of a request."""
+    """Return these elements with their hashes."""
     return Hashed([one.raw for one in sent], [one.key for one in sent])
 
 
-class _Made(NamedTuple):
-    """What became of an element that was changed, None where nothing is left; its hash; bytes that it takes."""
+class _ChangedElement(NamedTuple):
+    """A changed element: its bytes (None if nothing is left), its hash, and its size in the cache."""
 
     raw: bytes | None
     key: bytes
@@ -106,24 +106,25 @@ class _Made(NamedTuple):
 
 
 class View(ABC):
-    """The elements of a request's array as chat messages.
+    """Show the elements of a request's array as chat messages.
 
-    An element may be several messages (an answer to three calls at once), and a message several elements (reasoning and
-    the calls that came of it). The elements stay the truth: one that nobody changes goes out as the bytes that came.
+    An element may become several messages, such as a user message with the results of three calls. A message may come
+    from several elements, such as reasoning and the calls that it led to. The elements stay authoritative: an unchanged
+    element is sent with its original bytes.
 
     Attributes:
-        original: the elements as they stand in the body.
-        chat: chat messages, each result directly behind the message that called for it.
-        places: of each message, the elements it is made of, ascending.
-        held: messages that must be sent as they came, whatever the rules would do with them.
-        stale: messages that the provider does not read any more, because something else stands for them.
-        needed: messages that should stay as long as they fit, because later ones make use of what is in them.
-        following: messages that came of what the one before them in the conversation came of: they stay or go with it.
-        leading: messages that cannot be left out, but be cut where they are not sealed, as the results of their calls
-            can be.
-        bound: messages that must stay unchanged where the provider checks what thinking blocks were created after.
-        array: the field they stand in.
-        book: remembers what was read of elements.
+        original: the elements in the body.
+        chat: the chat messages; each result directly follows the message with its call.
+        places: for each message, the indices of its elements in ascending order.
+        held: messages that must be sent unchanged, whatever the rules decide.
+        stale: messages that the provider does not read any more, because a later compaction replaces them.
+        needed: messages that should stay as long as they fit, because later messages use their content.
+        following: messages that have the same origin as the message before them, and are kept or dropped with it.
+        leading: messages that cannot be dropped. Parts of them, or of the results of their calls, can be shortened if
+            they are not sealed.
+        bound: messages that must stay unchanged if the provider checks what precedes a thinking block.
+        array: the field of the array.
+        book: caches what was parsed of elements.
     """
 
     array = "messages"
@@ -155,167 +156,172 @@ class View(ABC):
 
     @property
     def elements(self) -> tuple[bytes, ...]:
-        """The elements as they stand in the body."""
+        """Return the elements in the body."""
         return self.original.raws
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """The chat messages."""
+        """Return the chat messages."""
         return self.chat.raws
 
     @cached_property
     def owned(self) -> Sequence[Sequence[int]]:
-        """Of each element, its messages."""
-        owned: list[list[int]] = [[] for _ in self.elements]
+        """Return the indices of the messages of each element."""
+        message_indices: list[list[int]] = [[] for _ in self.elements]
         for message, places in enumerate(self.places):
             for place in places:
-                owned[place].append(message)
-        return owned
+                message_indices[place].append(message)
+        return message_indices
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
-        """The elements to send.
+        """Return the elements to send.
 
         Args:
-            changes: the messages that are not sent as they came.
-            new: those among them in whose place another message stands, such as a summary.
+            changes: the messages that are not sent unchanged.
+            new: indices in `changes` where another message, such as a summary, replaces the original one.
         """
         if new:
             return to_send(list(self._sent(changes, new)))
-        made = self._made(changes)
+        changed = self._changed_elements(changes)
         original = enumerate(zip(self.elements, self.original.keys, strict=True))
-        sent = [made.get(place, element) for place, element in original]
-        left = list(filter(None, sent))
-        return Hashed([raw for raw, _ in left], [key for _, key in left])
+        sent = [changed.get(place, element) for place, element in original]
+        kept = list(filter(None, sent))
+        return Hashed([raw for raw, _ in kept], [key for _, key in kept])
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[SentElement]:
-        """The elements to send, where other messages stand in the place of some; what these stand for is left out."""
-        made = self._made({index: None if index in new else form for index, form in changes.items()})
+        """Yield the elements to send if new messages replace some of the original ones."""
+        changed = self._changed_elements({index: None if index in new else form for index, form in changes.items()})
         for place, element in enumerate(zip(self.elements, self.original.keys, strict=True)):
             for index in self.owned[place]:
-                added = changes.get(index) if index in new and self.places[index][0] == place else None
-                if added is not None:
-                    yield SentElement.of(None, self._added(decode(added), place))
-            sent = made.get(place, element)
+                replacement = changes.get(index) if index in new and self.places[index][0] == place else None
+                if replacement is not None:
+                    yield SentElement.of(None, self._new_element(decode(replacement), place))
+            sent = changed.get(place, element)
             if sent is not None:
                 yield SentElement(place, *sent)
 
     def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
-        """The elements when each message is sent in another form."""
+        """Return the elements after replacing each message with the given one."""
         pairs = enumerate(zip(self.messages, messages, strict=True))
-        return self.restored({index: now for index, (was, now) in pairs if now != was}).raws
+        return self.restored({index: new for index, (old, new) in pairs if new != old}).raws
 
     def indices(self, elements: Collection[int]) -> frozenset[int]:
-        """The messages of some elements."""
+        """Return the messages of these elements."""
         return frozenset(index for place in elements if 0 <= place < len(self.owned) for index in self.owned[place])
 
     def fates(self, fates: Fates) -> Fates:
-        """The fates of messages as fates of elements. A message's tokens count at the first element it is made of."""
-        each, places = tuple(fates), self.places
+        """Convert the fates of messages to fates of elements. The tokens of a message count at its first element."""
+        all_fates, places = tuple(fates), self.places
         return Fates.of(
             [
-                each[owned[0]] if len(owned) == 1 and places[owned[0]][0] == element else self._fate(element, each)
+                all_fates[owned[0]]
+                if len(owned) == 1 and places[owned[0]][0] == element
+                else self._fate(element, all_fates)
                 for element, owned in enumerate(self.owned)
             ]
         )
 
     def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
-        """The fate of one that is several messages, or a part of one."""
+        """Return the fate of an element that is several messages, or a part of one."""
         owned = self.owned[element]
-        mine = [fates[index] for index in owned]
-        first = [fates[index] for index in owned if self.places[index][0] == element]
-        told = next((fate for fate in mine if fate.rule not in UNCHANGED), mine[0])
-        before, after = sum(fate.tokens_before for fate in first), sum(fate.tokens_after for fate in first)
-        return Fate(told.role, before, after, told.rule)
+        own = [fates[index] for index in owned]
+        counted = [fates[index] for index in owned if self.places[index][0] == element]
+        shown = next((fate for fate in own if fate.rule not in UNCHANGED), own[0])
+        before, after = sum(fate.tokens_before for fate in counted), sum(fate.tokens_after for fate in counted)
+        return Fate(shown.role, before, after, shown.rule)
 
-    def _made(self, changes: Changes) -> dict[int, tuple[bytes, bytes] | None]:
-        """What the elements of changed messages become, with their hashes; None for those of which nothing is left.
+    def _changed_elements(self, changes: Changes) -> dict[int, tuple[bytes, bytes] | None]:
+        """Return the new bytes and hash of each element with changed messages, or None if nothing of it is left.
 
-        `_changed`, once for all that it is made of: what a cut made of an element is sent on every turn.
+        Results are cached, because a trimmed element is sent again on every turn.
         """
         forms: dict[int, dict[int, bytes | None]] = {}
-        stay = set[int]()
+        kept = set[int]()
         for index in sorted(changes):
             form, places = changes[index], self.places[index]
             for place in places:
                 forms.setdefault(place, {})[index] = form
             if form is not None:
-                stay.update(places)
-        left = [place for place, mine in forms.items() if place in stay or len(mine) < len(self.owned[place])]
+                kept.update(places)
+        changed = [place for place, own in forms.items() if place in kept or len(own) < len(self.owned[place])]
 
-        def compute(missing: Iterable[int]) -> Iterator[_Made]:
-            for element in (left[number] for number in missing):
+        def compute(missing: Iterable[int]) -> Iterator[_ChangedElement]:
+            for element in (changed[number] for number in missing):
                 raw = self._changed(element, forms[element])
                 written = sum(map(len, filter(None, (raw, *forms[element].values()))))
-                size = _MADE_BYTES + _PART_BYTES * len(self.owned[element]) + written
-                yield _Made(raw, key_of(raw)[0] if raw is not None else b"", size)
+                size = _CHANGED_BYTES + _PART_BYTES * len(self.owned[element]) + written
+                yield _ChangedElement(raw, key_of(raw)[0] if raw is not None else b"", size)
 
         if self.book is None:
-            made = list(compute(range(len(left))))
+            results = list(compute(range(len(changed))))
         else:
-            keys = [self._parts(element, forms[element]) for element in left]
-            made = self.book.get_keyed(f"changed {self.array}", keys, compute, lambda one: one.size)
-        sent = {place: (one.raw, one.key) for place, one in zip(left, made, strict=True) if one.raw is not None}
+            keys = [self._cache_key(element, forms[element]) for element in changed]
+            results = self.book.get_keyed(f"changed {self.array}", keys, compute, lambda one: one.size)
+        sent = {place: (one.raw, one.key) for place, one in zip(changed, results, strict=True) if one.raw is not None}
         return {**dict.fromkeys(forms), **sent}
 
-    def _parts(self, element: int, forms: Changes) -> Hashable:
-        """All that `_changed` knows of an element."""
-        mine = self.owned[element]
-        if len(mine) == len(forms) == 1 and len(self.places[mine[0]]) == 1:
-            index = mine[0]
-            return self.original.digests[element], self._trait(index), self.chat.digests[index], forms[index]
-        return self.original.digests[element], *(self._part(index, element, forms) for index in mine)
+    def _cache_key(self, element: int, forms: Changes) -> Hashable:
+        """Return a key of everything that `_changed` uses of an element."""
+        own = self.owned[element]
+        if len(own) == len(forms) == 1 and len(self.places[own[0]]) == 1:
+            index = own[0]
+            return self.original.digests[element], self._extra_key(index), self.chat.digests[index], forms[index]
+        return self.original.digests[element], *(self._part_key(index, element, forms) for index in own)
 
-    def _part(self, index: int, element: int, forms: Changes) -> Hashable:
-        """All that `_changed` knows of one of the messages of an element."""
-        about = tuple([place - element for place in self.places[index]]), self._trait(index)
-        return about if index not in forms else (*about, self.chat.digests[index], forms[index])
+    def _part_key(self, index: int, element: int, forms: Changes) -> Hashable:
+        """Return a key of everything that `_changed` uses of one message of an element."""
+        key = tuple([place - element for place in self.places[index]]), self._extra_key(index)
+        return key if index not in forms else (*key, self.chat.digests[index], forms[index])
 
     @abstractmethod
-    def _trait(self, index: int) -> Hashable:
-        """What else `_changed` knows of a message."""
+    def _extra_key(self, index: int) -> Hashable:
+        """Return what else `_changed` uses of a message."""
 
     @abstractmethod
     def _changed(self, element: int, forms: Changes) -> bytes | None:
-        """An element of which some messages are changed or left out, but not all left out; None where nothing stays."""
+        """Return an element after changing or dropping some of its messages; None if nothing is left.
+
+        It is not called if all messages of the element are dropped.
+        """
 
     @abstractmethod
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
-        """A text of the assistant's that stands for what is left out, as an element in the place of another."""
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
+        """Return an assistant text that replaces dropped messages, as an element instead of the given one."""
 
 
 class ChatView(View):
-    """Chat messages, which are their own view."""
+    """Chat messages, which need no conversion."""
 
     def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
-        del book  # nothing has to be read
+        del book  # nothing has to be parsed
         super().__init__(original, original, list(zip(range(len(original.raws)))))
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
-        """See `View.restored`."""
+        """Return the elements to send, see `View.restored`."""
         del new
         return Hashed(instead(self.elements, changes))
 
     def fates(self, fates: Fates) -> Fates:
-        """See `View.fates`."""
+        """Return the fates unchanged."""
         return fates
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         raise AssertionError(f"chat message {element} is changed by its {len(forms)} forms alone")
 
-    def _trait(self, index: int) -> Hashable:
+    def _extra_key(self, index: int) -> Hashable:
         raise AssertionError(f"chat message {index} is changed by its form alone")
 
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+    def _new_element(self, message: Mapping[str, Any], element: int) -> bytes:
         raise AssertionError(f"chat message {element} is replaced by {len(message)} fields as they are")
 
 
 def loaders(tools: Iterable[tuple[Iterable[Hashable], Iterable[Hashable]]]) -> Collection[int]:
-    """The messages that loaded a tool last before it was called last.
+    """Return the messages that last loaded a tool before its last call.
 
-    The definition of a tool that was deferred reaches the model only through the message that loaded it.
+    The definition of a deferred tool only reaches the model through the message that loaded it.
 
     Args:
-        tools: of each message, the names of the tools that it loads, and of those that it calls.
+        tools: for each message, the names of the tools that it loads, and of those that it calls.
     """
     loaded: dict[Hashable, int] = {}
     needed: dict[Hashable, int] = {}
@@ -328,37 +334,41 @@ def loaders(tools: Iterable[tuple[Iterable[Hashable], Iterable[Hashable]]]) -> C
 
 
 def opaque(raw: bytes) -> bytes:
-    """The chat message for an element that nobody here can read; the rules leave it alone."""
+    """Return the chat message for an element of an unknown format, which the rules keep unchanged."""
     return encode({"role": OPAQUE, "content": raw.decode("utf-8", "replace")})
 
 
 def sealed(message: bytes) -> bytes:
-    """A chat message that may be left out, but never changed."""
+    """Return a chat message that may be dropped, but never changed."""
     return encode({**decode(message), **SEAL})
 
 
 def said(parts: Sequence[Any]) -> list[Any]:
-    """Parts as a chat request writes them: texts of any name as `text`, without the fields that say nothing."""
-    return [_part(part) for part in parts]
+    """Return parts in the form of chat messages.
+
+    Text parts get the type `text`, and fields without a value are removed.
+    """
+    return [_chat_part(part) for part in parts]
 
 
 def says_nothing(content: Any) -> bool:
-    """Whether nothing is left of a content that was cut but gap marks: beside calls they need not be sent."""
+    """Return True if a shortened content is empty or only has gap marks, so that it can be dropped next to calls."""
     return content is None or (isinstance(content, list) and all(part.get("text") == GAP for part in content))
 
 
 def as_came(parts: Iterable[Any], original: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:
-    """Parts of a changed message as bytes; one that was not changed, as the bytes in `original` that it was read of."""
-    known = dict(zip(map(encode, said([decode(raw) for raw in original])), original, strict=True))
+    """Yield the parts of a changed message as bytes; unchanged parts keep the bytes in `original`."""
+    original_of = dict(zip(map(encode, said([decode(raw) for raw in original])), original, strict=True))
     for part in parts:
-        yield known.get(encode(part)) or write(part)
+        yield original_of.get(encode(part)) or write(part)
 
 
-#: What other APIs call a text. A tuple and no set: a part's type may be any JSON, which cannot always be hashed.
+#: The types of text parts in other APIs. A tuple instead of a set, because the type of a part may be any JSON value,
+#: and some are not hashable.
 _TEXTS = ("text", "input_text", "output_text")
 
 
-def _part(part: Any) -> Any:
+def _chat_part(part: Any) -> Any:
     if not isinstance(part, dict) or part.get("type") not in _TEXTS:
         return part
     return {**{name: value for name, value in part.items() if value not in (None, [])}, "type": "text"}

@@ -1,4 +1,4 @@
-"""Where strings in JSON text end, against a plain scanner."""
+"""Test the ends of strings in JSON text against a plain scanner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.conversation.json_text import run_end, string_end
 
 PIECES = [b'"', b"\\", b"\\\\", b'\\"', b"\n", b"a", b"{", "é".encode()]
-#: more escapes than one match of the pattern takes
+#: more escapes than one match of the pattern covers
 MANY = 2500
 
 
@@ -31,13 +31,13 @@ def scanned_end(raw: bytes, at: int) -> int:
 @example([b"\\n"] * MANY + [b'"', b"a"], 0)
 @example([b"\\n"] * MANY + [b"\\"], 1)
 @example([b"\\\\"] * 1000 + [b"\\n", b'"'], 0)
-def test_a_string_ends_where_a_scanner_says(pieces: list[bytes], at: int) -> None:
+def test_string_end_agrees_with_a_plain_scanner(pieces: list[bytes], at: int) -> None:
     raw = b"".join(pieces)
     at = min(at, len(raw))
     assert string_end(raw, at) == scanned_end(raw, at)
 
 
-def test_a_run_ends_where_the_pattern_makes_no_progress() -> None:
+def test_run_ends_if_the_pattern_makes_no_progress() -> None:
     pattern = re.compile(r"(?:ab){0,2}")
     assert run_end(pattern, "ababababab!", 0) == 10
     assert run_end(pattern, "ababababab!", 1) == 1

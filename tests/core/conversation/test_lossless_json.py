@@ -18,14 +18,14 @@ from gateway.core.conversation.message import DEEPEST
         '{"":{"":[]},"b":[true,false,null]}',
     ],
 )
-def test_compact_json_comes_back_as_it_was_written(text: str) -> None:
+def test_compact_json_is_written_back_unchanged(text: str) -> None:
     parsed = parse(text)
     assert parsed is not None
     assert not parsed.is_lines
     assert written(parsed.value) == text
 
 
-def test_white_space_and_needless_escapes_go() -> None:
+def test_white_space_and_unnecessary_escapes_are_removed() -> None:
     parsed = parse(' {"a" : [ 1 ,\n 2.50 ] , "b" : "\\u00e9\\/" } \n')
     assert parsed is not None
     assert written(parsed.value) == '{"a":[1,2.50],"b":"é/"}'
@@ -55,38 +55,38 @@ def test_white_space_and_needless_escapes_go() -> None:
         "[" + "1," * 600_000 + "1]",
     ],
 )
-def test_what_is_no_json_or_odd_or_huge_is_not_read(text: str) -> None:
+def test_invalid_or_lossy_or_huge_json_is_not_parsed(text: str) -> None:
     assert parse(text) is None
     assert parse_whole(text) is None
 
 
-def test_lines_of_objects_are_read() -> None:
+def test_json_lines_are_parsed() -> None:
     parsed = parse('{"a":1}\r\n\n  \n{"a":[2.0]}\n')
     assert parsed == Parsed([{"a": bare("1")}, {"a": [bare("2.0")]}], is_lines=True)
 
 
-def test_a_whole_text_is_no_lines() -> None:
+def test_parse_whole_does_not_accept_json_lines() -> None:
     assert parse_whole('{"a":1}\n{"a":2}') is None
     assert parse_whole(' {"a":1.0} ') == {"a": bare("1.0")}
 
 
-def test_a_line_after_a_list_is_no_list() -> None:
+def test_list_followed_by_a_line_is_not_parsed() -> None:
     assert parse('[{"a":1}]\n[{"a":1}]') is None
 
 
-def test_nesting_up_to_the_limit_is_read() -> None:
+def test_nesting_up_to_the_limit_is_parsed() -> None:
     parsed = parse("[" * (DEEPEST - 1) + "]" * (DEEPEST - 1))
     assert parsed is not None
 
 
-def test_a_bare_value_has_no_quotes_and_a_string_that_looks_like_one_has() -> None:
+def test_bare_value_has_no_quotes_and_similar_string_has() -> None:
     assert written({"a": bare("<x>"), "b": "<x>"}) == '{"a":<x>,"b":"<x>"}'
     assert bared(bare("12")) == "12"
     assert bared("12") is None
     assert bared("") is None
 
 
-def test_strings_are_strings_however_they_look() -> None:
+def test_strings_that_look_like_numbers_stay_strings() -> None:
     value = ["1", "true", "", " ", "[1]", "\\", "\u2028"]
     parsed = parse(json.dumps(value))
     assert parsed is not None

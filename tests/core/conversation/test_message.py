@@ -56,7 +56,7 @@ def test_a_cache_mark_does_not_change_the_key(marked: bytes) -> None:
     assert (is_marked(bare), is_marked(marked)) == (False, True)
 
 
-def test_hashes_of_messages_are_worked_out_when_they_are_asked_for_or_taken_as_given() -> None:
+def test_hashes_are_computed_on_first_use_or_passed_in() -> None:
     bare, marked = b'{"role":"user","content":"a"}', b'{"role":"user","content":"a",' + MARK + b"}"
     found = Hashed([bare, marked])
     assert found.raws == (bare, marked)
@@ -86,7 +86,7 @@ def test_hashes_of_messages_are_worked_out_when_they_are_asked_for_or_taken_as_g
         (None, False),
     ],
 )
-def test_one_text_is_the_same_as_a_list_and_as_a_string(content: Any, is_same: bool) -> None:
+def test_single_text_has_one_identity_as_list_and_as_string(content: Any, is_same: bool) -> None:
     said = {"role": "user", "content": "a", "name": "n"}
     as_list = outline_of(json.dumps({**said, "content": content}).encode())
     assert (as_list.identity == outline_of(encode(said)).identity) is is_same
@@ -94,12 +94,12 @@ def test_one_text_is_the_same_as_a_list_and_as_a_string(content: Any, is_same: b
 
 
 @pytest.mark.parametrize("raw", [b"5", b"{", b'{"role":"user","content":[1]}', b'{"role":"user","content":"\\ud800"}'])
-def test_whatever_cannot_be_read_is_itself_only(raw: bytes) -> None:
+def test_unparsable_message_has_its_bytes_as_identity(raw: bytes) -> None:
     assert outline_of(raw).identity not in (b"", outline_of(raw + b" ").identity)
 
 
 @pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"indent": 1}])
-def test_a_client_that_removes_thinking_itself_sends_the_same_message_however_it_writes_json(style: Any) -> None:
+def test_message_has_one_identity_with_and_without_thinking(style: Any) -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     left = [{"type": "text", "text": "caf\u00e9"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"n": 1.0}}]
     with_thinking = json.dumps({"role": "assistant", "content": [thought, *left]}, **style).encode()
@@ -107,7 +107,7 @@ def test_a_client_that_removes_thinking_itself_sends_the_same_message_however_it
     assert outline_of(with_thinking).identity == outline_of(without).identity
 
 
-def test_openais_mark_is_one_like_anthropics() -> None:
+def test_openai_cache_mark_is_recognized() -> None:
     mark = b'"prompt_cache_breakpoint":{"mode":"explicit","ttl":"30m"}'
     part = b'{"role":"user","content":[{"type":"text","text":"a"%b}]}'
     bare, marked, both = part % b"", part % (b"," + mark), part % (b"," + mark + b"," + MARK)
@@ -117,14 +117,14 @@ def test_openais_mark_is_one_like_anthropics() -> None:
     assert key(encode({"content": "a" + marked.decode()})) != key(encode({"content": "a" + bare.decode()}))
 
 
-def test_a_message_that_is_a_mark_only_has_the_key_of_an_empty_one() -> None:
+def test_message_with_only_a_mark_has_the_key_of_an_empty_one() -> None:
     assert key(b"{" + MARK + b"}") == key(b"{}")
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # said in a text, not set
+        # inside a text, so it is no field
         (encode({"content": 'a,"cache_control":{"a":1}'}), encode({"content": "a"})),
         (encode({"content": '{"cache_control":{"a":1},'}), encode({"content": "{"})),
         (encode({'a,"cache_control': {}, "b": 1}), encode({"a": {}, "b": 1})),
@@ -134,7 +134,7 @@ def test_a_message_that_is_a_mark_only_has_the_key_of_an_empty_one() -> None:
         (b'{"a":1,"cache_control":{"b":"}"},"c":1}', b'{"a":1,"c":1}'),
     ],
 )
-def test_what_only_looks_like_a_mark_counts(one: bytes, other: bytes) -> None:
+def test_text_that_looks_like_a_mark_is_kept(one: bytes, other: bytes) -> None:
     assert key(one) != key(other)
     assert not is_marked(one)
 
@@ -149,7 +149,7 @@ def test_what_only_looks_like_a_mark_counts(one: bytes, other: bytes) -> None:
     )
 )
 @settings(max_examples=300, deadline=None)
-def test_without_its_marks_a_message_is_still_json_and_nothing_else_is_lost(value: Any) -> None:
+def test_removing_marks_keeps_valid_json_and_all_other_fields(value: Any) -> None:
     def unmarked(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: unmarked(v) for k, v in value.items() if k != "cache_control"}
@@ -162,7 +162,7 @@ def test_without_its_marks_a_message_is_still_json_and_nothing_else_is_lost(valu
         assert not is_marked(raw)
 
 
-#: the same as one pattern, which is too slow for a long conversation
+#: the same rule as one pattern, which is too slow for long conversations
 _FLAT = rb'"cache_control"\s*:\s*\{(?:[^{}"\\]|"[^"\\{}]*")*\}'
 PATTERN = re.compile(rb",\s*" + _FLAT + rb"|(?<=\{)(?:\s*" + _FLAT + rb"\s*,?)+")
 
@@ -174,14 +174,14 @@ PATTERN = re.compile(rb",\s*" + _FLAT + rb"|(?<=\{)(?:\s*" + _FLAT + rb"\s*,?)+"
 )
 @settings(max_examples=500, deadline=None)
 @example([b"{", MARK, b",", MARK, b",", MARK, b"}"])
-def test_marks_go_with_one_comma_each_in_any_bytes(pieces: list[bytes]) -> None:
+def test_each_mark_is_removed_with_one_comma_in_any_bytes(pieces: list[bytes]) -> None:
     raw = b"".join(pieces)
     assert plain(raw) == PATTERN.sub(b"", raw)
     assert (plain(raw) is raw) == (plain(raw) == raw)
 
 
 @given(st.lists(st.sampled_from([MARK, MARK, b'"a":1', b'"b":{%s}' % MARK, b'"c":{"cache_control":{"d":{}}}'])))
-def test_what_has_no_marks_has_none_also_where_one_stood_twice(members: list[bytes]) -> None:
+def test_removing_duplicate_marks_leaves_none(members: list[bytes]) -> None:
     found = plain(b"{" + b" , ".join(members) + b"}")
     assert MARK not in found
     assert plain(found) is found
@@ -208,14 +208,14 @@ NESTED = b'{"cache_control":%b}'
 @settings(max_examples=300, deadline=None)
 @example(NESTED % (NESTED % (NESTED % b'{"a":1}')))
 @example(b'{"cache_control":{"prompt_cache_breakpoint":{}},"prompt_cache_breakpoint":{"cache_control":{}}}')
-def test_what_is_left_without_marks_has_none_whatever_stands_in_whatever(raw: bytes) -> None:
+def test_removing_nested_marks_leaves_none(raw: bytes) -> None:
     found = plain(raw)
     assert plain(found) is found
     json.loads(found)
 
 
 @pytest.mark.parametrize("number", [b"1e999", b"9" * 5000, b"NaN", b"[" * 2000 + b"]" * 2000])
-def test_a_mark_that_cannot_be_written_anew_is_none(number: bytes) -> None:
+def test_mark_that_cannot_be_written_again_is_kept(number: bytes) -> None:
     assert not is_marked(b'{"role":"user","content":"a","cache_control":{"a":%b}}' % number)
 
 
@@ -235,7 +235,7 @@ DEEP = b"[" * (DEEPEST + 5) + b"]" * (DEEPEST + 5)
         b'{"role":"user","tool_calls":"none","content":"a"}',
     ],
 )
-def test_what_would_not_come_back_as_it_was_is_sealed(raw: bytes) -> None:
+def test_message_that_cannot_be_written_without_loss_is_sealed(raw: bytes) -> None:
     found = outline_of(raw)
     assert (found.role, found.sealed) == ("user", True)
 
@@ -259,20 +259,18 @@ CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "fi
         ({"reasoning_content": "I look."}, {}, False),
     ],
 )
-def test_a_call_that_a_provider_signed_is_sealed(
-    message: dict[str, Any], call: dict[str, Any], *, is_sealed: bool
-) -> None:
+def test_signed_call_is_sealed(message: dict[str, Any], call: dict[str, Any], *, is_sealed: bool) -> None:
     assert outline_of(
         encode({"role": "assistant", "content": None, "tool_calls": [{**CALL, **call}], **message})
     ).sealed is (is_sealed)
 
 
-def test_escaped_pairs_and_plain_numbers_are_nothing_special() -> None:
+def test_escaped_pairs_and_plain_numbers_are_not_sealed() -> None:
     assert not outline_of(b'{"role":"user","content":"\\ud83d\\ude00","x":[1.5,12345678901234567890]}').sealed
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"7", b"[]", b"null", b"\xff{}", b'{"a":"\xed\xa0\x80"}', b"[" * 100_000])
-def test_what_is_no_message_has_an_unknown_role_and_is_sealed(raw: bytes) -> None:
+def test_bytes_that_are_no_message_have_an_unknown_role_and_are_sealed(raw: bytes) -> None:
     found = outline_of(raw)
     assert (found.role, found.sealed, found.is_known) == (UNKNOWN, True, False)
     assert text_of(raw) == ""
@@ -280,7 +278,7 @@ def test_what_is_no_message_has_an_unknown_role_and_is_sealed(raw: bytes) -> Non
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 @settings(max_examples=300)
-def test_any_bytes_can_be_read(raw: bytes) -> None:
+def test_any_bytes_can_be_parsed(raw: bytes) -> None:
     assert outline_of(raw).sealed == read(raw)[1] or not outline_of(raw).is_known
     assert len(keys_of([raw])) == 1
 
@@ -296,8 +294,8 @@ odd = st.recursive(
 fields = ["role", "content", "tool_calls", "tool_call_id", "function_call", "name", "cache_control"]
 
 
-def test_arguments_of_far_too_many_values_are_not_read() -> None:
-    """While they are, nothing else is done."""
+def test_arguments_with_too_many_values_are_not_parsed() -> None:
+    """All other threads wait while JSON is parsed."""
     many = "[" + "[]," * (MOST_VALUES // 2) + "broken"
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": many}}
     assert has_too_many_values(many)
@@ -312,12 +310,12 @@ def test_arguments_of_far_too_many_values_are_not_read() -> None:
 )
 @example({"role": "user", "content": [{"type": [], "text": "a part of no type"}]})
 @settings(max_examples=300)
-def test_any_object_can_be_read(message: dict[str, Any]) -> None:
+def test_any_object_can_be_parsed(message: dict[str, Any]) -> None:
     found = outline_of(json.dumps(message).encode())
     assert found.role == str(message.get("role"))
 
 
-def test_a_sketch_says_what_a_message_is() -> None:
+def test_outline_describes_a_message() -> None:
     calls = [
         {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
         {"id": "b", "type": "function", "function": {"name": "see", "arguments": "{"}},
@@ -353,21 +351,21 @@ def test_a_sketch_says_what_a_message_is() -> None:
         ({"reasoning_content": "hm"}, False),
     ],
 )
-def test_thinking_of_claudes_is_known_by_where_its_providers_put_it(fields: dict[str, Any], thinks: bool) -> None:
+def test_claude_thinking_is_recognized_in_the_fields_of_each_host(fields: dict[str, Any], thinks: bool) -> None:
     assert outline_of(encode({"role": "assistant", "content": "so", **fields})).thinks == thinks
     assert not outline_of(encode({"role": "user", "content": "so", **fields})).thinks
 
 
-def test_odd_contents_have_no_text() -> None:
+def test_invalid_contents_have_no_text() -> None:
     assert [text_parts(odd) for odd in (None, 7, {"text": "x"}, [7, {"text": 7}])] == [""] * 4
     assert text_of(encode({"content": [{"type": "text", "text": "a"}, {"text": "b"}]})) == "ab"
 
 
-def test_written_messages_are_compact_and_half_a_pair_is_a_question_mark() -> None:
+def test_encoded_messages_are_compact_and_half_a_surrogate_pair_becomes_a_question_mark() -> None:
     assert encode({"a": [1, "\u00e9"]}) == '{"a":[1,"\u00e9"]}'.encode()
     assert encode({"a": "x\ud800"}) == b'{"a":"x?"}'
     assert decode(encode({"a": [1, "\u00e9"]})) == {"a": [1, "\u00e9"]}
 
 
-def test_others_stand_in_the_place_of_some_and_what_is_empty_is_not_nothing() -> None:
+def test_messages_are_replaced_and_empty_bytes_are_not_dropped() -> None:
     assert instead([b"a", b"", b"c", b"d"], {0: b"A", 2: None}) == (b"A", b"", b"d")

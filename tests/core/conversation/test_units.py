@@ -38,26 +38,26 @@ def pinned(conversation: Conversation) -> list[int]:
     return [item.index for item in conversation.items if item.pinned]
 
 
-def test_a_call_and_its_results_are_one_unit_whatever_the_order_of_the_results() -> None:
+def test_call_and_results_in_any_order_are_one_unit() -> None:
     messages = [SYSTEM, user(), call("a", "b"), result("b"), result("a"), user("on"), call("c"), result("c")]
     assert spans(Conversation.of_messages(messages)) == [(0, 1), (1, 2), (2, 5), (5, 6), (6, 8)]
 
 
-def test_a_result_without_its_call_and_a_call_without_result_stand_alone() -> None:
+def test_result_without_call_and_call_without_result_are_separate_units() -> None:
     assert spans(Conversation.of_messages([user(), result("x"), call("a"), user()])) == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
-def test_two_calls_of_one_id_have_two_results() -> None:
+def test_two_calls_with_one_id_have_two_results() -> None:
     assert spans(Conversation.of_messages([call("a", "a"), result("a"), result("a"), result("a")])) == [(0, 3), (3, 4)]
 
 
-def test_an_old_function_call_and_its_result_are_one_unit() -> None:
+def test_legacy_function_call_and_its_result_are_one_unit() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
     answer = {"role": "function", "name": "look", "content": "found"}
     assert spans(Conversation.of_messages([user(), old, answer])) == [(0, 1), (1, 3)]
 
 
-def test_pinned_are_system_the_last_user_message_and_the_newest_call_with_its_results() -> None:
+def test_system_last_user_message_and_newest_call_with_results_are_pinned() -> None:
     messages = [SYSTEM, user(), call("a"), result("a"), user("on"), call("b"), result("b")]
     assert pinned(Conversation.of_messages(messages)) == [0, 4, 5, 6]
 
@@ -65,7 +65,7 @@ def test_pinned_are_system_the_last_user_message_and_the_newest_call_with_its_re
 THOUGHT = {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
 
 
-def test_the_thinking_that_the_last_turn_began_with_is_pinned() -> None:
+def test_thinking_at_the_start_of_the_last_turn_is_pinned() -> None:
     old = [call("a", **THOUGHT), result("a"), call("b"), result("b")]
     turn = [call("c", **THOUGHT), result("c"), call("d"), result("d"), call("e"), result("e")]
     messages = [SYSTEM, user(), *old, said("So."), user("on"), *turn]
@@ -76,7 +76,7 @@ def test_the_thinking_that_the_last_turn_began_with_is_pinned() -> None:
     assert pinned(Conversation.of_messages(thanks)) == [0, 15], "it is no last turn any more"
 
 
-def test_thinking_is_pinned_only_where_what_is_left_of_its_turn_may_not_begin_so() -> None:
+def test_thinking_is_not_pinned_if_all_messages_think_or_the_first_does_not() -> None:
     each = [one for name in "abc" for one in (call(name, **THOUGHT), result(name))]
     assert pinned(Conversation.of_messages([user(), *each])) == [0, 5, 6]
     later = [call("a"), result("a"), call("b", **THOUGHT), result("b"), call("c"), result("c")]
@@ -88,7 +88,7 @@ def test_a_pinned_result_pins_its_unit() -> None:
     assert [unit.pinned for unit in conversation.units] == [False, True, True]
 
 
-def test_a_message_of_an_unknown_role_is_pinned() -> None:
+def test_message_with_unknown_role_is_pinned() -> None:
     assert pinned(Conversation.of_messages([{"role": "critic", "content": "no"}, user(), user()])) == [0, 2]
 
 
@@ -105,7 +105,7 @@ def test_a_message_of_an_unknown_role_is_pinned() -> None:
         user({"text": "no list"}),
     ],
 )
-def test_what_must_not_be_rewritten_is_sealed_and_seals_its_unit(message: dict[str, Any]) -> None:
+def test_sealed_message_seals_its_unit(message: dict[str, Any]) -> None:
     conversation = Conversation.of_messages([user(), message, result("a"), user()])
     assert conversation.items[1].sealed
     assert conversation.units[1].sealed
@@ -118,7 +118,7 @@ def test_plain_messages_are_not_sealed() -> None:
     assert conversation.items[0].length == 2
 
 
-def test_a_cache_mark_is_seen_on_message_and_part() -> None:
+def test_cache_mark_is_found_on_message_and_part() -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     messages = [
         user([{"type": "text", "text": "a"}]),
@@ -130,7 +130,7 @@ def test_a_cache_mark_is_seen_on_message_and_part() -> None:
     assert conversation.keys[0] == conversation.keys[1]
 
 
-def test_what_cannot_be_read_is_pinned_and_may_be_the_result_of_a_call_that_waits() -> None:
+def test_unparsable_message_is_pinned_and_may_be_the_result_of_a_waiting_call() -> None:
     raws = [b'{"role":"user","content":"go"}', encode(call("a")), b'{"role":"tool"', encode(call("b")), b"7", b"[]"]
     conversation = Conversation.of([*raws, encode(user())])
     assert spans(conversation) == [(0, 1), (1, 3), (3, 6), (6, 7)]
@@ -141,13 +141,13 @@ def test_what_cannot_be_read_is_pinned_and_may_be_the_result_of_a_call_that_wait
 @pytest.mark.parametrize(
     ("turns", "expected"), [(0, [5]), (1, [5]), (2, [3, 4, 5]), (3, [0, 1, 2, 3, 4, 5]), (9, [0, 1, 2, 3, 4, 5])]
 )
-def test_the_last_turns_are_kept_whole(turns: int, expected: list[int]) -> None:
+def test_last_turns_are_kept_completely(turns: int, expected: list[int]) -> None:
     said = {"role": "assistant", "content": "so"}
     messages = [user(), said, said, user("on"), said, user("and"), said, said]
     assert pinned(Conversation.of_messages(messages, keep_last_turns=turns)) == [*expected, 7]
 
 
-def test_the_priority_of_a_unit_is_the_highest_that_was_said_of_its_messages() -> None:
+def test_priority_of_a_unit_is_the_highest_of_its_messages() -> None:
     conversation = Conversation.of_messages(
         [user(), call("a", "b"), result("a"), result("b"), user()], priorities={0: 0.5, 2: 0, 3: 2}
     )
@@ -155,12 +155,12 @@ def test_the_priority_of_a_unit_is_the_highest_that_was_said_of_its_messages() -
 
 
 @pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
-def test_a_priority_that_is_no_number_from_nothing_on_is_refused(odd: float) -> None:
+def test_negative_or_invalid_priority_is_refused(odd: float) -> None:
     with pytest.raises(ValueError, match="priority"):
         Conversation.of([], priorities={0: odd})
 
 
-def test_the_task_is_the_first_user_message() -> None:
+def test_task_is_the_first_user_message() -> None:
     assert Conversation.of_messages([SYSTEM, call("a"), user("one"), user("two")]).task == 2
     assert Conversation.of_messages([SYSTEM]).task is None
 
@@ -175,7 +175,7 @@ def test_prefixes_agree_up_to_the_first_difference_and_depend_on_the_salt() -> N
     assert one.beginning(2).prefix(2) == one.prefix(2)
 
 
-def test_nothing_is_read_before_it_is_asked_for() -> None:
+def test_messages_are_not_parsed_before_first_use() -> None:
     class Book:
         def outline(self, keys: Any, messages: Any) -> ConversationOutline:
             read.append(len(messages))
@@ -188,12 +188,12 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     assert read == [1]
 
 
-def test_a_conversation_of_nothing_has_nothing() -> None:
+def test_empty_conversation_has_no_items() -> None:
     conversation = Conversation.of([])
     assert (conversation.items, conversation.units, conversation.task) == ((), (), None)
 
 
-def test_a_strange_result_between_a_call_and_its_result_does_not_part_them() -> None:
+def test_unrelated_result_does_not_separate_a_call_from_its_result() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "go"},
@@ -212,7 +212,7 @@ MESSAGES = st.sampled_from(
 
 @settings(max_examples=200)
 @given(st.lists(st.lists(MESSAGES, max_size=5), max_size=5))
-def test_an_outline_that_grew_is_that_of_all_messages_at_once(parts: list[list[dict[str, Any]]]) -> None:
+def test_extended_outline_equals_the_outline_of_all_messages(parts: list[list[dict[str, Any]]]) -> None:
     grown = ConversationOutline()
     for part in parts:
         grown = grown.plus([outline_of(encode(message)) for message in part])
@@ -221,14 +221,14 @@ def test_an_outline_that_grew_is_that_of_all_messages_at_once(parts: list[list[d
     assert [index for span in grown.spans for index in range(*span)] == list(range(len(grown.outlines)))
 
 
-def test_messages_that_are_known_to_have_no_marks_are_not_looked_at_for_them() -> None:
+def test_messages_known_to_be_unmarked_are_not_searched() -> None:
     marked = {**user(), "cache_control": {"type": "ephemeral"}}
     raws = [encode(message) for message in (SYSTEM, user("a"), marked, user("b"), marked)]
     assert Conversation.of(raws).marked == Conversation.of(Hashed(raws, unmarked=2)).marked == {2, 4}
     assert Conversation.of(Hashed(raws, unmarked=3)).marked == {4}
 
 
-def test_what_follows_a_unit_is_of_it_and_where_some_of_it_must_stay_the_rest_is_bound() -> None:
+def test_following_messages_join_the_unit_and_are_bound_if_some_must_stay() -> None:
     run = [call("a"), result("a"), call("b"), result("b")]
 
     def units(*messages: dict[str, Any], **more: Any) -> list[tuple[int, int, bool, bool]]:

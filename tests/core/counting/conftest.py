@@ -14,7 +14,7 @@ TABLE = Path(__file__).parents[3] / "config" / "families.yaml"
 
 
 class WordCounter:
-    """A token a word, so that expected numbers can be read off the text; remembers what it was asked."""
+    """Count one token per word, so that expected numbers can be read from the text; record the counted texts."""
 
     def __init__(self, name: str = "words") -> None:
         self.name = name
@@ -32,13 +32,13 @@ def words() -> WordCounter:
 
 @pytest.fixture
 def estimator(words: WordCounter) -> Estimator:
-    """Counts words; every message costs 4, a request 3, having tools 9."""
+    """Return an estimator that counts words; a message costs 4 tokens, a request 3, tools 9."""
     return make_estimator(words, {"plain": {"start": 3, "tools": 9, "tool_text": 1, "forced": 7, "exact": True}})
 
 
 @pytest.fixture(scope="session")
 def families() -> TokenizerFamilies:
-    """The table that ships with the package."""
+    """Return the families of the table that ships with the package."""
     return families_from(yaml.safe_load(TABLE.read_text("utf-8")))
 
 

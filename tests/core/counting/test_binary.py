@@ -42,7 +42,7 @@ HEADS = [
 
 
 class Characters:
-    """Counts a token for each character, so that base64 cannot pass as one word."""
+    """Count one token per character, so that base64 does not count as one word."""
 
     name = "characters"
 
@@ -56,7 +56,7 @@ def noise(size: int) -> bytes:
 
 @pytest.mark.parametrize(("kind", "head"), HEADS)
 @pytest.mark.parametrize("size", [600, 300_000])
-def test_binary_data_is_known_by_its_first_bytes(kind: str, head: bytes, size: int) -> None:
+def test_binary_data_is_recognized_by_its_first_bytes(kind: str, head: bytes, size: int) -> None:
     content = head + noise(size)
     for text in (
         base64.b64encode(content).decode(),
@@ -84,11 +84,11 @@ def test_binary_data_is_known_by_its_first_bytes(kind: str, head: bytes, size: i
         "Müller" * 200,
     ],
 )
-def test_texts_are_no_binary_data(text: str) -> None:
+def test_texts_are_not_binary_data(text: str) -> None:
     assert binary_of(text) is None
 
 
-def test_the_texts_beside_binary_data_are_left() -> None:
+def test_texts_next_to_binary_data_are_kept() -> None:
     picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + noise(900)).decode()
     text, found = readable(
         {"type": "x", "about": "a cat", "deep": [{"data": picture}], "url": "data:audio/mp3;base64,QUJD"}
@@ -99,12 +99,12 @@ def test_the_texts_beside_binary_data_are_left() -> None:
     assert readable({"a": "b"}) == ('{"a":"b"}', [])
 
 
-def test_a_data_url_is_what_it_holds_at_any_length() -> None:
+def test_data_url_of_any_length_is_its_content() -> None:
     assert binary_of("data:image/png;base64,QUJD") == Media("image", size=3)
 
 
 def items(blob: str) -> list[tuple[Wire, Any]]:
-    """Items of every API with a place for base64 outside of the usual content parts."""
+    """Return items of every API with a field for base64 outside of the usual content parts."""
     return [
         ("responses", {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": blob}),
         ("responses", {"type": "computer_call_output", "call_id": "c", "output": {"type": "screenshot", "image": blob}}),
@@ -126,7 +126,7 @@ def items(blob: str) -> list[tuple[Wire, Any]]:
 
 @pytest.mark.parametrize("place", range(len(items(""))))
 @pytest.mark.parametrize(("kind", "head"), [one for one in HEADS if one[0] in ("image", "pdf", "audio", "file")][::4])
-def test_binary_data_is_no_text_in_any_item(place: int, kind: str, head: bytes) -> None:
+def test_binary_data_in_any_item_is_not_counted_as_text(place: int, kind: str, head: bytes) -> None:
     wire, item = items(base64.b64encode(head + noise(30_000)).decode())[place]
     found = measure(wire, item, Characters())
     assert [one.kind for one in found.media] in ([kind], ["image"])
@@ -139,7 +139,7 @@ def test_encrypted_data_in_an_unknown_item_is_sealed(words: Any) -> None:
     assert (found.counts.sealed, found.counts.seals, found.media) == (12_000, 1, ())
 
 
-def test_encrypted_output_of_code_is_read_by_the_model(words: Any) -> None:
+def test_encrypted_code_output_counts_as_text(words: Any) -> None:
     content = {"type": "encrypted_code_execution_result", "encrypted_stdout": base64.b64encode(noise(9_000)).decode()}
     block = {"type": "code_execution_tool_result", "tool_use_id": "t", "content": {**content, "stderr": "a b"}}
     found = measure("messages", {"role": "assistant", "content": [block]}, words)
@@ -148,13 +148,13 @@ def test_encrypted_output_of_code_is_read_by_the_model(words: Any) -> None:
     assert measure("messages", {"role": "assistant", "content": [plain]}, words).counts.other > 0
 
 
-def test_a_text_of_base64_that_the_model_reads_is_a_text(words: Any) -> None:
-    """Providers count a text part as text, whatever it holds."""
+def test_base64_in_a_text_part_counts_as_text(words: Any) -> None:
+    """Providers count a text part as text, whatever its content."""
     blob = base64.b64encode(b"\x89PNG\r\n\x1a\n" + noise(900)).decode()
     assert measure("chat", {"role": "user", "content": blob}, words).media == ()
 
 
-def test_a_picture_in_the_definition_of_a_tool_is_no_text() -> None:
+def test_image_in_a_tool_definition_is_not_counted_as_text() -> None:
     mask = base64.b64encode(b"\x89PNG\r\n\x1a\n" + noise(30_000)).decode()
     tool = {"type": "image_generation", "input_image_mask": {"image_url": f"data:image/png;base64,{mask}"}}
     assert count_tools([tool], Characters()).server_json < 200

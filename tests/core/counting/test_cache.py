@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.core.counting.cache import CountCache
 
 
-def test_a_content_is_computed_once() -> None:
+def test_content_is_computed_once() -> None:
     cache, asked = CountCache(), []
 
     def compute() -> int:
@@ -22,13 +22,13 @@ def test_a_content_is_computed_once() -> None:
     assert len(asked) == 1
 
 
-def test_the_same_content_of_another_kind_is_another_question() -> None:
+def test_same_content_of_another_kind_is_computed_separately() -> None:
     cache = CountCache()
     assert cache.get("a", b"content", lambda: 1) == 1
     assert cache.get("b", b"content", lambda: 2) == 2
 
 
-def test_a_caller_may_have_keys_of_its_own_and_is_asked_for_all_that_is_new_at_once() -> None:
+def test_unknown_keys_are_computed_in_one_call() -> None:
     cache, asked = CountCache(), list[list[int]]()
 
     def compute(missing: Sequence[int]) -> list[str]:
@@ -42,7 +42,7 @@ def test_a_caller_may_have_keys_of_its_own_and_is_asked_for_all_that_is_new_at_o
     assert cache.get("kind", b"a", lambda: "another content") == "another content"
 
 
-def test_what_was_put_is_kept_instead_of_what_was_there_and_can_be_looked_at() -> None:
+def test_put_replaces_the_value_and_peek_returns_it() -> None:
     cache = CountCache(limit_bytes=2 * 356)
     assert cache.peek("kind", "key") is None
     for value in (1, 2):
@@ -54,7 +54,7 @@ def test_what_was_put_is_kept_instead_of_what_was_there_and_can_be_looked_at() -
     assert (cache.peek("kind", "other"), cache.peek("kind", "key")) == (None, 2)
 
 
-def test_what_was_used_last_stays_when_room_is_needed() -> None:
+def test_least_recently_used_entry_is_dropped_first() -> None:
     cache = CountCache(limit_bytes=3 * 356)
     for name in (b"a", b"b", b"c"):
         cache.get("kind", name, lambda: 1, lambda _: 100)
@@ -65,7 +65,7 @@ def test_what_was_used_last_stays_when_room_is_needed() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=2), st.integers(0, 5000)), max_size=60), st.integers(0, 20_000))
-def test_the_limit_holds_whatever_comes(entries: list[tuple[bytes, int]], limit: int) -> None:
+def test_limit_holds_for_any_sequence_of_entries(entries: list[tuple[bytes, int]], limit: int) -> None:
     cache = CountCache(limit_bytes=limit)
     for content, size in entries:
         cache.get("kind", content, lambda: 1, partial(lambda size, _: size, size))
@@ -73,7 +73,7 @@ def test_the_limit_holds_whatever_comes(entries: list[tuple[bytes, int]], limit:
     assert (cache.size_bytes == 0) == (len(cache) == 0)
 
 
-def test_an_entry_larger_than_the_whole_is_given_back_and_not_kept() -> None:
+def test_entry_larger_than_the_cache_is_returned_but_not_stored() -> None:
     cache = CountCache(limit_bytes=1000)
     assert cache.get("kind", b"x", lambda: 5, lambda _: 10_000) == 5
     assert (len(cache), cache.size_bytes) == (0, 0)
@@ -88,7 +88,7 @@ def test_tokens_of_a_text_are_counted_once_per_counter(words: Any) -> None:
     assert len(words.texts) == 2
 
 
-def test_threads_may_share_a_cache_that_has_a_lock() -> None:
+def test_threads_can_share_a_cache_with_a_lock() -> None:
     cache = CountCache(limit_bytes=20 * 256, lock=threading.Lock())
     wrong: list[object] = []
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.counting.calibration import (
-    _MOST_FRAME,
+    _MAX_FRAME_TOKENS,
     KEPT,
     Corrected,
     LastTurn,
@@ -31,50 +31,50 @@ def estimate(tokens: int = 1000, *, spread: float = 0.1, doubt: int = 0, frames:
 
 
 def seen(*residuals: int, of: int = 1_000) -> tuple[Residual, ...]:
-    """What requests of so many tokens were off by."""
+    """Return the residuals of requests of this estimate."""
     return tuple(Residual(residual, of) for residual in residuals)
 
 
-def test_nothing_learned_leaves_the_estimate_with_its_familys_spread_as_margin() -> None:
+def test_margin_is_the_spread_of_the_family_before_learning() -> None:
     found = corrected(estimate(), KEY)
     assert (found.tokens, found.margin, found.offset, found.source) == (1000, 100, 0, "calibrated")
     assert found.safe_tokens == 1100
 
 
-def test_the_median_of_the_last_residuals_is_added() -> None:
+def test_median_of_the_last_residuals_is_added() -> None:
     found = corrected(estimate(), KEY, seen(300, 310, 4000, 290, 300))
     assert (found.tokens, found.offset, found.source) == (1300, 300, "learned")
 
 
-def test_the_sessions_last_turn_wins_over_the_key() -> None:
+def test_last_turn_of_the_session_takes_precedence() -> None:
     found = corrected(estimate(), KEY, seen(300, 300, 300), LastTurn(KEY, 420))
     assert (found.tokens, found.source) == (1420, "learned")
 
 
-def test_a_last_turn_of_another_shape_teaches_nothing() -> None:
+def test_last_turn_of_another_shape_is_ignored() -> None:
     other = LastTurn(calibration_key("openai", "gpt-4o", "chat", "image"), 8000)
     assert corrected(estimate(), KEY, (), other).tokens == 1000
     assert corrected(estimate(), KEY, seen(50), other).tokens == 1050
 
 
 @pytest.mark.parametrize(("residual", "tokens"), [(10**9, 1000 + 8192), (-(10**9), 400)])
-def test_what_is_learned_is_clamped(residual: int, tokens: int) -> None:
+def test_learned_offset_is_clamped(residual: int, tokens: int) -> None:
     assert corrected(estimate(), KEY, seen(residual)).tokens == tokens
 
 
-def test_spread_of_the_reports_widens_the_margin_and_agreement_narrows_it() -> None:
+def test_margin_grows_with_the_spread_of_reports() -> None:
     agreed = corrected(estimate(), KEY, seen(*(300,) * 12)).margin
     spread = corrected(estimate(), KEY, seen(300, 300, 300, 300, 300, 300, 300, 300, 400, 450)).margin
     assert agreed == 26  # 2 % of 1,300
     assert spread == 150
 
 
-def test_doubt_about_sizes_is_in_the_margin_until_reports_come() -> None:
+def test_doubt_is_in_the_margin_until_reports_arrive() -> None:
     assert corrected(estimate(doubt=500), KEY).margin == 600
     assert corrected(estimate(doubt=500), KEY, seen(*(0,) * 9)).margin == 60
 
 
-def test_one_strange_report_does_not_shut_the_window() -> None:
+def test_one_wrong_report_does_not_block_the_context_window() -> None:
     assert corrected(estimate(100_000), KEY, seen(0, 0, 0, 90_000, of=100_000)).margin <= 25_000
 
 
@@ -84,7 +84,7 @@ def test_one_strange_report_does_not_shut_the_window() -> None:
     st.one_of(st.none(), st.integers(-(10**9), 10**9)),
     st.floats(0, 1),
 )
-def test_a_correction_is_never_negative_and_always_leaves_a_margin(
+def test_corrected_tokens_are_never_negative_and_have_a_margin(
     tokens: int, residuals: list[Residual], last: int | None, spread: float
 ) -> None:
     turn = LastTurn(KEY, last) if last is not None else None
@@ -99,29 +99,29 @@ def test_residuals_survive_json() -> None:
     assert residuals_from(json.loads(json.dumps(seen(1, -2, 3)))) == seen(1, -2, 3)
 
 
-def test_residuals_without_their_request_are_read_as_they_were_written() -> None:
+def test_residuals_without_estimates_are_read() -> None:
     assert residuals_from([1, -2]) == (Residual(1, 0), Residual(-2, 0))
     assert corrected(estimate(10), KEY, residuals_from([300, 310, 290])).offset == 300
 
 
-def test_what_large_requests_were_off_by_makes_no_small_one_large() -> None:
+def test_residuals_of_large_requests_are_scaled_down_for_small_ones() -> None:
     known = (Residual(0, 7), Residual(195, 953), Residual(400, 2_000))
     small = corrected(estimate(7, spread=0.0), KEY, known)
     assert (small.tokens, small.margin) == (8, 8)
     assert corrected(estimate(2_000), KEY, known).offset == 195
 
 
-def test_what_large_requests_were_below_makes_no_small_one_smaller() -> None:
+def test_negative_residuals_of_large_requests_are_scaled_down() -> None:
     assert corrected(estimate(100), KEY, seen(-400, -10)).tokens == 100 - 30
     assert corrected(estimate(1_000), KEY, seen(-400, -10)).tokens == 1_000 - 205
 
 
-def test_what_is_added_to_every_request_is_added_to_a_small_one() -> None:
+def test_constant_offset_is_added_to_small_requests() -> None:
     known = (Residual(5_020, 40_000), Residual(5_000, 9_000), Residual(5_004, 10_000))
     assert corrected(estimate(10), KEY, known).offset == 5_000
 
 
-def test_a_surprise_of_a_large_request_leaves_room_for_small_ones() -> None:
+def test_surprise_of_a_large_request_is_scaled_down() -> None:
     turn, known = LastTurn(KEY, 0), (Residual(0, 900), Residual(195, 953))
     assert corrected(estimate(20, spread=0.0), KEY, (), turn, known).margin == 8
 
@@ -139,7 +139,7 @@ def test_a_surprise_of_a_large_request_leaves_room_for_small_ones() -> None:
         [[1], [1, 2, 3], [True, 1], ["a", 1]],
     ],
 )
-def test_foreign_residuals_are_read_as_nothing(value: object) -> None:
+def test_invalid_residuals_are_ignored(value: object) -> None:
     assert residuals_from(value) == ()
 
 
@@ -162,13 +162,13 @@ def test_keys_of_different_requests_differ() -> None:
         ("tools", "thinking", False),
     ],
 )
-def test_only_what_messages_bring_goes_with_them(shape: str, other: str, *, may: bool) -> None:
+def test_only_marks_of_messages_can_disappear_from_a_shape(shape: str, other: str, *, may: bool) -> None:
     of = calibration_key("a", "b", "chat", shape)
     assert may_become(of, calibration_key("a", "b", "chat", other)) is may
     assert not may_become(of, calibration_key("a", "c", "chat", other))
 
 
-def test_an_estimate_that_follows_its_session_is_as_sure_as_such_estimates_were() -> None:
+def test_margin_after_a_known_turn_comes_from_surprises() -> None:
     plain = estimate(10_000, spread=0.0)
     turn = LastTurn(KEY, 300)
     known = seen(300, 9_000)
@@ -178,12 +178,12 @@ def test_an_estimate_that_follows_its_session_is_as_sure_as_such_estimates_were(
     assert corrected(plain, KEY, known, turn, seen(1, 700, 3, 0, 1, 2, -1, 700)).margin == 700
 
 
-def test_other_sessions_surprises_say_nothing_of_a_first_call() -> None:
+def test_surprises_do_not_change_the_first_call_of_a_session() -> None:
     found = corrected(estimate(10_000, spread=0.0), KEY, seen(*(300,) * 12), None, seen(*(0,) * 12))
     assert (found.margin, found.last) == (206, None)
 
 
-def test_the_ceiling_is_the_largest_estimate_that_is_within_the_budget() -> None:
+def test_ceiling_is_the_largest_estimate_within_the_budget() -> None:
     turn = LastTurn(KEY, 500)
     most = ceiling(estimate(spread=0.0), KEY, (), turn, (), budget=10_000)
     assert corrected(estimate(most, spread=0.0), KEY, (), turn).safe_tokens <= 10_000
@@ -194,7 +194,7 @@ def test_the_ceiling_is_the_largest_estimate_that_is_within_the_budget() -> None
 
 
 class Session:
-    """A session whose provider adds `always` to a request and `each` to a call of it; 300 tokens of text for a call."""
+    """A session whose provider adds `always` tokens to a request and `each` tokens to a call. A call has 300 tokens of text."""
 
     def __init__(self, always: int, each: int) -> None:
         self.always, self.each = always, each
@@ -220,9 +220,7 @@ class Session:
     st.lists(st.integers(1, 3), min_size=8, max_size=30),
     st.floats(0, 1),
 )
-def test_after_a_cut_what_its_calls_added_is_not_expected_any_more(
-    always: int, each: int, steps: list[int], left: float
-) -> None:
+def test_trimmed_calls_lower_the_expected_offset(always: int, each: int, steps: list[int], left: float) -> None:
     session, calls = Session(always, each), 0
     for step in (0, *steps):
         calls += step
@@ -235,7 +233,7 @@ def test_after_a_cut_what_its_calls_added_is_not_expected_any_more(
 
 
 @given(st.integers(0, 5_000), st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(0, 60))
-def test_where_calls_add_nothing_all_is_as_the_last_turn_was(always: int, turns: list[int], calls: int) -> None:
+def test_offset_stays_if_calls_add_nothing(always: int, turns: list[int], calls: int) -> None:
     session = Session(always, 0)
     for each in turns:
         session.turn(each)
@@ -245,24 +243,24 @@ def test_where_calls_add_nothing_all_is_as_the_last_turn_was(always: int, turns:
     assert (found.tokens, found.margin) == (plain.tokens, plain.margin)
 
 
-def test_a_session_that_has_seen_no_call_yet_expects_of_one_what_it_added_in_others() -> None:
+def test_first_call_of_a_session_is_expected_to_add_what_others_did() -> None:
     turn, others = LastTurn(KEY, 100, 0), (Residual(30 * 31, 30), Residual(0, 1), Residual(31 * 30, 30))
     assert corrected(estimate(frames=1), KEY, (), turn, frames=others).offset == 130
     assert corrected(estimate(frames=1), KEY, (), turn).offset == 100
 
 
-def test_one_call_alone_may_be_a_chance() -> None:
+def test_single_call_only_counts_in_part() -> None:
     turn = LastTurn(KEY, 100, 0).then(140, 1)
     assert corrected(estimate(frames=2), KEY, (), turn).offset == 160
 
 
-def test_what_no_call_adds_is_the_turns_own() -> None:
+def test_residual_too_large_for_frames_belongs_to_the_turn() -> None:
     turn = LastTurn(KEY, 100, 0).then(5_100, 1)
     assert turn == LastTurn(KEY, 5_100, 1)
     assert LastTurn(KEY, 100, 5).then(200, 5) == LastTurn(KEY, 200, 5)
 
 
-def test_what_calls_added_long_ago_fades() -> None:
+def test_tokens_of_old_frames_fade() -> None:
     turn = LastTurn(KEY, 0, 0)
     for calls in range(1, 200):
         turn = turn.then(40 * calls, calls)
@@ -273,7 +271,7 @@ def test_what_calls_added_long_ago_fades() -> None:
     assert turn.added <= 11 * turn.over
 
 
-def test_a_last_turn_without_its_calls_teaches_from_the_next_on() -> None:
+def test_last_turn_without_frame_count_is_learned_from_the_next_turn() -> None:
     old = LastTurn(KEY, 300)
     assert corrected(estimate(frames=9), KEY, (), old, frames=(Residual(400, 20),)).offset == 300
     assert old.then(310, 9) == LastTurn(KEY, 310, 9)
@@ -281,13 +279,13 @@ def test_a_last_turn_without_its_calls_teaches_from_the_next_on() -> None:
 
 
 @given(*[st.integers(-(10**18), 10**18)] * 4, st.lists(st.builds(Residual, st.integers(), st.integers()), max_size=3))
-def test_numbers_that_cannot_be_are_bounded(frames: int, added: int, over: int, calls: int, of: list[Residual]) -> None:
+def test_impossible_numbers_are_bounded(frames: int, added: int, over: int, calls: int, of: list[Residual]) -> None:
     turn = LastTurn(KEY, 0, frames, added, over)
-    assert abs(corrected(estimate(frames=calls), KEY, (), turn, frames=of).frame) <= _MOST_FRAME
+    assert abs(corrected(estimate(frames=calls), KEY, (), turn, frames=of).frame) <= _MAX_FRAME_TOKENS
     assert turn.then(5, calls).residual == 5
 
 
-def test_the_ceiling_has_what_calls_add_in_it() -> None:
+def test_ceiling_includes_the_tokens_of_frames() -> None:
     turn = LastTurn(KEY, 500 + 40 * 10, 10, 40 * 32, 32)
     others = (Residual(40 * 32, 32),)
     most = ceiling(estimate(spread=0.0, frames=10), KEY, (), turn, (), frames=others, budget=10_000)
@@ -309,9 +307,7 @@ def test_the_ceiling_has_what_calls_add_in_it() -> None:
         (0, "", False),
     ],
 )
-def test_what_no_tokenizer_makes_of_a_request_tells_nothing_of_others(
-    reported: int, shape: str, *, tells: bool
-) -> None:
+def test_implausible_report_is_not_learned(reported: int, shape: str, *, tells: bool) -> None:
     assert is_telling(reported, 1000, calibration_key("p", "m", "chat", shape)) is tells
 
 
@@ -331,11 +327,11 @@ def test_what_no_tokenizer_makes_of_a_request_tells_nothing_of_others(
         (150, 100, LastTurn(KEY, -300), 900 + 150),  # an earlier report of too little
     ],
 )
-def test_a_report_of_less_than_the_text_must_have_stands_for_the_newest_messages_or_for_nothing(
+def test_too_small_report_covers_the_newest_messages_or_nothing(
     reported: int, newest: int, before: LastTurn | None, whole: int | None
 ) -> None:
     assert whole_report(reported, 1_000, newest, before, KEY) == whole
 
 
-def test_where_parts_cannot_be_seen_any_report_is_believed() -> None:
+def test_any_report_is_plausible_if_parts_have_unknown_size() -> None:
     assert whole_report(5, 1_000, 100, None, calibration_key("p", "m", "chat", "tools+image")) == 5

@@ -18,7 +18,7 @@ def counts(words: Any, *messages: dict[str, Any]) -> ContextCounts:
     return context_counts(measures, ContextCounts(definition_tokens=5), SeenContent())[0]
 
 
-def test_conversation_and_results_are_counted_apart(words: Any) -> None:
+def test_conversation_and_results_are_counted_separately(words: Any) -> None:
     call = {"type": "function", "id": "1", "function": {"name": "look", "arguments": "a b"}}
     found = counts(
         words,
@@ -51,19 +51,17 @@ def test_a_result_counts_once(words: Any, second: dict[str, str], why: str) -> N
         ([{"type": ["text"], "text": "one two three"}], False),
     ],
 )
-def test_a_text_in_a_part_by_itself_is_the_same_result_as_the_bare_text(
-    words: Any, content: Any, *, is_the_same: bool
-) -> None:
+def test_single_text_part_is_the_same_result_as_a_plain_string(words: Any, content: Any, *, is_the_same: bool) -> None:
     found = counts(words, result("1", "one two three"), {"role": "tool", "tool_call_id": "2", "content": content})
     assert (found.results == 1) is is_the_same
 
 
-def test_results_without_an_id_are_told_apart_by_content(words: Any) -> None:
+def test_results_without_id_are_distinguished_by_content(words: Any) -> None:
     found = counts(words, *({"role": "tool", "content": text} for text in ("a", "b c", "a")))
     assert (found.tool_tokens, found.repeated_tokens) == (3, 1)
 
 
-def test_results_of_one_anthropic_message_are_each_a_result(words: Any) -> None:
+def test_results_in_one_anthropic_message_count_separately(words: Any) -> None:
     blocks = [{"type": "tool_result", "tool_use_id": str(n), "content": f"number {n}"} for n in range(3)]
     measures = [measure("messages", {"role": "user", "content": blocks}, words)]
     found, _ = context_counts(measures, ContextCounts(), SeenContent())
@@ -78,7 +76,7 @@ def chat_call(call_id: str, name: str) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"type": "function", "id": call_id, "function": function}]}
 
 
-#: a call of `look`, two of `read` side by side with their results in the other order, and a result nobody asked for
+#: a call of `look`, two parallel calls of `read` with their results in the other order, and a result without a call
 BY_TOOL: dict[Wire, list[dict[str, Any]]] = {
     "chat": [
         chat_call("1", "look"),
@@ -114,19 +112,19 @@ BY_TOOL: dict[Wire, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("wire", BY_TOOL)
-def test_results_go_by_the_tool_whose_call_they_answer(words: Any, wire: Wire) -> None:
+def test_results_count_for_the_tool_of_their_call(words: Any, wire: Wire) -> None:
     measures = [measure(wire, message, words) for message in BY_TOOL[wire]]
     found, seen = context_counts(measures, ContextCounts(), SeenContent())
     assert found.tools == {"look": (1, 2), "read": (2, 4), "unknown": (1, 1)}
     assert seen.calls == {}
 
 
-def test_no_more_is_kept_of_a_tools_name_than_a_record_shall_hold(words: Any) -> None:
+def test_tool_names_are_limited_in_length(words: Any) -> None:
     found = counts(words, chat_call("1", "look" + "x" * 1_000_000), result("1", "one two"))
     assert found.tools == {"look" + "x" * 252: (1, 2)}
 
 
-def test_results_of_old_functions_go_by_their_name(words: Any) -> None:
+def test_results_of_legacy_functions_count_by_function_name(words: Any) -> None:
     called = {"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}
     found = counts(words, called, {"role": "function", "name": "look", "content": "one two"})
     assert found.tools == {"look": (1, 2)}
@@ -139,7 +137,7 @@ def test_a_result_counts_once_for_its_tool(words: Any) -> None:
     assert found.repeated_tokens == 6
 
 
-def test_a_call_is_known_to_the_messages_behind_it(words: Any) -> None:
+def test_call_is_known_to_later_messages(words: Any) -> None:
     called, answer = (measure("chat", one, words) for one in (chat_call("1", "look"), result("1", "one two")))
     before, seen = context_counts([called], ContextCounts(), SeenContent())
     assert seen.calls == {"1": "look"}
@@ -149,11 +147,11 @@ def test_a_call_is_known_to_the_messages_behind_it(words: Any) -> None:
 
 
 @pytest.mark.parametrize(("call_id", "name"), [("", "look"), (None, "look"), (7, "look"), ("1", None), ("1", 7)])
-def test_a_call_that_cannot_be_answered_by_name_is_unknown(words: Any, call_id: Any, name: Any) -> None:
+def test_result_of_a_call_without_name_or_id_counts_for_unknown(words: Any, call_id: Any, name: Any) -> None:
     assert counts(words, chat_call(call_id, name), result("1", "one two")).tools == {"unknown": (1, 2)}
 
 
-def test_tools_beyond_the_first_ones_are_counted_together(words: Any) -> None:
+def test_tools_over_the_limit_are_counted_together(words: Any) -> None:
     numbers = [str(number) for number in range(MAX_TOOLS + 3)]
     turns = [message for one in numbers for message in (chat_call(one, f"t{one}"), result(one, f"number {one}"))]
     found = counts(words, *turns, chat_call("x", "t0"), result("x", "more"))

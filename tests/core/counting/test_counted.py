@@ -25,33 +25,33 @@ def counted(learned: Learned | None = None) -> CountedRequest:
     return count_tokens(REQUEST, ESTIMATOR.estimate(REQUEST), learned or Learned())
 
 
-def test_what_fits_does_so_with_its_margin() -> None:
+def test_request_fits_only_with_its_margin() -> None:
     original = counted()
     assert original.fits(None, None)
     assert original.fits(original.expected.safe_tokens, None)
     assert not original.fits(original.expected.safe_tokens - 1, None)
 
 
-def test_a_fixed_factor_is_kept_instead_of_what_was_learned() -> None:
+def test_fixed_safety_factor_replaces_the_learned_margin() -> None:
     original = counted()
     assert original.fits(original.expected.tokens, 1.0)
     assert not original.fits(original.expected.tokens, 1.01)
 
 
-def test_what_was_learned_without_knowing_what_is_kept_is_not_added_to_it() -> None:
+def test_turn_without_stored_response_does_not_correct_one_with_it() -> None:
     unknown = counted()
     learned = Learned(last_turn=LastTurn(unknown.key, 8_000), kept=30_000)
     assert counted(learned).tokens == unknown.tokens + 30_000
 
 
-def test_frames_were_learned_to_add_what_leaving_one_out_takes_off() -> None:
+def test_correction_is_split_into_a_part_per_frame_and_a_constant() -> None:
     original = counted()
     learned = replace(original, expected=replace(original.expected, tokens=original.estimate.tokens + 50, frame=12.0))
     assert learned.framed == original.estimate.tokens + 12 * original.estimate.frames
     assert learned.beyond == 50 - 12 * original.estimate.frames
 
 
-def test_a_session_alone_teaches_nothing_of_others() -> None:
+def test_learned_values_of_the_session_exclude_other_sessions() -> None:
     learned = Learned((), (), (Residual(40, 100),), LastTurn("k", 1), LengthLimit(8_000), 5)
     assert learned.is_of_others
     assert learned.alone == Learned(last_turn=LastTurn("k", 1), limit=LengthLimit(8_000), kept=5)

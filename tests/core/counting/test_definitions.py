@@ -1,4 +1,4 @@
-"""Tools and schemas of answers as they are weighed, before a family's numbers come to them."""
+"""Test the token counts of tools and response schemas before the numbers of a family are applied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.core.counting.definitions import count_tools, shown_schema
 from gateway.core.counting.heuristic import HeuristicCounter
 
 
-def test_a_field_that_bears_the_name_of_a_schema_word_is_kept() -> None:
+def test_property_named_like_a_schema_keyword_is_kept() -> None:
     schema = {
         "type": "object",
         "required": ["format"],
@@ -23,14 +23,14 @@ def test_a_field_that_bears_the_name_of_a_schema_word_is_kept() -> None:
     }
 
 
-def test_a_schema_deeper_than_any_is_left_as_it_is() -> None:
+def test_very_deep_schema_stays_unchanged() -> None:
     deep: Any = {"format": "x"}
     for _ in range(70):
         deep = {"items": deep}
     assert '"format"' in json.dumps(shown_schema(deep))
 
 
-def test_tools_that_are_deferred_or_run_by_the_provider_are_told_apart() -> None:
+def test_deferred_and_provider_run_tools_are_counted_separately() -> None:
     tools = [
         {"name": "a", "description": "b", "input_schema": {}},
         {"name": "later", "input_schema": {}, "defer_loading": True},
@@ -44,7 +44,7 @@ def test_tools_that_are_deferred_or_run_by_the_provider_are_told_apart() -> None
     assert found.server_json > 0
 
 
-def test_the_grammar_of_a_tool_and_a_schema_of_any_kind_of_tool_are_weighed(words: Any) -> None:
+def test_grammar_and_schema_of_any_tool_type_are_counted(words: Any) -> None:
     plain = {"type": "custom", "name": "run", "description": "Runs it."}
     grammar = {"type": "grammar", "syntax": "lark", "definition": "word " * 50}
     bare, more = (count_tools([one], words) for one in (plain, {**plain, "format": grammar}))

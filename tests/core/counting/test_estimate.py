@@ -30,11 +30,11 @@ def tokens(estimator: Estimator, body: dict[str, Any], wire: Wire = "chat") -> i
     return estimator.estimate(read_request(wire, body)).tokens
 
 
-def test_a_request_is_its_texts_its_messages_and_a_start(estimator: Estimator) -> None:
+def test_request_adds_up_texts_messages_and_start(estimator: Estimator) -> None:
     assert tokens(estimator, {"messages": [user("one two"), user("three")]}) == 3 + 2 * 4 + 3
 
 
-def test_a_long_field_that_nobody_knows_is_weighed_beside_the_messages(estimator: Estimator) -> None:
+def test_long_unknown_field_counts_as_overhead(estimator: Estimator) -> None:
     body = {"messages": [user("one two")]}
     bare = estimator.estimate(read_request("chat", body))
     for value in ("word " * 200, [{"text": "word " * 200}]):
@@ -43,11 +43,11 @@ def test_a_long_field_that_nobody_knows_is_weighed_beside_the_messages(estimator
         assert (found.source, found.shape) == ("calibrated", "other")
 
 
-def test_a_suffix_is_weighed_with_the_prompt(estimator: Estimator) -> None:
+def test_suffix_is_counted_with_the_prompt(estimator: Estimator) -> None:
     assert tokens(estimator, {"prompt": "one two", "suffix": "word " * 200}, "completions") >= 202
 
 
-def test_plain_text_is_exact_only_with_the_familys_own_tokenizer(make: Any, words: Any) -> None:
+def test_plain_text_is_exact_only_with_the_tokenizer_of_the_family(make: Any, words: Any) -> None:
     table = {"plain": {"exact": True, "tokenizer": "o200k_base"}}
     request = read_request("chat", {"messages": [user("hi")]})
     assert make(words, table).estimate(request).source == "calibrated"
@@ -76,11 +76,11 @@ def test_plain_text_is_exact_only_with_the_familys_own_tokenizer(make: Any, word
         ({"messages": [{"role": "user", "content": [{"type": "new"}]}]}, "other"),
     ],
 )
-def test_requests_of_one_kind_have_one_shape(estimator: Estimator, body: dict[str, Any], shape: str) -> None:
+def test_similar_requests_have_the_same_shape(estimator: Estimator, body: dict[str, Any], shape: str) -> None:
     assert estimator.estimate(read_request("chat", body)).shape == shape
 
 
-def test_tools_a_forced_choice_and_a_system_text_cost_what_the_family_says(make: Any, words: Any) -> None:
+def test_tools_forced_choice_and_system_prompt_cost_the_numbers_of_the_family(make: Any, words: Any) -> None:
     numbers = {"tools": 9, "tools_system": 5, "forced": 7, "forced_name": 4, "per_tool": 2, "message": 0, "system": 1}
     count = make(words, {"f": {**numbers, "rendering": "json"}})
     tool = {"type": "function", "function": {"name": "look", "description": "for it", "parameters": {"type": "object"}}}
@@ -104,7 +104,7 @@ def test_calls_of_one_message_are_parallel(make: Any, words: Any) -> None:
 
 
 @pytest.mark.parametrize(("thoughts", "kept"), [("all", 5), ("turn", 2), ("none", 0)])
-def test_earlier_thinking_counts_where_the_provider_keeps_it(make: Any, words: Any, thoughts: str, kept: int) -> None:
+def test_earlier_thinking_counts_if_the_provider_keeps_it(make: Any, words: Any, thoughts: str, kept: int) -> None:
     count = make(words, {"f": {"thoughts": thoughts, "message": 0}})
     body = {
         "messages": [
@@ -117,7 +117,7 @@ def test_earlier_thinking_counts_where_the_provider_keeps_it(make: Any, words: A
     assert tokens(count, body) == kept
 
 
-def test_sealed_thinking_of_this_turn_costs_by_its_length(make: Any, words: Any) -> None:
+def test_encrypted_thinking_of_the_last_turn_costs_by_its_length(make: Any, words: Any) -> None:
     count = make(words, {"f": {"thoughts": "turn", "sealed": 0.5, "seal": 100, "message": 0}})
 
     def body(*lengths: int) -> dict[str, Any]:
@@ -130,20 +130,20 @@ def test_sealed_thinking_of_this_turn_costs_by_its_length(make: Any, words: Any)
     assert tokens(count, earlier, "responses") == 0
 
 
-def test_a_schema_costs_what_the_model_is_shown_of_it(make: Any, words: Any) -> None:
+def test_schema_costs_only_what_the_model_sees(make: Any, words: Any) -> None:
     count = make(words, {"f": {"schema": 2, "with_schema": 10, "message": 0}})
     form = {"name": "n", "description": "d e", "schema": {"type": "object", "additionalProperties": False}}
     assert tokens(count, {"response_format": {"json_schema": form}}) == 10 + 2 * (1 + 1 + 2)
 
 
-def test_tools_shown_as_typescript_stand_in_a_namespace(make: Any, words: Any) -> None:
+def test_typescript_tools_include_the_namespace(make: Any, words: Any) -> None:
     count = make(words, {"f": {"rendering": "typescript", "tools": 9, "message": 0}})
     tool = {"type": "function", "function": {"name": "now"}}
     shown = "namespace functions {\n\ntype now = () => any;\n\n} // namespace functions"
     assert tokens(count, {"tools": [tool]}) == len(shown.split()) + 9
 
 
-def test_media_cost_by_kind() -> None:
+def test_media_cost_depends_on_the_kind() -> None:
     family = TokenizerFamily(name="f", audio_second=10, pdf_page=250, document=35)
     costs = [
         media_tokens(Media("audio", seconds=3), family),
@@ -158,7 +158,7 @@ def test_media_cost_by_kind() -> None:
     assert costs == [30, 100, 1000, 2500, 35, 10, 1000, 255]
 
 
-def test_images_and_files_are_part_of_what_a_request_weighs(shipped: Estimator) -> None:
+def test_images_and_files_are_part_of_the_estimate(shipped: Estimator) -> None:
     file = {"file_data": "data:application/pdf;base64," + "QUJD" * 60_000}
     for part in ({"type": "image_url", "image_url": {"url": "https://x/y"}}, {"type": "file", "file": file}):
         body = {"messages": [user("one"), {"role": "user", "content": [part]}]}
@@ -169,20 +169,20 @@ def test_images_and_files_are_part_of_what_a_request_weighs(shipped: Estimator) 
         assert found.doubt > 0
 
 
-def test_an_unseen_size_is_a_doubt_beside_the_estimate(estimator: Estimator) -> None:
+def test_unknown_size_adds_doubt_to_the_estimate(estimator: Estimator) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x/y"}}
     found = estimator.estimate(read_request("chat", {"messages": [{"role": "user", "content": [image]}]}))
     assert found.doubt == 510
     assert estimator.estimate(read_request("chat", {"messages": [user("x")]})).doubt == 0
 
 
-def test_messages_are_weighed_one_by_one_for_who_has_to_choose(estimator: Estimator) -> None:
+def test_message_tokens_are_returned_for_each_message(estimator: Estimator) -> None:
     body = {"messages": [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "a b c"}], "tools": [{}]}
     assert estimator.message_tokens(read_request("chat", body)) == [6, 7]
 
 
 @pytest.mark.parametrize(("wire", "field"), [("responses", "instructions"), ("messages", "system")])
-def test_what_is_no_message_and_the_messages_are_the_whole(estimator: Estimator, wire: Wire, field: str) -> None:
+def test_overhead_and_message_tokens_add_up_to_the_estimate(estimator: Estimator, wire: Wire, field: str) -> None:
     array = "input" if wire == "responses" else "messages"
     request = read_request(wire, {array: [user("one two"), user("three")], field: "word " * 200})
     found = estimator.estimate(request)
@@ -190,7 +190,7 @@ def test_what_is_no_message_and_the_messages_are_the_whole(estimator: Estimator,
     assert abs(found.overhead + sum(estimator.message_tokens(request)) - found.tokens) <= 2
 
 
-def test_the_parts_of_the_context_come_with_the_estimate(estimator: Estimator) -> None:
+def test_estimate_includes_the_parts_of_the_context(estimator: Estimator) -> None:
     body = {"messages": [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "a b c"}]}
     found = estimator.estimate(read_request("chat", body)).context
     assert (found.conversation_tokens, found.tool_tokens) == (2, 3)
@@ -199,7 +199,7 @@ def test_the_parts_of_the_context_come_with_the_estimate(estimator: Estimator) -
 # --- count once
 
 
-def test_a_turn_counts_its_new_messages_only(estimator: Estimator, words: Any) -> None:
+def test_turn_counts_only_its_new_messages(estimator: Estimator, words: Any) -> None:
     tool = {"function": {"name": "look", "description": "for it", "parameters": {}}}
     messages: list[bytes] = []
     asked: list[int] = []
@@ -213,7 +213,7 @@ def test_a_turn_counts_its_new_messages_only(estimator: Estimator, words: Any) -
     assert len(set(words.texts)) == len(words.texts)
 
 
-def test_decoded_messages_are_counted_once_too(estimator: Estimator, words: Any) -> None:
+def test_decoded_messages_are_counted_once(estimator: Estimator, words: Any) -> None:
     body = {"messages": [user("one two"), user("three")]}
     estimator.estimate(read_request("chat", body))
     before = len(words.texts)
@@ -231,7 +231,7 @@ def test_decoded_messages_are_counted_once_too(estimator: Estimator, words: Any)
         ("responses", {"type": "function_call_output", "call_id": "1", "output": "word " * 99}),
     ],
 )
-def test_a_long_text_is_counted_once_in_its_own_format_and_as_a_chat(
+def test_long_text_is_counted_once_for_its_format_and_for_chat(
     estimator: Estimator, words: Any, wire: Wire, message: Any
 ) -> None:
     request = read_request(wire, {}, messages=[json.dumps(message).encode()])
@@ -241,7 +241,7 @@ def test_a_long_text_is_counted_once_in_its_own_format_and_as_a_chat(
     assert words.texts.count("word " * 99) == 1
 
 
-def test_bytes_and_values_of_one_message_weigh_the_same(estimator: Estimator) -> None:
+def test_bytes_and_decoded_value_of_a_message_have_the_same_tokens(estimator: Estimator) -> None:
     messages: list[Any] = [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "x y z"}]
     raw = [json.dumps(message).encode() for message in messages]
     mixed = [raw[0], messages[1]]
@@ -249,8 +249,8 @@ def test_bytes_and_values_of_one_message_weigh_the_same(estimator: Estimator) ->
     assert len(found) == 1
 
 
-def test_the_same_bytes_mean_something_else_in_another_format(make: Any, words: Any) -> None:
-    """A cache that forgot the wire or the tokenizer would give one format the other's numbers."""
+def test_same_bytes_are_counted_separately_for_each_format(make: Any, words: Any) -> None:
+    """A cache key without the wire format or the tokenizer would mix up their counts."""
     count = make(words, {"f": {"result": 100, "message": 0}})
     raw = json.dumps({"role": "tool", "content": "a b"}).encode()
     chat = count.estimate(RequestParts(wire="chat", messages=[raw])).tokens
@@ -369,7 +369,7 @@ def shipped(families: TokenizerFamilies) -> Estimator:
 
 @settings(max_examples=300, deadline=None)
 @given(BODY, st.sampled_from(WIRES), st.sampled_from(MODELS))
-def test_any_json_is_estimated_the_same_each_time_and_never_below_zero(
+def test_any_json_is_estimated_consistently_and_never_below_zero(
     shipped: Estimator, body: Any, wire: Wire, model: str
 ) -> None:
     first = shipped.estimate(read_request(wire, body, model=model))
@@ -391,7 +391,7 @@ def test_the_order_of_tools_does_not_matter(shipped: Estimator, tools: list[Any]
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=30).map(user), max_size=6), st.text(max_size=30), st.sampled_from(MODELS))
-def test_a_further_message_never_makes_a_request_smaller(
+def test_added_message_never_lowers_the_estimate(
     shipped: Estimator, messages: list[Any], text: str, model: str
 ) -> None:
     before = shipped.estimate(read_request("chat", {"messages": messages}, model=model)).tokens
@@ -399,7 +399,7 @@ def test_a_further_message_never_makes_a_request_smaller(
     assert after >= before
 
 
-def test_nesting_deeper_than_any_reader_is_no_failure(shipped: Estimator) -> None:
+def test_deep_nesting_does_not_fail(shipped: Estimator) -> None:
     deep: Any = "bottom"
     for _ in range(50_000):
         deep = [deep]
@@ -422,7 +422,7 @@ def _namespace(inner: object) -> object:
 
 
 @pytest.mark.parametrize("within", [_result, _document, _namespace])
-def test_parts_in_parts_deeper_than_functions_may_call_each_other_are_weighed(
+def test_parts_nested_deeper_than_the_recursion_limit_are_counted(
     within: Callable[[object], object], shipped: Estimator
 ) -> None:
     deep: Any = "bottom " * 500
@@ -432,12 +432,12 @@ def test_parts_in_parts_deeper_than_functions_may_call_each_other_are_weighed(
     assert shipped.estimate(read_request("messages", body)).tokens > 500
 
 
-def test_a_table_without_families_still_counts(words: Any) -> None:
+def test_empty_family_table_still_counts(words: Any) -> None:
     count = Estimator(families_from({}), lambda _tokenizer: words, CountCache())
     assert tokens(count, {"messages": [user("one two")]}) == 4 + 2
 
 
-def test_messages_whose_digests_are_known_are_not_hashed_and_weigh_the_same(estimator: Estimator, words: Any) -> None:
+def test_known_keys_are_not_hashed_again_and_give_the_same_estimate(estimator: Estimator, words: Any) -> None:
     raws = [b'{"role":"user","content":"one two"}', b'{"role":"user","content":"three"}']
     request = read_request("chat", {}, messages=raws)
     plain = estimator.estimate(request)
@@ -447,7 +447,7 @@ def test_messages_whose_digests_are_known_are_not_hashed_and_weigh_the_same(esti
     assert len(words.texts) == asked
 
 
-# --- what a compaction stands for ---------------------------------------------------------------------------------
+# --- compactions --------------------------------------------------------------------------------------------------
 
 COMPACTION = {"type": "compaction", "content": "all was well"}
 
@@ -456,7 +456,7 @@ def claude(*turns: dict[str, Any]) -> dict[str, Any]:
     return {"system": "be brief", "messages": list(turns)}
 
 
-def test_what_lies_before_a_compaction_of_anthropics_is_not_counted(estimator: Estimator) -> None:
+def test_messages_before_an_anthropic_compaction_are_not_counted(estimator: Estimator) -> None:
     image = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
     asked = {"role": "user", "content": [{"type": "text", "text": "word " * 500}, image]}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "word " * 500}]}
@@ -470,17 +470,17 @@ def test_what_lies_before_a_compaction_of_anthropics_is_not_counted(estimator: E
         assert (found.tokens, found.doubt, found.context) == (bare.tokens, bare.doubt, bare.context)
 
 
-def test_a_compaction_that_failed_stands_for_nothing(estimator: Estimator) -> None:
+def test_failed_compaction_replaces_nothing(estimator: Estimator) -> None:
     failed = {"role": "assistant", "content": [{"type": "compaction", "content": None}]}
     assert tokens(estimator, claude(user("word " * 500), failed), "messages") > 500
 
 
-def test_what_lies_before_a_compaction_of_openais_is_counted_as_it_is_billed(estimator: Estimator) -> None:
+def test_items_before_an_openai_compaction_are_counted(estimator: Estimator) -> None:
     item = {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
     assert tokens(estimator, {"input": [user("word " * 500), item]}, "responses") > 500
 
 
-def test_sums_that_go_on_behind_a_compaction_are_those_of_all(estimator: Estimator) -> None:
+def test_sums_continued_after_a_compaction_equal_the_sums_of_all_messages(estimator: Estimator) -> None:
     turns: list[dict[str, Any]] = [
         user("word " * 500),
         {"role": "assistant", "content": [COMPACTION]},
@@ -493,7 +493,7 @@ def test_sums_that_go_on_behind_a_compaction_are_those_of_all(estimator: Estimat
         assert estimator.sums(overhead, turns[place:], before=estimator.sums(overhead, turns[:place])) == whole
 
 
-def test_a_longer_request_whose_keys_are_known_is_added_up_from_the_shorter_one(make: Any, words: Any) -> None:
+def test_longer_request_with_known_keys_continues_from_the_shorter_one(make: Any, words: Any) -> None:
     call = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
     said = [
         {"role": "system", "content": "be good"},

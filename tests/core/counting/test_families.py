@@ -52,7 +52,7 @@ from gateway.core.errors import ConfigError
         ("", "", "chat", "other"),
     ],
 )
-def test_the_shipped_table_knows_its_models(
+def test_shipped_table_knows_its_models(
     families: TokenizerFamilies, model: str, provider: str, wire: str, name: str
 ) -> None:
     assert families.of(model, provider, wire).name == name
@@ -80,14 +80,14 @@ def test_the_shipped_table_knows_its_models(
         ("gpt-4-0613", "cl100k_base"),
     ],
 )
-def test_models_whose_vocabularies_hold_no_numbers_are_counted_so(
+def test_models_without_number_tokens_are_counted_by_digit(
     families: TokenizerFamilies, model: str, tokenizer: str
 ) -> None:
     assert families.of(model, "x", "chat").tokenizer == tokenizer
 
 
-def test_every_family_of_the_table_can_be_reached(families: TokenizerFamilies) -> None:
-    """An earlier family whose patterns take everything would hide the ones below it."""
+def test_every_family_of_the_table_can_be_matched(families: TokenizerFamilies) -> None:
+    """A family whose patterns match everything would hide the families below it."""
     examples = {
         "mistral-venice": ("mistral-small", "venice"),
         "qwen-venice": ("qwen3", "venice"),
@@ -158,7 +158,7 @@ def test_every_number_of_the_table_names_its_source() -> None:
         ("~anthropic/claude-haiku-latest", "prefix", "accepted"),
     ],
 )
-def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_tool(
+def test_table_lists_claude_models_that_bind_thinking_and_refuse_a_forced_tool(
     families: TokenizerFamilies, model: str, binding: str, forced_choice: str
 ) -> None:
     found = families.of(model, "anthropic", "messages")
@@ -188,7 +188,7 @@ def test_the_table_says_which_claude_models_bind_thinking_and_refuse_a_forced_to
     ],
 )
 @pytest.mark.parametrize("wire", ["chat", "messages"])
-def test_the_table_says_which_open_models_refuse_a_forced_tool_while_they_think(
+def test_table_lists_open_models_that_refuse_a_forced_tool_while_thinking(
     families: TokenizerFamilies, model: str, forced_choice: str, thinks: str, wire: str
 ) -> None:
     found = families.of(model, "x", wire)
@@ -223,7 +223,7 @@ def test_the_table_says_which_open_models_refuse_a_forced_tool_while_they_think(
         ("meta-llama/Llama-5-Scout", "meta-llama/Llama-4-Scout", "together", "chat"),
     ],
 )
-def test_an_unlisted_model_of_a_known_vendor_has_the_numbers_and_rules_of_the_newest(
+def test_unlisted_model_of_a_known_vendor_uses_the_newest_family(
     families: TokenizerFamilies, model: str, newest: str, provider: str, wire: str
 ) -> None:
     found, expected = families.of(model, provider, wire), families.of(newest, provider, wire)
@@ -293,9 +293,7 @@ def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(
     ("model", "rule"),
     [("gpt-4o", "tiles"), ("gpt-5-2025-08-07", "tiles"), ("databricks-gpt-5-4", "patches"), ("gpt-7", "patches")],
 )
-def test_images_of_a_new_gpt_are_counted_as_those_of_the_newest(
-    families: TokenizerFamilies, model: str, rule: str
-) -> None:
+def test_images_of_an_unlisted_gpt_use_the_newest_rule(families: TokenizerFamilies, model: str, rule: str) -> None:
     assert families.of(model, "openai", "chat").image.rule == rule
 
 
@@ -310,13 +308,13 @@ def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models(
     )
 
 
-def test_the_first_match_wins_and_an_empty_table_still_answers() -> None:
+def test_first_match_is_used_and_an_empty_table_has_default_numbers() -> None:
     found = families_from({"families": {"first": {"models": "m*"}, "second": {"models": ["*"]}}})
     assert [found.of(model, "", "chat").name for model in ("M1", "n")] == ["first", "second"]
     assert families_from({}).of("any", "", "chat") == TokenizerFamily(name="unknown")
 
 
-def test_a_table_of_ones_own_is_asked_first_and_may_be_like_the_other() -> None:
+def test_own_table_is_searched_first_and_may_refer_to_the_other() -> None:
     shipped = {"families": {"a": {"start": 7}}, "images": {"all": {"rule": "fixed", "base": 9}}}
     own = {
         "families": {"b": {"models": "b*", "like": "a", "tools": 3}},
@@ -330,7 +328,7 @@ def test_a_table_of_ones_own_is_asked_first_and_may_be_like_the_other() -> None:
         families_from(shipped, {"families": {"b": {"like": "z"}}})
 
 
-def test_image_rules_are_matched_apart_from_families() -> None:
+def test_image_rules_are_matched_independently_of_families() -> None:
     found = families_from({"images": {"small": {"models": ["*mini*"], "rule": "fixed", "base": 9}}})
     assert found.of("a-mini", "", "chat").image.base == 9
     assert found.of("a", "", "chat").image.base == 85
@@ -372,7 +370,7 @@ def test_many_names_do_not_fill_the_memory() -> None:
         ({"families": {"a": {"providers": []}}}, "families.a.providers: must be a pattern"),
     ],
 )
-def test_mistakes_in_the_table_are_named_by_their_path(table: object, complaint: str) -> None:
+def test_errors_in_the_table_name_their_path(table: object, complaint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         families_from(table)  # type: ignore[arg-type]  # what a user may write
     assert complaint in str(raised.value)
@@ -398,7 +396,7 @@ def test_every_key_is_a_number_a_choice_or_a_list() -> None:
         ("gpt-5", "free", "accepted"),
     ],
 )
-def test_the_table_says_which_models_refuse_sampling_and_a_begun_answer(
+def test_table_lists_models_that_refuse_sampling_and_prefill(
     families: TokenizerFamilies, model: str, sampling: str, prefill: str
 ) -> None:
     found = families.of(model, "anthropic", "chat")
@@ -418,13 +416,13 @@ def test_the_table_says_which_models_refuse_sampling_and_a_begun_answer(
         (7, "thinking.a: must hold keys and values, not int"),
     ],
 )
-def test_a_rule_of_thinking_that_says_nothing_is_refused_by_its_key(row: object, problem: str) -> None:
+def test_invalid_thinking_rule_is_refused_with_its_key(row: object, problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
         families_from({"thinking": {"a": row}})
     assert refused.value.problems == [problem]
 
 
-def test_own_rules_of_thinking_come_before_those_of_the_table() -> None:
+def test_own_thinking_rules_precede_those_of_the_table() -> None:
     own = {"thinking": {"mine": {"models": ["CLAUDE-sonnet-5-5*"], "account": "any"}}}
     rules = families_from({"thinking": {"a": {"models": ["*sonnet*"], "account": "own"}}}, own).thinking
     found = [rules.of(name) for name in ("claude-sonnet-5-5", "sonnet-6", "other")]

@@ -22,16 +22,16 @@ from gateway.core.counting.heuristic import CharacterCounter, HeuristicCounter, 
         ("\ud800", 0.5),  # a lone surrogate is a character like another
     ],
 )
-def test_tokens_follow_the_script(text: str, tokens: float) -> None:
+def test_token_estimate_depends_on_the_script(text: str, tokens: float) -> None:
     assert estimate_tokens(text) == pytest.approx(tokens)
 
 
-def test_parts_of_a_text_weigh_what_the_whole_does() -> None:
+def test_estimates_of_text_parts_add_up_to_the_estimate_of_the_whole() -> None:
     text = "The quick brown 狐 jumps über the 怠け者の犬 🐕."
     assert sum(map(estimate_tokens, text)) == pytest.approx(estimate_tokens(text))
 
 
-def test_a_megabyte_is_weighed_at_once() -> None:
+def test_megabyte_is_counted_fast() -> None:
     assert estimate_tokens("x" * 2**20) == 2**18
 
 
@@ -51,16 +51,16 @@ def test_a_megabyte_is_weighed_at_once() -> None:
         ("\ud800", 1),
     ],
 )
-def test_the_heuristic_counts_words_numbers_marks_and_scripts(text: str, tokens: int) -> None:
+def test_heuristic_counts_words_numbers_punctuation_and_scripts(text: str, tokens: int) -> None:
     assert HeuristicCounter().count(text) == tokens
 
 
-def test_counters_that_need_nothing_say_so_by_name() -> None:
+def test_counters_without_tokenizer_are_named_for_their_method() -> None:
     assert [HeuristicCounter.name, CharacterCounter.name] == ["heuristic", "chars/4"]
     assert CharacterCounter().count("abcde") == 2
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=300))
-def test_any_text_has_a_number_and_a_longer_one_no_smaller(text: str) -> None:
+def test_any_text_can_be_counted_and_a_longer_one_has_no_fewer_tokens(text: str) -> None:
     for counter in (HeuristicCounter(), CharacterCounter()):
         assert 0 <= counter.count(text) <= counter.count(f"{text} more") + 1

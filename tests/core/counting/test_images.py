@@ -30,20 +30,20 @@ from gateway.core.counting.media import Media
         ("gemini-2.5-flash", (128, 128), "", 258),
     ],
 )
-def test_images_cost_what_providers_say(
+def test_images_cost_what_providers_document(
     families: TokenizerFamilies, model: str, size: tuple[int, int], detail: str, tokens: float
 ) -> None:
     rule = families.of(model, "openai", "chat").image
     assert image_tokens(Media("image", *size, detail), rule) == tokens
 
 
-def test_no_image_passes_its_cap() -> None:
+def test_image_patches_never_exceed_the_cap() -> None:
     rule = ImageRule(rule="patches", base=0, patch=32, cap=1536)
     for width, height in ((65_535, 1), (1, 65_535), (9000, 9000), (1249, 1250), (33, 60_000)):
         assert 1 <= image_tokens(Media("image", width, height), rule) <= 1536
 
 
-def test_an_image_of_unknown_size_is_taken_for_a_common_one_and_leaves_doubt() -> None:
+def test_image_of_unknown_size_counts_as_a_common_size_with_doubt() -> None:
     rule = COMMON_RULE
     assert image_tokens(Media("image"), rule) == 255
     assert image_doubt(Media("image"), rule) == 765 - 255

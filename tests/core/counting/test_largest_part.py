@@ -1,4 +1,4 @@
-"""The heaviest of what stands beside the messages is found by what it adds."""
+"""Test that the largest overhead is found by the tokens that it adds."""
 
 from __future__ import annotations
 
@@ -38,15 +38,13 @@ def heaviest(estimator: Estimator, wire: Wire, body: Mapping[str, Any]) -> Reque
         ("chat", {"messages": [], "documents": [LONG]}, "documents"),
     ],
 )
-def test_the_heaviest_is_named_by_where_it_stands(
-    estimator: Estimator, wire: Wire, body: dict[str, Any], param: str
-) -> None:
+def test_largest_part_is_named_by_its_path(estimator: Estimator, wire: Wire, body: dict[str, Any], param: str) -> None:
     found = heaviest(estimator, wire, {"model": "m", **body})
     assert found is not None
     assert found.param == param
     assert found.tokens >= 200
 
 
-def test_where_nothing_stands_beside_the_messages_nothing_is_named(estimator: Estimator) -> None:
+def test_no_part_is_named_without_overhead(estimator: Estimator) -> None:
     assert heaviest(estimator, "chat", {"model": "m", "messages": [LONG], "temperature": 1}) is None
     assert heaviest(estimator, "chat", {}) is None

@@ -94,11 +94,11 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look up", "argument
         ("completions", [[1, 2], [3]], {"text": 3}),
     ],
 )
-def test_a_message_is_weighed_by_what_it_is(words: Any, wire: Wire, message: Any, expected: dict[str, int]) -> None:
+def test_message_is_measured_by_kind_of_content(words: Any, wire: Wire, message: Any, expected: dict[str, int]) -> None:
     assert counts(measure(wire, message, words)) == expected
 
 
-def test_pictures_beside_the_content_of_a_message_are_pictures(words: Any) -> None:
+def test_images_outside_of_the_content_count_as_images(words: Any) -> None:
     gif = base64.b64encode(b"GIF89a" + struct.pack("<HH", 640, 480)).decode()
     known = Media("image", 640, 480, size=10)
     part = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{gif}", "detail": "low"}}
@@ -114,13 +114,13 @@ def test_pictures_beside_the_content_of_a_message_are_pictures(words: Any) -> No
         assert measure("chat", {"role": "user", "content": "a b", "images": nothing}, words).media == ()
 
 
-def test_images_in_a_result_are_images_and_its_text_is_the_results(words: Any) -> None:
+def test_images_in_a_result_are_media_and_its_text_is_result_tokens(words: Any) -> None:
     content = [{"type": "text", "text": "a b"}, {"type": "image", "source": {"type": "url", "url": "https://x/y"}}]
     found = measure("messages", {"role": "user", "content": [{"type": "tool_result", "content": content}]}, words)
     assert (found.counts.result, found.counts.text, found.media, found.asks) == (2, 0, (Media("image"),), False)
 
 
 @pytest.mark.parametrize("content", ["a b", [{"type": "text", "text": "a b"}]])
-def test_a_system_text_is_a_message_of_its_own(words: Any, content: Any) -> None:
+def test_separate_system_prompt_counts_as_a_message(words: Any, content: Any) -> None:
     found = text_measure(content, words)
     assert (found.role, found.counts) == ("system", ContentTokens(text=2, messages=1))

@@ -9,14 +9,14 @@ def _overhead(estimator: Estimator, name: str) -> Overhead:
     return estimator.overhead(read_request("messages", {"tools": [{"name": name}], "system": "be kind"}))
 
 
-def test_one_is_found_under_its_own_key(estimator: Estimator) -> None:
+def test_overhead_is_found_under_its_key(estimator: Estimator) -> None:
     besides, one, other = RecentOverheads(2**20), _overhead(estimator, "one"), _overhead(estimator, "other")
     besides.keep("a", one, 10)
     besides.keep("b", other, 10)
     assert (besides.find("a"), besides.find("b"), besides.find("c")) == (one, other, None)
 
 
-def test_they_take_no_more_than_their_limit_and_the_oldest_goes_first(estimator: Estimator) -> None:
+def test_overheads_are_limited_in_bytes_and_the_oldest_is_dropped_first(estimator: Estimator) -> None:
     besides, one = RecentOverheads(20_000), _overhead(estimator, "one")
     for number in range(10):
         besides.keep(number, one, 5_000)
@@ -24,13 +24,13 @@ def test_they_take_no_more_than_their_limit_and_the_oldest_goes_first(estimator:
     assert (besides.find(0), besides.find(9)) == (None, one)
 
 
-def test_a_limit_of_0_keeps_none(estimator: Estimator) -> None:
+def test_limit_of_0_stores_nothing(estimator: Estimator) -> None:
     besides = RecentOverheads(0)
     besides.keep("a", _overhead(estimator, "one"), 10)
     assert (besides.find("a"), besides.size_bytes) == (None, 0)
 
 
-def test_what_is_weighed_beside_messages_needs_none_of_them(estimator: Estimator) -> None:
+def test_overhead_can_be_counted_without_messages(estimator: Estimator) -> None:
     body = {"tools": [{"name": "look", "description": "two words"}], "system": "be kind"}
     messages = [{"role": "user", "content": "one two"}, {"role": "user", "content": "three"}]
     overhead = estimator.overhead(read_request("messages", body))

@@ -23,7 +23,7 @@ def counted(words: Any, *parts: Any) -> Tally:
     [
         ({"type": "container_upload", "file_id": "f"}, {}),
         ({"type": "redacted_thinking", "data": "abcd"}, {"sealed": 4, "seals": 1}),
-        # as the rules for cuts read it
+        # as the trim rules read it
         ({"type": "compaction_summary", "encrypted_content": "Z2VoZWlt"}, {"sealed": 8, "seals": 1}),
         ({"type": "compaction", "content": "all was well"}, {"other": 3}),
         ({"type": "web_search_tool_result", "tool_use_id": "s", "content": FOUND}, {"text": 7 + 340}),
@@ -33,7 +33,7 @@ def counted(words: Any, *parts: Any) -> Tally:
         ({"type": "file", "file": {"file_data": "data:text/plain,two words"}}, {"text": 2}),
     ],
 )
-def test_a_part_is_weighed_by_what_it_is(words: Any, part: Any, expected: dict[str, int]) -> None:
+def test_part_is_counted_by_its_type(words: Any, part: Any, expected: dict[str, int]) -> None:
     assert counted(words, part).sums == expected
 
 
@@ -56,17 +56,17 @@ def test_a_part_is_weighed_by_what_it_is(words: Any, part: Any, expected: dict[s
         ({"type": "unheard_of", "inside": ["data:image/png;base64,AAAA"]}, "image"),
     ],
 )
-def test_a_part_that_is_no_text_is_told_by_kind(words: Any, part: Any, kind: str) -> None:
+def test_media_part_has_a_kind(words: Any, part: Any, kind: str) -> None:
     assert [item.kind for item in counted(words, part).media] == [kind]
 
 
-def test_a_document_of_blocks_is_read(words: Any) -> None:
+def test_document_of_blocks_is_counted(words: Any) -> None:
     blocks = [{"type": "text", "text": "a b c"}]
     part = {"type": "document", "title": "t", "source": {"type": "content", "content": blocks}}
     assert counted(words, part).sums == {"text": 4}
 
 
-def test_all_that_stands_in_a_result_is_the_results(words: Any) -> None:
+def test_everything_inside_a_result_is_result_tokens(words: Any) -> None:
     inner = [
         {"type": "text", "text": "a b"},
         {"type": "tool_result", "content": "c d e"},
@@ -77,6 +77,6 @@ def test_all_that_stands_in_a_result_is_the_results(words: Any) -> None:
     assert found.sums == {"result": 2 + 3 + 3 + 1, "results": 1}
 
 
-def test_numbers_in_place_of_texts_are_counted_as_their_json(words: Any) -> None:
+def test_numbers_instead_of_texts_are_counted_as_json(words: Any) -> None:
     found = counted(words, {"type": "text", "text": 12}, {"type": "text"}, 7, None)
     assert found.sums["text"] == 1

@@ -14,7 +14,7 @@ PAD = "p" * 4200
 
 
 def text_of(*values: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
-    """An array up to the end of its last element."""
+    """Return the text of an array up to the end of its last element."""
     return json.dumps([PAD, *values], separators=separators).encode()[:-1]
 
 
@@ -29,7 +29,7 @@ def known(*beginnings: CachedPrefix, limit: int = 2**20) -> PrefixCache:
     return found
 
 
-def test_an_array_goes_on_from_the_longest_beginning() -> None:
+def test_array_continues_from_the_longest_prefix() -> None:
     short, long, other = beginning(1), beginning(1, 2), beginning(2, 2)
     beginnings = known(short, long, other)
     assert beginnings.of("chat", text_of(1, 2, 3) + b"]") is long
@@ -37,34 +37,34 @@ def test_an_array_goes_on_from_the_longest_beginning() -> None:
     assert beginnings.of("chat", text_of(3) + b"]") is None
 
 
-def test_a_beginning_is_of_its_own_format() -> None:
+def test_prefix_belongs_to_its_format() -> None:
     assert known(beginning(1)).of("messages", text_of(1, 2) + b"]") is None
 
 
 @pytest.mark.parametrize("behind", [b"]", b" ]", b",2]", b" \n, 2]", b",[1]]"])
-def test_it_may_be_followed_by_an_element_or_the_end(behind: bytes) -> None:
+def test_prefix_may_be_followed_by_an_element_or_the_end(behind: bytes) -> None:
     assert known(beginning(1)).of("chat", text_of(1) + behind) is not None
 
 
 @pytest.mark.parametrize("behind", [b"2]", b".5]", b"e3,4]"])
-def test_half_a_number_is_no_beginning(behind: bytes) -> None:
+def test_half_a_number_is_not_a_prefix(behind: bytes) -> None:
     assert known(beginning(1)).of("chat", text_of(1) + behind) is None
 
 
-def test_a_short_text_is_not_kept() -> None:
+def test_short_text_is_not_cached() -> None:
     beginnings = PrefixCache(2**20)
     beginnings.keep("chat", CachedPrefix(b'["a"', (), (b"key",), "kind", MessageSums()))
     assert (beginnings.of("chat", b'["a","b"]'), beginnings.size_bytes) == (None, 0)
 
 
-def test_a_longer_beginning_takes_the_place_of_the_one_it_goes_on_from() -> None:
+def test_longer_prefix_replaces_the_one_it_continues() -> None:
     beginnings = known(short := beginning(1))
     beginnings.keep("chat", long := beginning(1, 2), instead_of=short)
     assert beginnings.of("chat", text_of(1, 2) + b"]") is long
     assert beginnings.of("chat", text_of(1, 3) + b"]") is None
 
 
-def test_the_same_text_is_kept_once_as_it_was_last() -> None:
+def test_same_text_is_stored_once_with_its_last_value() -> None:
     beginnings = known(beginning(1))
     size = beginnings.size_bytes
     beginnings.keep("chat", again := beginning(1))
@@ -72,7 +72,7 @@ def test_the_same_text_is_kept_once_as_it_was_last() -> None:
     assert beginnings.size_bytes == size
 
 
-def test_all_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
+def test_prefixes_are_limited_in_bytes_and_the_least_recently_used_is_dropped() -> None:
     limit = 5 * 6000
     beginnings = PrefixCache(limit)
     texts = [json.dumps([f"{number}" * 4200, 1]).encode() for number in range(10)]
@@ -84,7 +84,7 @@ def test_all_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
     assert beginnings.of("chat", texts[1]) is None
 
 
-def test_of_many_that_are_alike_for_long_the_last_are_kept() -> None:
+def test_last_prefixes_with_the_same_fingerprint_are_kept() -> None:
     beginnings = known(*[beginning(number) for number in range(10, 90)])
     assert beginnings.of("chat", text_of(89, 1) + b"]") is not None
     assert beginnings.of("chat", text_of(10, 1) + b"]") is None
@@ -95,9 +95,7 @@ def test_of_many_that_are_alike_for_long_the_last_are_kept() -> None:
     st.lists(st.lists(st.sampled_from([1, 12, "a", "ab", [1], {"a": 1}]), max_size=4), max_size=6),
     st.lists(st.sampled_from([1, 12, "a", "ab", [1], {"a": 1}]), max_size=5),
 )
-def test_what_is_found_is_the_longest_kept_list_that_the_array_begins_with(
-    kept: list[list[Any]], asked: list[Any]
-) -> None:
+def test_found_prefix_is_the_longest_stored_one_that_matches(kept: list[list[Any]], asked: list[Any]) -> None:
     found = known(*[beginning(*values) for values in kept]).of("chat", text_of(*asked) + b"]")
     expected = max((len(values) for values in kept if asked[: len(values)] == values), default=None)
     assert (len(found.keys) if found is not None else None) == expected

@@ -30,7 +30,7 @@ SCHEMA = {"type": "object"}
         ("chat", 3, False, ""),
     ],
 )
-def test_a_forced_choice_is_recognised(wire: Wire, choice: Any, forced: bool, name: str) -> None:
+def test_forced_tool_choice_is_recognized(wire: Wire, choice: Any, forced: bool, name: str) -> None:
     found = read_request(wire, {"tool_choice": choice})
     assert (found.forced, found.forced_name) == (forced, name)
 
@@ -44,14 +44,14 @@ def test_a_forced_choice_is_recognised(wire: Wire, choice: Any, forced: bool, na
         ("messages", {"output_format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}),
     ],
 )
-def test_the_schema_of_an_answer_is_found(wire: Wire, body: dict[str, Any]) -> None:
+def test_response_schema_is_found(wire: Wire, body: dict[str, Any]) -> None:
     for form in (body, {name: json.dumps(value).encode() for name, value in body.items()}):
         found = read_request(wire, form)
         assert (found.schema, found.schema_name) == (SCHEMA, "n")
 
 
 @pytest.mark.parametrize("body", [{"response_format": {"type": "json_object"}}, {"response_format": 3}, {}])
-def test_without_a_schema_there_is_none(body: dict[str, Any]) -> None:
+def test_request_without_schema_has_none(body: dict[str, Any]) -> None:
     assert read_request("chat", body).schema is None
 
 
@@ -70,16 +70,16 @@ def test_without_a_schema_there_is_none(body: dict[str, Any]) -> None:
         ({}, False),
     ],
 )
-def test_thinking_is_recognised_in_both_words(body: dict[str, Any], thinks: bool) -> None:
+def test_thinking_is_recognized_in_both_formats(body: dict[str, Any], thinks: bool) -> None:
     assert read_request("chat", body).thinking is thinks
 
 
-def test_what_the_provider_fetches_by_itself_is_marked() -> None:
+def test_content_fetched_by_the_provider_is_marked() -> None:
     assert read_request("messages", {"mcp_servers": [{}]}).server
     assert not read_request("messages", {}).server
 
 
-def test_messages_stand_where_the_format_puts_them() -> None:
+def test_messages_are_read_from_the_field_of_the_format() -> None:
     assert read_request("chat", {"messages": [1, 2]}).messages == [1, 2]
     assert read_request("responses", {"input": "text"}).messages == ("text",)
     assert read_request("responses", {"input": [1], "instructions": "be kind"}).system == "be kind"
@@ -91,7 +91,7 @@ def test_messages_stand_where_the_format_puts_them() -> None:
     assert read_request("chat", {"messages": b"broken"}, messages=[b"{}"]).messages == [b"{}"]
 
 
-def test_the_model_is_the_providers_name_for_it() -> None:
+def test_model_of_the_provider_replaces_the_one_in_the_body() -> None:
     assert read_request("chat", {"model": b'"mine"'}).model == "mine"
     assert read_request("chat", {"model": "mine"}, model="theirs", provider="p").model == "theirs"
     assert read_request("chat", {"model": 3}).model == ""
@@ -101,11 +101,11 @@ def test_the_model_is_the_providers_name_for_it() -> None:
     ("piece", "value"),
     [(b'{"a":1}', {"a": 1}), (memoryview(b"3"), 3), (b"{", "{"), (b"\xff", "\ufffd"), ("text", "text"), (None, None)],
 )
-def test_pieces_are_decoded_when_they_are_bytes(piece: Any, value: object) -> None:
+def test_bytes_are_decoded(piece: Any, value: object) -> None:
     assert decoded(piece) == value
 
 
-def test_bytes_nested_too_deep_to_read_are_text() -> None:
+def test_bytes_nested_too_deep_become_text() -> None:
     assert decoded(b"[" * 200_000).startswith("[[[")
 
 
@@ -123,11 +123,11 @@ def test_bytes_nested_too_deep_to_read_are_text() -> None:
         ({"messages": [], "model": "anthropic/claude-3", "max_tokens": 3}, "chat"),
     ],
 )
-def test_a_bodys_format_is_guessed(body: dict[str, Any], wire: Wire) -> None:
+def test_format_of_a_body_is_guessed(body: dict[str, Any], wire: Wire) -> None:
     assert wire_of(body) == wire
 
 
-#: what bodies may differ in: field, value
+#: fields and values in which bodies may differ
 FIELDS: list[tuple[str, bytes]] = [
     ("tools", b'[{"name":"a"}]'),
     ("tools", b'[{"name":"b"}]'),
@@ -160,7 +160,7 @@ FIELDS: list[tuple[str, bytes]] = [
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
-def test_bodies_of_one_key_are_read_as_one_request(wire: Wire) -> None:
+def test_bodies_with_one_key_are_read_as_the_same_request(wire: Wire) -> None:
     seen: dict[Hashable, RequestParts] = {}
     for fields in product(FIELDS, repeat=3):
         request = read_request(wire, dict(fields), messages=())
@@ -168,7 +168,7 @@ def test_bodies_of_one_key_are_read_as_one_request(wire: Wire) -> None:
     assert len(seen) > 1_000
 
 
-def test_what_changes_with_each_call_and_is_not_read_is_no_part_of_the_key() -> None:
+def test_unread_fields_do_not_change_the_key() -> None:
     shared = {"tools": b"[]", "system": b'"%s"' % (b"be kind " * 99)}
     turns = [
         {
@@ -201,12 +201,12 @@ LONG = "word " * 200
         ("messages", "documents", [{"text": LONG}]),
     ],
 )
-def test_a_long_field_that_is_weighed_nowhere_else_is_one_of_the_others(wire: Wire, name: str, value: Any) -> None:
+def test_long_unknown_field_is_returned(wire: Wire, name: str, value: Any) -> None:
     for form in (value, json.dumps(value).encode()):
         assert form in read_request(wire, {"model": "m", name: form}).others
 
 
-def test_many_short_fields_are_as_long_as_one_long_field() -> None:
+def test_many_short_unknown_fields_are_returned() -> None:
     assert read_request("chat", {f"field_{number}": b'"one two three"' for number in range(100)}).others
     assert not read_request("chat", {"temperature": b"1", "top_p": b"0.5", "prompt_cache_key": b'"one two"'}).others
 
@@ -222,5 +222,5 @@ def test_many_short_fields_are_as_long_as_one_long_field() -> None:
         ("completions", {"prompt": LONG}),
     ],
 )
-def test_what_is_weighed_elsewhere_or_shown_to_no_model_is_no_other(wire: Wire, body: dict[str, Any]) -> None:
+def test_known_fields_are_not_returned_as_unknown(wire: Wire, body: dict[str, Any]) -> None:
     assert read_request(wire, body).others == ()

@@ -9,7 +9,7 @@ from gateway.core.counting.run_cache import RunCache
 
 
 class Asked:
-    """Runs of joined keys; it tells how many messages were known each time."""
+    """Compute joined keys through a run cache, and record how many messages were known each time."""
 
     def __init__(self, limit: int = 2**20) -> None:
         self.cache = CountCache(limit)
@@ -17,7 +17,7 @@ class Asked:
         self.known: list[int] = []
 
     def joined(self, text: str, kind: str = "joined") -> bytes:
-        """A message a letter."""
+        """Return the joined keys; each letter is one message."""
         keys = tuple(letter.encode() for letter in text)
 
         def extend(start: int, known: bytes | None) -> bytes:
@@ -28,39 +28,39 @@ class Asked:
         return self.runs.extended(kind, keys, extend, len)
 
 
-def test_a_longer_conversation_goes_on_from_the_longest_that_is_known() -> None:
+def test_longer_conversation_extends_the_longest_cached_run() -> None:
     asked = Asked()
     assert [asked.joined(text) for text in ("abcde", "abcdeX", "abcdeXYZ")] == [b"abcde", b"abcdeX", b"abcdeXYZ"]
     assert asked.known == [0, 5, 6]
 
 
-def test_the_same_one_is_not_worked_out_again() -> None:
+def test_same_run_is_not_computed_again() -> None:
     asked = Asked()
     assert asked.joined("abcde") is asked.joined("abcde")
     assert asked.known == [0]
 
 
-def test_others_that_begin_alike_are_remembered_beside_it() -> None:
+def test_runs_with_the_same_first_messages_are_cached_together() -> None:
     asked = Asked()
     for text in ("abcd1", "abcd2", "abcd1x", "abcd2x", "abcd3x"):
         asked.joined(text)
     assert asked.known == [0, 0, 5, 5, 0]
 
 
-def test_each_kind_of_question_has_its_own() -> None:
+def test_each_kind_has_separate_values() -> None:
     asked = Asked()
     asked.joined("abcde")
     asked.joined("abcdef", "other")
     assert asked.known == [0, 0]
 
 
-def test_a_short_one_is_not_kept() -> None:
+def test_short_run_is_not_cached() -> None:
     asked = Asked()
     asked.joined("abc")
     assert (asked.joined("abc"), asked.known, asked.cache.size_bytes) == (b"abc", [0, 0], 0)
 
 
-def test_the_shorter_one_gives_way_and_all_are_bounded() -> None:
+def test_longer_run_replaces_the_shorter_one_and_the_number_is_limited() -> None:
     asked = Asked(20_000)
     for end in range(4, 60):
         asked.joined("a" * end)
@@ -77,7 +77,7 @@ def test_the_shorter_one_gives_way_and_all_are_bounded() -> None:
     assert alike.cache.size_bytes == size
 
 
-def test_what_cannot_be_worked_out_is_not_kept() -> None:
+def test_failed_computation_is_not_cached() -> None:
     runs = RunCache(CountCache())
 
     def extend(start: int, known: int | None) -> int:
@@ -90,7 +90,7 @@ def test_what_cannot_be_worked_out_is_not_kept() -> None:
 
 @settings(max_examples=200)
 @given(st.lists(st.text("ab", max_size=12), max_size=30), st.sampled_from([0, 1_500, 2**20]))
-def test_it_says_the_same_whatever_was_asked_before(texts: list[str], limit: int) -> None:
+def test_value_does_not_depend_on_earlier_lookups(texts: list[str], limit: int) -> None:
     asked = Asked(limit)
     for text in texts:
         assert asked.joined(text) == text.encode()

@@ -29,7 +29,7 @@ MEASURE = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(MEASURE, max_size=8), st.data())
-def test_sums_are_the_same_wherever_they_were_interrupted(measures: list[MeasuredMessage], data: Any) -> None:
+def test_sums_do_not_depend_on_where_they_were_split(measures: list[MeasuredMessage], data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(measures)), max_size=4)))
     found = MessageSums()
     for start, stop in zip([0, *cuts], [*cuts, len(measures)], strict=True):
@@ -45,7 +45,7 @@ def thinking(tokens: int) -> MeasuredMessage:
     return MeasuredMessage(ContentTokens(thinking=tokens, sealed=tokens, seals=1, messages=1), role="assistant")
 
 
-def test_what_is_new_comes_after_the_last_message_of_an_assistant() -> None:
+def test_new_counts_cover_messages_after_the_last_assistant_message() -> None:
     one = MessageSums().plus([asking(1), asking(2)])
     assert one.new is None, "nothing says what was there before"
     two = one.plus([thinking(3)])
@@ -56,29 +56,29 @@ def test_what_is_new_comes_after_the_last_message_of_an_assistant() -> None:
 
 
 @pytest.mark.parametrize(("thoughts", "tokens"), [("all", 7), ("turn", 4), ("none", 0)])
-def test_earlier_thinking_is_kept_as_the_provider_keeps_it(thoughts: str, tokens: int) -> None:
+def test_earlier_thinking_follows_the_rule_of_the_provider(thoughts: str, tokens: int) -> None:
     found = MessageSums().plus([asking(1), thinking(3)]).plus([asking(2)]).plus([thinking(4)]).kept(thoughts)
     assert (found.thinking, found.sealed, found.text) == (tokens, tokens, 3)
 
 
-def test_without_a_person_the_turn_is_all_there_is() -> None:
+def test_turn_is_the_whole_conversation_without_a_user_message() -> None:
     assert MessageSums().plus([thinking(3)]).plus([thinking(4)]).kept("turn").thinking == 7
 
 
-def test_a_result_is_known_from_before() -> None:
+def test_repeated_result_is_known_from_earlier_messages() -> None:
     result = MeasuredMessage(ContentTokens(result=5, results=1), results=(ToolResult("a", b"1", 5),), role="tool")
     tools = {"unknown": ToolResultTokens(1, 5)}
     found = MessageSums().plus([result]).plus([result]).parts(3)
     assert found == ContextCounts(0, 5, 3, results=1, repeated_tokens=5, tools=tools)
 
 
-def test_what_sums_take_grows_with_what_they_list() -> None:
+def test_size_of_sums_grows_with_their_entries() -> None:
     result = MeasuredMessage(ContentTokens(), (Media("image"),), (ToolResult("a", b"1", 5),))
     called = MeasuredMessage(ContentTokens(), called=(("a", "look"),))
     assert MessageSums().plus([result]).size_bytes > MessageSums().plus([called]).size_bytes > MessageSums().size_bytes
 
 
-def test_the_tools_of_a_context_make_its_results_together() -> None:
+def test_counts_by_tool_add_up_to_all_results() -> None:
     called = MeasuredMessage(ContentTokens(), called=(("a", "look"), ("b", "read")))
     results = [MeasuredMessage(ContentTokens(), results=(ToolResult(name, name.encode(), 5),)) for name in "abc"]
     parts = MessageSums().plus([called]).plus(results).parts(0)

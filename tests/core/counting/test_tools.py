@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.counting.tools import compact, properties_of, strings_of, typescript
 
 
-def test_a_function_is_shown_as_typescript() -> None:
+def test_function_is_rendered_as_typescript() -> None:
     schema = {
         "type": "object",
         "description": "What to look for.",
@@ -40,12 +40,12 @@ def test_a_function_is_shown_as_typescript() -> None:
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"type": "object", "properties": {}}, [], "text", {"properties": 3}])
-def test_a_function_without_parameters_takes_none(schema: object) -> None:
+def test_function_without_parameters_is_rendered_without_arguments(schema: object) -> None:
     assert typescript("now", "", schema) == "type now = () => any;\n\n"
     assert properties_of(schema) == {}
 
 
-def test_a_schema_that_contains_itself_ends() -> None:
+def test_recursive_schema_ends() -> None:
     schema: dict[str, Any] = {
         "properties": {"next": {"$ref": "#/$defs/Node"}},
         "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "all": {"$ref": "x"}}}},
@@ -70,19 +70,19 @@ JSON = st.recursive(
 
 
 @given(st.text(max_size=5), st.text(max_size=20), JSON)
-def test_any_schema_can_be_shown(name: str, description: str, schema: Any) -> None:
+def test_any_schema_can_be_rendered(name: str, description: str, schema: Any) -> None:
     assert typescript(name, description, schema).endswith(" any;\n\n")
 
 
 def chained(links: int, width: int) -> dict[str, Any]:
-    """Definitions of which each refers to the next one many times."""
+    """Return definitions that each refer to the next one many times."""
     known: dict[str, Any] = {f"d{link}": {"anyOf": [{"$ref": f"#/$defs/d{link + 1}"}] * width} for link in range(links)}
     known[f"d{links}"] = {"type": "string", "enum": ["one", "two"]}
     return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": known}
 
 
 def nested(levels: int, kinds: list[object]) -> dict[str, Any]:
-    """Objects and arrays within one another, each said to be of many types."""
+    """Return nested objects and arrays with many types each."""
     inner: dict[str, Any] = {"type": "string"}
     for _ in range(levels):
         inner = {"type": kinds, "items": inner, "properties": {"x": inner}}
@@ -99,17 +99,17 @@ def nested(levels: int, kinds: list[object]) -> dict[str, Any]:
     ],
     ids=["chain", "wide", "types", "types in types"],
 )
-def test_a_small_schema_makes_no_endless_text(schema: dict[str, Any]) -> None:
-    """Each of these would take more memory than any machine has."""
+def test_small_schema_does_not_make_endless_text(schema: dict[str, Any]) -> None:
+    """Without a limit, each of these would take more memory than any machine has."""
     assert len(typescript("f", "", schema)) < 4_000_000
 
 
-def test_definitions_that_tools_really_have_are_written_in_full() -> None:
+def test_realistic_definitions_are_rendered_in_full() -> None:
     assert typescript("f", "", chained(3, 4)).count('"one" | "two"') == 64
     assert "a?: string | null," in typescript("f", "", {"properties": {"a": {"type": ["string", "null"]}}})
 
 
-def test_each_name_is_looked_up_among_those_that_are_required() -> None:
+def test_required_names_are_looked_up_fast() -> None:
     names = [f"a{number}" for number in range(3_000)]
     schema = {"properties": {name: {"type": "string"} for name in names}, "required": [{}, 3, *names[1:]]}
     written = typescript("f", "", schema)
@@ -117,7 +117,7 @@ def test_each_name_is_looked_up_among_those_that_are_required() -> None:
     assert written.count("?:") == 1
 
 
-def test_json_too_deep_to_write_is_still_text() -> None:
+def test_json_too_deep_to_write_becomes_text() -> None:
     deep: Any = "bottom"
     for _ in range(100_000):
         deep = [deep]
@@ -125,5 +125,5 @@ def test_json_too_deep_to_write_is_still_text() -> None:
     assert sorted(strings_of({"a": [1], "b": "c"})) == ["1", "a", "b", "c"]
 
 
-def test_a_number_too_long_to_write_is_still_text() -> None:
+def test_number_too_long_to_write_becomes_text() -> None:
     assert compact({"a": 10**5000}).startswith("a\n0x")

@@ -1,4 +1,4 @@
-"""What a provider would refuse in what was changed."""
+"""Test the faults for which a provider would refuse a changed request."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def faults(wire: Wire, *after: Json, before: tuple[Json, ...] = (USER,)) -> list
 @pytest.mark.parametrize(
     ("after", "fault"),
     [
-        ([], "the first message is not the user's"),
-        ([SAID], "the first message is not the user's"),
+        ([], "the first message is not from the user"),
+        ([SAID], "the first message is not from the user"),
         ([USER, USES, USER], "call a without its result"),
         ([USER, USES], "call a without its result"),
         ([USER, SAID, TELLS], "result of a without its call"),
         ([USER, USES, TELLS, SAID, TELLS], "result of a without its call"),
         ([USER, USES, TELLS, {"role": "assistant", "content": []}], "a message (assistant) without content"),
         ([USER, {"role": "assistant", "content": [{"type": "text", "text": " "}]}], "a text block without text"),
-        ([NOTE, USER], "a system message in another place"),
-        ([USER, SAID, NOTE, USER], "a system message in another place"),
-        ([USER, NOTE, USER], "a system message in another place"),
-        ([USER, NOTE, NOTE], "a system message in another place"),
+        ([NOTE, USER], "a system message in a forbidden place"),
+        ([USER, SAID, NOTE, USER], "a system message in a forbidden place"),
+        ([USER, NOTE, USER], "a system message in a forbidden place"),
+        ([USER, NOTE, NOTE], "a system message in a forbidden place"),
         ([USER, SERVES], "result of s without its call"),
         ([USER, SERVES, ASKS], "result of s without its call"),
         ([USER, ASKS, SERVES, SERVES], "result of s without its call"),
@@ -61,7 +61,7 @@ def faults(wire: Wire, *after: Json, before: tuple[Json, ...] = (USER,)) -> list
         ([USER, CALLED, TELLS], "tool_use without s, which called for it"),
     ],
 )
-def test_what_anthropic_refuses_is_found(after: list[Json], fault: str) -> None:
+def test_faults_that_anthropic_refuses_are_found(after: list[Json], fault: str) -> None:
     assert fault in faults("messages", *after)
 
 
@@ -70,17 +70,17 @@ def test_what_anthropic_refuses_is_found(after: list[Json], fault: str) -> None:
     [
         ([USER, CALL], "call a without its result"),
         ([USER, OUTPUT], "result of a without its call"),
-        ([USER, THOUGHT], "reasoning rs_1 without what came of it"),
-        ([USER, THOUGHT, USER], "reasoning rs_1 without what came of it"),
-        ([USER, THOUGHT, OUTPUT, CALL], "reasoning rs_1 without what came of it"),
+        ([USER, THOUGHT], "reasoning rs_1 without the item that follows it"),
+        ([USER, THOUGHT, USER], "reasoning rs_1 without the item that follows it"),
+        ([USER, THOUGHT, OUTPUT, CALL], "reasoning rs_1 without the item that follows it"),
         ([USER, SHELL], "call a without its result"),
         ([USER, shown("a")], "result of a without its call"),
         ([USER, SHELL, shown("lsh_2")], "result of lsh_2 without its call"),
-        ([USER, REFERENCE, USER], "reasoning rs_1 without what came of it"),
-        ([USER, {"id": "rs_1"}], "reasoning rs_1 without what came of it"),
+        ([USER, REFERENCE, USER], "reasoning rs_1 without the item that follows it"),
+        ([USER, {"id": "rs_1"}], "reasoning rs_1 without the item that follows it"),
     ],
 )
-def test_what_openai_refuses_is_found(after: list[Json], fault: str) -> None:
+def test_faults_that_openai_refuses_are_found(after: list[Json], fault: str) -> None:
     assert fault in faults("responses", *after)
 
 
@@ -104,15 +104,15 @@ def test_what_openai_refuses_is_found(after: list[Json], fault: str) -> None:
         ("completions", []),
     ],
 )
-def test_what_is_well_has_no_fault(wire: Wire, after: list[Json]) -> None:
+def test_valid_requests_have_no_fault(wire: Wire, after: list[Json]) -> None:
     assert faults(wire, *after) == []
 
 
-NO_THOUGHT = "the last turn does not begin with thinking"
-NONE_SINCE = "what was said since words that stand alone does not begin with thinking"
+NO_THOUGHT = "the last turn does not start with thinking"
+NONE_SINCE = "the turn since the last user message without tool results does not start with thinking"
 
 
-def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none() -> None:
+def test_words_next_to_results_are_checked_as_turn_start_and_as_none() -> None:
     reminder = {"type": "text", "text": "<system-reminder>Be quick.</system-reminder>"}
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
     mixed = {"role": "user", "content": [*TELLS["content"], reminder]}
@@ -124,7 +124,7 @@ def test_words_beside_results_are_taken_for_the_beginning_of_a_turn_and_for_none
     assert faults("messages", USER, thinks, mixed, USES, TELLS, before=again) == [NO_THOUGHT]
 
 
-def test_thinking_that_is_lost_is_missed() -> None:
+def test_missing_thinking_is_found() -> None:
     missing = [NO_THOUGHT, NONE_SINCE]
     original = (USER, SAID, USER, THINKS, USES, TELLS, USES, TELLS)
     assert faults("messages", USER, SAID, USER, USES, TELLS, before=original) == missing
@@ -134,17 +134,17 @@ def test_thinking_that_is_lost_is_missed() -> None:
     assert faults("messages", USER, USES, TELLS, before=(USER, SAID, USES, TELLS)) == [], "nobody thinks"
 
 
-def test_words_before_the_thinking_of_a_turn_are_found() -> None:
+def test_text_before_the_thinking_of_a_turn_is_found() -> None:
     thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
     original = (USER, thinks, TELLS, thinks, TELLS)
     assert faults("messages", USER, thinks, TELLS, SAID, thinks, TELLS, before=original) == [
-        "words before the thinking of a turn"
+        "text before the thinking of a turn"
     ]
     assert faults("messages", USER, thinks, TELLS, USER, thinks, TELLS, before=original) == []
     assert faults("messages", USER, SAID, thinks, TELLS, USER, thinks, TELLS, before=original) == [], "an earlier turn"
 
 
-def test_what_was_wrong_before_is_not_held_against_it() -> None:
+def test_faults_of_the_original_are_not_reported() -> None:
     assert faults("responses", USER, OUTPUT, before=(USER, OUTPUT, SAID)) == []
     assert faults("messages", SAID, USES, TELLS, before=(SAID, USER, USES, TELLS)) == []
     assert faults("messages", USER, SAID, NOTE, USER, before=(USER, SAID, SAID, NOTE, USER)) == []

@@ -1,4 +1,4 @@
-"""Anthropic's messages as chat messages, case by case."""
+"""Test the view of Anthropic's messages as chat messages, case by case."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ANSWERS: Json = {
 }
 
 
-def test_results_and_words_of_one_message_are_messages_of_their_own() -> None:
+def test_results_and_words_of_one_message_become_separate_messages() -> None:
     found = seen(view(TASK, CALLS, ANSWERS))
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "user"]
     assert [call["id"] for call in found[1]["tool_calls"]] == ["a", "b"]
@@ -72,7 +72,7 @@ def used(name: str, tool: str) -> list[Json]:
     ]
 
 
-def test_what_loaded_a_tool_is_needed_by_its_calls() -> None:
+def test_message_that_loaded_a_tool_is_needed_by_its_calls() -> None:
     search, found = used("s", "ToolSearch")
     found["content"][0]["content"] = [reference("get"), reference("put")]
     loaded = view(TASK, search, found, *used("a", "get"), *used("b", "other"))
@@ -80,7 +80,7 @@ def test_what_loaded_a_tool_is_needed_by_its_calls() -> None:
     assert view(TASK, search, found, *used("b", "other")).needed == set()
 
 
-def test_what_anthropics_own_search_loaded_is_needed_by_later_calls() -> None:
+def test_tool_loaded_by_anthropic_search_is_needed_by_later_calls() -> None:
     searched: list[Json] = [
         {"type": "server_tool_use", "id": "s", "name": "tool_search_tool_regex", "input": {"query": "get"}},
         {
@@ -98,7 +98,7 @@ def test_what_anthropics_own_search_loaded_is_needed_by_later_calls() -> None:
 @pytest.mark.parametrize(
     "odd", [{"type": "tool_reference"}, {"type": "tool_reference", "tool_name": 7}, "get", 7, None]
 )
-def test_an_odd_reference_loads_nothing(odd: Any) -> None:
+def test_invalid_reference_loads_nothing(odd: Any) -> None:
     search, found = used("s", "ToolSearch")
     for content in ([odd], {"tool_references": [odd]}, {"tool_references": odd}):
         found["content"][0]["content"] = content
@@ -111,24 +111,24 @@ def test_thinking_seals_its_message() -> None:
     assert not outline_of(raws[3]).sealed
 
 
-def test_cache_marks_are_seen_where_they_stand() -> None:
+def test_cache_marks_are_kept_on_their_messages() -> None:
     raws = view(TASK, CALLS, ANSWERS).messages
     assert [plain(raw) != raw for raw in raws] == [False, False, False, True, False]
 
 
-def test_a_changed_result_keeps_all_else_of_its_block() -> None:
+def test_changed_result_keeps_the_other_fields_of_its_block() -> None:
     found = view(TASK, CALLS, ANSWERS)
     sent = restored(found, {2: {"role": "tool", "content": "short"}})
     assert sent[2]["content"] == [{**ANSWERS["content"][0], "content": "short"}, *ANSWERS["content"][1:]]
     assert sent[:2] == [TASK, CALLS]
 
 
-def test_what_is_left_of_a_message_stays() -> None:
+def test_rest_of_a_partly_dropped_message_stays() -> None:
     sent = restored(view(TASK, CALLS, ANSWERS), {1: None, 2: None, 3: None})
     assert sent == [TASK, {"role": "user", "content": [ANSWERS["content"][2]]}]
 
 
-def test_words_are_changed_between_the_calls_that_stay() -> None:
+def test_words_between_kept_calls_are_changed() -> None:
     calls = {"role": "assistant", "content": [*CALLS["content"][1:]], "id": "msg_1"}
     found = view(TASK, calls, ANSWERS)
     parts = [{"type": "text", "text": "[...]"}, {"type": "text", "text": "look"}]
@@ -136,13 +136,13 @@ def test_words_are_changed_between_the_calls_that_stay() -> None:
     assert sent[1] == {"role": "assistant", "content": [*parts, *CALLS["content"][2:]], "id": "msg_1"}
 
 
-def test_no_block_without_text_is_written() -> None:
+def test_empty_text_blocks_are_not_written() -> None:
     found = view(TASK, CALLS, {**ANSWERS, "content": ANSWERS["content"][:2]}, {"role": "assistant", "content": "Done."})
     sent = restored(found, {4: {"role": "assistant", "content": " "}})
     assert sent[3] == {"role": "assistant", "content": "Done."}, "nothing would be left of it"
 
 
-def test_calls_of_two_messages_that_are_answered_together_go_together() -> None:
+def test_calls_of_two_messages_with_joint_results_are_one_unit() -> None:
     first, second = ({"role": "assistant", "content": [CALLS["content"][place]]} for place in (2, 3))
     found = view(TASK, first, second, ANSWERS)
     assert found.places[:2] == ((0,), (1, 2))
@@ -153,7 +153,7 @@ def test_calls_of_two_messages_that_are_answered_together_go_together() -> None:
     assert restored(found, {1: {"role": "assistant", "content": "x"}})[1:3] == [first, second]
 
 
-def test_calls_and_results_with_words_in_a_message_between_them_go_together() -> None:
+def test_calls_and_results_with_words_between_are_one_unit() -> None:
     block = {"type": "text", "text": "Be quick."}
     words: Json = {"role": "user", "content": [block]}
     results: Json = {"role": "user", "content": [*told(0)["content"], *told(1)["content"]]}
@@ -181,12 +181,12 @@ def serves(name: str, *behind: Json, kind: str = "code_execution") -> Json:
 
 
 def called(number: int, by: str) -> Json:
-    """A call that a server makes while it runs."""
+    """Return a call that server code makes while it runs."""
     return {**use(number), "caller": {"type": "code_execution_20250825", "tool_id": by}}
 
 
-def stands_or_goes(*elements: Json) -> None:
-    """Of these the first and the last are the user's, and all between are one."""
+def assert_is_one_unit(*elements: Json) -> None:
+    """Check that all elements between the first and the last, which are user messages, are one unit."""
     found = view(*elements)
     conversation = Conversation.of(found.messages, pinned=found.held)
     unit = next(unit for unit in conversation.units if found.places[unit.start][0] == 1)
@@ -194,10 +194,10 @@ def stands_or_goes(*elements: Json) -> None:
     assert restored(found, dict.fromkeys(unit.indices)) == [elements[0], elements[-1]]
 
 
-def test_what_a_server_is_asked_and_its_later_result_are_one() -> None:
-    stands_or_goes(TASK, asks("s", called(0, "s")), told(0), serves("s"), TASK)
-    stands_or_goes(TASK, asks("s", use(0)), told(0), serves("s", kind="advisor"), TASK)
-    stands_or_goes(TASK, asks("s"), serves("s", kind="web_search"), TASK)
+def test_server_call_and_its_later_result_are_one_unit() -> None:
+    assert_is_one_unit(TASK, asks("s", called(0, "s")), told(0), serves("s"), TASK)
+    assert_is_one_unit(TASK, asks("s", use(0)), told(0), serves("s", kind="advisor"), TASK)
+    assert_is_one_unit(TASK, asks("s"), serves("s", kind="web_search"), TASK)
     loop = [
         asks("s", called(0, "s")),
         told(0),
@@ -205,14 +205,14 @@ def test_what_a_server_is_asked_and_its_later_result_are_one() -> None:
         told(1),
         serves("s"),
     ]
-    stands_or_goes(TASK, *loop, TASK)
+    assert_is_one_unit(TASK, *loop, TASK)
     mcp = {"type": "mcp_tool_use", "id": "m", "name": "f", "server_name": "x", "input": {}}
-    stands_or_goes(TASK, {"role": "assistant", "content": [mcp]}, SAID, serves("m", kind="mcp"), TASK)
+    assert_is_one_unit(TASK, {"role": "assistant", "content": [mcp]}, SAID, serves("m", kind="mcp"), TASK)
     shared = [asks("s", use(0)), told(0), serves("s", *asks("t")["content"]), serves("t")]
-    stands_or_goes(TASK, *shared, TASK)
+    assert_is_one_unit(TASK, *shared, TASK)
 
 
-def test_a_message_of_tens_of_thousands_of_calls_of_servers_is_read_in_time() -> None:
+def test_message_with_many_server_calls_is_parsed_in_time() -> None:
     blocks = [
         block
         for number in range(50_000)
@@ -226,7 +226,7 @@ def test_a_message_of_tens_of_thousands_of_calls_of_servers_is_read_in_time() ->
         assert len(view_of("messages", [message]).messages) == 1
 
 
-def test_results_between_what_a_server_was_asked_and_answered_can_be_changed() -> None:
+def test_results_between_a_server_call_and_its_result_can_be_changed() -> None:
     elements = [TASK, asks("s", called(0, "s")), told(0, {"type": "text", "text": "And?"}), serves("s"), TASK]
     found = view(*elements)
     assert [one["role"] for one in seen(found)] == ["user", "assistant", "tool", "user", "user"]
@@ -237,7 +237,7 @@ def test_results_between_what_a_server_was_asked_and_answered_can_be_changed() -
     assert restored(found, {1: None, 2: None}) == [TASK, {"role": "user", "content": elements[2]["content"][1:]}, TASK]
 
 
-def test_what_code_reads_is_never_rewritten() -> None:
+def test_results_read_by_code_are_never_changed() -> None:
     for loop in ([asks("s", called(0, "s"))], [asks("s"), {"role": "assistant", "content": [called(0, "s")]}]):
         for rest in ([], [serves("s"), TASK]):
             found = view(TASK, *loop, told(0), *rest)
@@ -251,14 +251,14 @@ def test_what_code_reads_is_never_rewritten() -> None:
         assert (shown is not None) is is_shown
 
 
-def test_the_same_id_in_another_turn_ties_nothing() -> None:
+def test_same_id_in_another_turn_joins_nothing() -> None:
     both = asks("s", *serves("s")["content"])
     assert view(TASK, both, TASK, both, TASK).places == ((0,), (1,), (2,), (3,), (4,))
     again = view(TASK, asks("s"), serves("s"), TASK, asks("s"), serves("s"), TASK)
     assert again.places == ((0,), (1, 2), (3,), (4, 5), (6,))
 
 
-def test_what_a_server_still_works_on_is_held() -> None:
+def test_unfinished_server_call_is_held() -> None:
     loop = [asks("s", called(0, "s")), told(0, {"type": "text", "text": "And?"})]
     more = [{"role": "assistant", "content": [called(1, "s")]}, told(1)]
     assert held(TASK, SAID, TASK, *loop, *more) == {2, 3, 5}
@@ -267,7 +267,7 @@ def test_what_a_server_still_works_on_is_held() -> None:
     assert held(TASK, *loop, SAID, TASK) == set()
 
 
-def test_what_belongs_to_calls_or_results_in_an_unreadable_message_is_held() -> None:
+def test_neighbors_of_an_unparsable_message_with_calls_are_held() -> None:
     turn = [TASK, using(0), told(0)]
     calls, results = ([encode(one) for one in turn * 3] for _ in range(2))
     calls[4] = calls[4].replace(b'"input":{}', b'"input":{"a":1,"a":2}')
@@ -283,7 +283,7 @@ def test_what_belongs_to_calls_or_results_in_an_unreadable_message_is_held() -> 
     assert view_of("messages", words).held == frozenset()
 
 
-def test_what_a_server_answers_in_an_unreadable_message_is_held() -> None:
+def test_server_call_with_result_in_an_unparsable_message_is_held() -> None:
     odd = encode(serves("s")).replace(b'"content":[]', b'"content":[],"content":[]')
     found = view_of("messages", [encode(TASK), encode(asks("s")), odd, encode(TASK)])
     assert found.held == {1}
@@ -302,13 +302,13 @@ def test_what_a_server_answers_in_an_unreadable_message_is_held() -> None:
         b"nonsense",
     ],
 )
-def test_what_nobody_knows_is_left_alone(raw: bytes) -> None:
+def test_unknown_elements_stay_unchanged(raw: bytes) -> None:
     found = view_of("messages", [encode(TASK), raw])
     assert not outline_of(found.messages[1]).is_known
     assert found.restored({}).raws == (encode(TASK), raw)
 
 
-def test_a_summary_is_told_as_words_of_the_user() -> None:
+def test_summary_is_a_user_message() -> None:
     found = view(TASK, CALLS, {**ANSWERS, "content": ANSWERS["content"][:2]}, CALLS)
     told = encode({"role": "assistant", "content": "[summary of 3 earlier messages]\nAll was well."})
     sent = found.restored({1: told, 2: None, 3: None}, {1}).raws
@@ -317,7 +317,7 @@ def test_a_summary_is_told_as_words_of_the_user() -> None:
 
 
 def thinking(number: int) -> Json:
-    """A message of a loop that begins with thinking."""
+    """Return a message of an agent loop that starts with thinking."""
     return {"role": "assistant", "content": [CALLS["content"][0], use(number)]}
 
 
@@ -334,7 +334,7 @@ def told(number: int, *behind: Json) -> Json:
 
 
 def held(*elements: Json) -> set[int]:
-    """Places of what must stay."""
+    """Return the indices of elements that must stay."""
     found = view(*elements)
     return {place for index in found.held | found.leading for place in found.places[index]}
 
@@ -342,7 +342,7 @@ def held(*elements: Json) -> set[int]:
 SAID: Json = {"role": "assistant", "content": "Done."}
 
 
-def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
+def test_thinking_at_the_start_of_the_last_turn_is_held() -> None:
     loop = [thinking(0), told(0), using(1), told(1), using(2), told(2)]
     assert held(TASK, *loop) == {1}
     assert held(TASK, *loop, SAID, TASK) == set()
@@ -351,14 +351,14 @@ def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
     assert held(TASK, using(0), told(0), thinking(1), told(1)) == set(), "it is no thinking that it began with"
 
 
-def test_words_beside_results_may_or_may_not_begin_a_turn() -> None:
+def test_words_next_to_results_may_or_may_not_start_a_turn() -> None:
     words = {"type": "text", "text": "And be quick."}
     assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), using(2), told(2)) == {0, 1, 3}
     assert held(TASK, thinking(0), told(0, words), using(1), told(1), using(2), told(2)) == {0, 1}
     assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), thinking(2), told(2)) == {0}
 
 
-def test_what_was_asked_is_held_where_later_words_stand_beside_results() -> None:
+def test_task_is_held_if_later_words_are_next_to_results() -> None:
     reminder = {"type": "text", "text": "<system-reminder>The list is empty.</system-reminder>"}
     loop = [using(0), told(0, reminder), using(1), told(1, reminder)]
     assert held(SAID, TASK, *loop) == {1, 4}, "and the call whose result was not read yet"
@@ -373,14 +373,14 @@ def test_thinking_of_either_kind_is_held(kind: str) -> None:
     assert held(TASK, first, told(0), using(1), told(1)) == {1}
 
 
-def test_a_mark_is_told_by_the_assistant_whose_words_it_stands_for() -> None:
+def test_gap_mark_is_an_assistant_message() -> None:
     talk = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
     found = view(TASK, talk, {"role": "user", "content": "And now?"})
     mark = {"role": "assistant", "content": "[...]"}
     assert [json.loads(raw) for raw in found.restored({1: encode(mark)}, {1}).raws][1] == mark
 
 
-def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
+def test_summary_inside_a_thinking_turn_is_an_assistant_message() -> None:
     found = view(TASK, thinking(0), told(0), using(1), told(1), using(2), told(2))
     short = encode({"role": "assistant", "content": "[summary]"})
     sent = found.restored({3: short, 4: None}, {3}).raws
@@ -397,7 +397,7 @@ def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
     assert new_faults("messages", overhead.elements, sent) == []
 
 
-def test_a_summary_before_thinking_is_told_by_the_user() -> None:
+def test_summary_before_thinking_is_a_user_message() -> None:
     elements = [TASK, thinking(0), told(0), using(1), told(1), thinking(2), told(2)]
     short = encode({"role": "assistant", "content": "[summary]"})
     for before, gone in ((elements, (3, 4)), ([*elements[:5], NOTE, *elements[5:]], (3, 4))):
@@ -413,7 +413,7 @@ NUMBERS = b'{"n":[1E5,1.10,-0.0,3.14159265358979323846264338327950288],"t":"\\u3
 
 
 @pytest.mark.parametrize("is_followed", [False, True])
-def test_arguments_of_calls_are_told_with_their_numbers_as_they_came(is_followed: bool) -> None:
+def test_call_arguments_keep_the_spelling_of_numbers(is_followed: bool) -> None:
     asked = NUMBERS.replace(b",", b" , ")
     call = b'{"type":"tool_use","id":"t0","name":"f","input":' + asked + b"}"
     said = b'{"role":"assistant","content":[{"type":"text","text":"a"},' + call + b"]}"
@@ -423,7 +423,7 @@ def test_arguments_of_calls_are_told_with_their_numbers_as_they_came(is_followed
     assert told_of == [NUMBERS.decode().replace("\\u30a8\\/", "エ/")] * (1 + is_followed)
 
 
-def test_what_is_beside_a_change_keeps_its_bytes() -> None:
+def test_unchanged_parts_next_to_a_change_keep_their_bytes() -> None:
     text, more = b'{"type":"text","text":"\\u30a8 long"}', b'{"type":"text","citations":null,"text":"\\u30a8"}'
     call = b'{"type":"tool_use","id":"t0","name":"f","input":' + NUMBERS + b"}"
     said = b'{"role": "assistant", "x": ' + NUMBERS + b', "content": [' + b", ".join([text, call, more]) + b"]}"
@@ -434,7 +434,7 @@ def test_what_is_beside_a_change_keeps_its_bytes() -> None:
     assert sent[1] == b'{"role":"assistant","x":' + NUMBERS + b',"content":[' + content + b"]}"
 
 
-def test_a_changed_result_keeps_the_bytes_of_its_other_parts() -> None:
+def test_changed_result_keeps_the_bytes_of_its_other_parts() -> None:
     image = b'{"type":"image","source":' + NUMBERS + b"}"
     start = b'{"type":"tool_result","x":' + NUMBERS + b',"tool_use_id":"t0","content":'
     parts = b'[{"type":"text","text":"long"},' + image + b',{"type":"text","text":"\\u30a8"}]'
@@ -447,7 +447,7 @@ def test_a_changed_result_keeps_the_bytes_of_its_other_parts() -> None:
     assert whole == b'{"role":"user","content":[' + start + b'"x"}]}'
 
 
-def test_arguments_that_were_cut_stand_in_their_call() -> None:
+def test_shortened_arguments_are_written_into_their_call() -> None:
     call = b'{"type":"tool_use","x":' + NUMBERS + b',"input":' + NUMBERS + b',"id":"t0","name":"f"}'
     same = call.replace(b"t0", b"t1")
     said = b'{"role":"assistant","content":[{"type": "text", "text": "a"},' + call + b"," + same + b"]}"
@@ -459,14 +459,14 @@ def test_arguments_that_were_cut_stand_in_their_call() -> None:
     assert found.restored({1: encode(form)}).raws[1] == cut
 
 
-def test_words_of_which_nothing_is_left_are_not_sent_beside_their_call() -> None:
+def test_emptied_text_is_not_sent_with_its_call() -> None:
     said: Json = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, *using(0)["content"]]}
     found = view_of("messages", [encode(one) for one in (TASK, said, told(0), TASK)])
     form = seen(found)[1] | {"content": [{"type": "text", "text": "[...]"}]}
     assert json.loads(found.restored({1: encode(form)}).raws[1])["content"] == using(0)["content"]
 
 
-def test_system_texts_that_are_joined_keep_their_bytes() -> None:
+def test_merged_system_messages_keep_their_bytes() -> None:
     odd = b'{"role":"system","x":1E5,"content":[{"type":"text","text":"\\u30a8"}]}'
     found = view_of("messages", [encode(one) for one in (TASK, NOTE, SAID, TASK)] + [odd, encode(SAID), encode(TASK)])
     both = b'{"role":"system","x":1E5,"content":[{"type":"text","text":"Be quick."},{"type":"text","text":"\\u30a8"}]}'
@@ -478,7 +478,7 @@ OTHER: Json = {"role": "system", "content": [{"type": "text", "text": "Be slow."
 
 
 @pytest.mark.parametrize("gone", [{2, 3}, {5}, {2, 3, 5}])
-def test_a_system_text_stays_between_the_user_and_the_assistant(gone: set[int]) -> None:
+def test_system_message_stays_between_user_and_assistant(gone: set[int]) -> None:
     elements = [TASK, SAID, using(0), told(0), NOTE, SAID, {"role": "user", "content": "Go on."}, using(1), told(1)]
     found = view(*elements)
     sent = restored(found, dict.fromkeys(gone))
@@ -489,14 +489,14 @@ def test_a_system_text_stays_between_the_user_and_the_assistant(gone: set[int]) 
     ]
 
 
-def test_system_texts_that_come_to_stand_side_by_side_are_one() -> None:
+def test_neighboring_system_messages_are_merged() -> None:
     found = view(TASK, NOTE, SAID, {"role": "user", "content": "Go on."}, OTHER, SAID, TASK)
     both = {"role": "system", "content": [{"type": "text", "text": "Be quick."}, *OTHER["content"]]}
     assert restored(found, {2: None}) == [TASK, {"role": "user", "content": "Go on."}, both, SAID, TASK]
     assert restored(found, {2: None, 5: None})[-1] == both
 
 
-def test_what_the_last_system_text_stands_behind_is_held() -> None:
+def test_message_before_the_last_system_message_is_held() -> None:
     assert held(TASK, using(0), told(0), NOTE) == {2}
     assert held(TASK, using(0), told(0), NOTE, SAID) == set()
 
@@ -509,11 +509,11 @@ def test_what_the_last_system_text_stands_behind_is_held() -> None:
         {"role": "system", "content": None},
     ],
 )
-def test_instructions_that_cannot_be_moved_keep_what_is_beside_them(note: Json) -> None:
+def test_neighbors_of_immovable_instructions_are_held(note: Json) -> None:
     assert held(TASK, using(0), told(0), note, using(1), told(1), TASK) == {2, 3, 4}
 
 
-def test_a_system_text_joins_instructions_that_cannot_be_moved() -> None:
+def test_system_message_merges_with_immovable_instructions() -> None:
     note = {"role": "system", "content": [{"type": "tool_removal", "tool": {"name": "search"}}]}
     found = view(TASK, NOTE, SAID, {"role": "user", "content": "Go on."}, note, SAID, TASK)
     both = {"role": "system", "content": [{"type": "text", "text": "Be quick."}, *note["content"]]}
@@ -527,7 +527,7 @@ def changing(**tools: str) -> Json:
     return {"role": "system", "content": blocks}
 
 
-def test_tools_withdrawn_by_name_stay_withdrawn_when_what_is_beside_them_is_left_out() -> None:
+def test_withdrawn_tools_stay_withdrawn_if_neighbors_are_dropped() -> None:
     first, second = changing(read="removal", run="removal"), changing(read="addition", edit="removal")
     elements = [TASK, using(0), told(0), first, using(1), told(1), second, using(2), told(2), SAID, TASK]
     assert held(*elements) == set()
@@ -537,20 +537,20 @@ def test_tools_withdrawn_by_name_stay_withdrawn_when_what_is_beside_them_is_left
     assert new_faults("messages", found.elements, [encode(one) for one in sent]) == []
 
 
-def test_system_texts_in_unknown_places_are_not_moved() -> None:
+def test_system_messages_at_unknown_positions_are_not_moved() -> None:
     server = {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "f", "input": {}}]}
     elements = [TASK, server, NOTE, SAID, TASK]
     assert held(*elements) == {1, 2, 3}
     assert restored(view(*elements), {0: None}) == elements[1:]
 
 
-def test_instructions_among_the_words_of_the_user_are_held() -> None:
+def test_instructions_inside_user_messages_are_held() -> None:
     note = {"type": "mid_conv_system", "content": [{"type": "text", "text": "Never delete."}]}
     found = view(TASK, using(0), told(0, note), SAID, TASK)
     assert found.held == {3}, "the words, and not the results beside them"
 
 
-def test_the_last_compaction_stays_and_what_it_stands_for_counts_nothing() -> None:
+def test_last_compaction_stays_and_messages_before_it_count_nothing() -> None:
     compact = {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
     found = view(TASK, compact, TASK, using(0), told(0), compact, TASK, using(1), told(1))
     assert found.held == {5}
@@ -560,7 +560,7 @@ def test_the_last_compaction_stays_and_what_it_stands_for_counts_nothing() -> No
     assert IGNORED not in view(TASK, SAID).messages
 
 
-def test_what_follows_a_signed_compaction_is_bound_up_to_the_last_thinking() -> None:
+def test_messages_after_a_signed_compaction_are_bound_up_to_the_last_thinking() -> None:
     block = {"type": "compaction", "content": "All was well.", "signature": "c2ln"}
     signed = {"role": "assistant", "content": [block]}
     kept = [signed, TASK, CALLS, ANSWERS, SAID, TASK]
@@ -575,7 +575,7 @@ def test_what_follows_a_signed_compaction_is_bound_up_to_the_last_thinking() -> 
 
 
 @pytest.mark.parametrize("block", [{"signature": "c2ln"}, {"encrypted_content": "b3BhcXVl"}, {}])
-def test_a_compaction_block_leaves_a_trim_with_every_byte(block: Json) -> None:
+def test_compaction_block_keeps_its_bytes_in_a_trim(block: Json) -> None:
     compact = (
         b'{"role":"assistant","content":[{ "content" : "All was w\\u00e8ll.","type":"compaction"%b }]}'
         % b"".join(b',"%b" : "%b"' % (name.encode(), value.encode()) for name, value in block.items())
@@ -588,7 +588,7 @@ def test_a_compaction_block_leaves_a_trim_with_every_byte(block: Json) -> None:
     assert found.restored(gone).raws[0] == compact
 
 
-def test_a_failed_compaction_stands_for_nothing() -> None:
+def test_failed_compaction_replaces_nothing() -> None:
     failed = {"role": "assistant", "content": [{"type": "compaction", "content": None}]}
     found = view(TASK, using(0), told(0), failed, TASK)
     assert IGNORED not in found.messages

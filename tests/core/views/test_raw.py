@@ -1,4 +1,4 @@
-"""JSON taken apart and put together in the bytes that came."""
+"""Test that JSON is split and joined without changing the bytes of its values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ values = st.recursive(
 
 
 @given(value=st.dictionaries(st.text(), values), indent=st.none() | st.integers(0, 2), ascii_only=st.booleans())
-def test_an_object_comes_apart_into_its_fields(value: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
+def test_object_is_split_into_its_fields(value: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
     raw = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
     fields = fields_of(raw)
     assert list(fields) == list(value)
@@ -41,7 +41,7 @@ def test_compact_json_keeps_the_spelling_of_numbers(raw: bytes, text: str) -> No
 
 
 @given(value=st.lists(values), indent=st.none() | st.integers(0, 2))
-def test_a_list_comes_apart_into_its_items(value: list[Any], indent: int | None) -> None:
+def test_list_is_split_into_its_items(value: list[Any], indent: int | None) -> None:
     items = items_of(json.dumps(value, indent=indent).encode())
     assert [json.loads(one) for one in items] == value
     assert json.loads(list_of(items)) == value
@@ -58,5 +58,5 @@ def test_values_keep_their_bytes(number: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [b'"[]"', b"{}", b"3", b"", b" null"])
-def test_what_is_no_list_has_no_items(raw: bytes) -> None:
+def test_non_list_has_no_items(raw: bytes) -> None:
     assert items_of(raw) == []

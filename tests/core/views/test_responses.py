@@ -1,4 +1,4 @@
-"""Responses items as chat messages, case by case."""
+"""Test the view of Responses items as chat messages, case by case."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TASK = {"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}
 NEXT = {"role": "user", "content": "And now?"}
 
 
-def test_calls_made_together_are_one_message_and_their_results_follow() -> None:
+def test_parallel_calls_are_one_message_and_their_results_follow() -> None:
     found = view(TASK, call("a"), call("b"), output("b"), output("a"), NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5,))
     assert [one["role"] for one in seen(found)] == ["user", "assistant", "tool", "tool", "user"]
@@ -77,7 +77,7 @@ SPACE: Json = {"type": "namespace", "name": "crm", "tools": [SEARCH]}
         ({"name": 7, "tools": 7}, call("a"), False),
     ],
 )
-def test_what_loaded_a_tool_is_needed_by_its_calls(tool: Json, use: Json, *, is_needed: bool) -> None:
+def test_message_that_loaded_a_tool_is_needed_by_its_calls(tool: Json, use: Json, *, is_needed: bool) -> None:
     of_client = view(TASK, *loaded("s", tool), NEXT, use, output("a"))
     assert of_client.needed == ({2} if is_needed else set())
     of_server = view(TASK, *loaded(None, tool), call("b"), output("b"), NEXT, use, output("a"))
@@ -85,7 +85,7 @@ def test_what_loaded_a_tool_is_needed_by_its_calls(tool: Json, use: Json, *, is_
     assert view(TASK, use, output("a"), NEXT, *loaded("s", tool)).needed == set()
 
 
-def test_reasoning_and_what_came_of_it_stand_together() -> None:
+def test_reasoning_stays_with_the_items_it_led_to() -> None:
     said = {
         "type": "message",
         "role": "assistant",
@@ -98,24 +98,24 @@ def test_reasoning_and_what_came_of_it_stand_together() -> None:
     assert restored(found, {1: None, 2: None}) == [TASK, thought("2"), said, NEXT]
 
 
-def test_results_are_found_behind_other_calls() -> None:
+def test_results_after_other_calls_are_matched() -> None:
     found = view(TASK, thought("1"), call("a"), thought("2"), call("b"), output("a"), output("b"), NEXT)
     assert found.places == ((0,), (1, 2), (5,), (3, 4), (6,), (7,))
     assert restored(found, {1: None, 2: None}) == [TASK, thought("2"), call("b"), output("b"), NEXT]
 
 
-def test_calls_behind_a_result_begin_anew() -> None:
+def test_calls_after_a_result_start_a_new_message() -> None:
     found = view(TASK, call("a"), output("a"), call("b"), output("b"), NEXT)
     assert found.places == ((0,), (1,), (2,), (3,), (4,), (5,))
 
 
-def test_the_results_that_the_input_ends_with_are_held() -> None:
+def test_results_at_the_end_of_the_input_are_held() -> None:
     found = view(TASK, call("a"), call("b"), output("a"), output("b"))
     assert found.held == {2, 3}
     assert view(TASK, call("a"), output("a"), NEXT).held == frozenset()
 
 
-def test_a_result_whose_call_the_provider_keeps_is_held() -> None:
+def test_result_of_a_call_stored_by_the_provider_is_held() -> None:
     found = view(output("a"), NEXT, call("b"), output("b"), NEXT)
     assert found.held == {0}
 
@@ -133,20 +133,20 @@ def test_a_result_whose_call_the_provider_keeps_is_held() -> None:
         {"type": 3},
     ],
 )
-def test_what_nobody_knows_is_left_alone_and_held(item: Json) -> None:
+def test_unknown_items_are_unchanged_and_held(item: Json) -> None:
     found = view(TASK, item, NEXT)
     assert not outline_of(found.messages[1]).is_known
     assert found.held == {1}
 
 
-def test_what_cannot_be_written_anew_is_left_alone() -> None:
+def test_items_that_cannot_be_written_again_are_unchanged() -> None:
     odd = b'{"role":"user","content":[{"type":"input_text","text":"x"}],"role":"user"}'
     found = view_of("responses", [odd, encode(NEXT)])
     assert not outline_of(found.messages[0]).is_known
     assert found.restored({}).raws == (odd, encode(NEXT))
 
 
-def test_changed_texts_have_the_names_of_this_api() -> None:
+def test_changed_texts_have_the_types_of_responses() -> None:
     said = {"role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "long", "annotations": []}]}
     found = view(
         TASK, said, call("a"), output("a", [{"type": "input_text", "text": "long"}]), call("b"), output("b"), NEXT
@@ -165,7 +165,7 @@ def test_annotated_text_is_not_changed() -> None:
     assert outline_of(view(TASK, said, NEXT).messages[1]).sealed
 
 
-def test_calls_stand_with_what_was_said_directly_before_them() -> None:
+def test_calls_join_the_text_directly_before_them() -> None:
     part = {"type": "output_text", "text": "I look.", "annotations": []}
     said = {"type": "message", "role": "assistant", "id": "msg_1", "content": [part]}
     found = view(TASK, said, said, call("a"), call("b"), output("a"), output("b"), said, NEXT)
@@ -179,14 +179,14 @@ def test_calls_stand_with_what_was_said_directly_before_them() -> None:
 
 
 @pytest.mark.parametrize("content", [None, [{"type": "text", "text": "[...]"}]])
-def test_words_of_which_nothing_is_left_are_not_sent_beside_their_calls(content: Any) -> None:
+def test_emptied_text_is_not_sent_with_its_calls(content: Any) -> None:
     said = {"role": "assistant", "content": "I look." if content is None else [{"type": "output_text", "text": "Yes"}]}
     found = view(TASK, said, call("a"), output("a"), NEXT)
     assert restored(found, {1: {**seen(found)[1], "content": content}}) == [TASK, call("a"), output("a"), NEXT]
 
 
 @pytest.mark.parametrize("odd", ["reasoning", "function_call", "function_call_output"])
-def test_what_belongs_to_an_item_that_cannot_be_read_is_held(odd: str) -> None:
+def test_items_next_to_an_unparsable_item_are_held(odd: str) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "Z2VoZWlt"}
     raws = [encode(one) for name in "abc" for one in (NEXT, thought, call(name), output(name))]
     place = next(place for place in range(4, 8) if json.loads(raws[place]).get("type") == odd)
@@ -200,7 +200,7 @@ def test_what_belongs_to_an_item_that_cannot_be_read_is_held(odd: str) -> None:
     assert new_faults("responses", raws, sent) == []
 
 
-def test_words_that_cannot_be_cut_stand_alone_before_calls() -> None:
+def test_sealed_text_before_calls_is_a_separate_message() -> None:
     note = {"type": "url_citation", "start_index": 0, "end_index": 4, "url": "https://example.com", "title": "x"}
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "long", "annotations": [note]}]}
     assert view(TASK, said, call("a"), output("a"), NEXT).places == ((0,), (1,), (2,), (3,), (4,))
@@ -209,13 +209,13 @@ def test_words_that_cannot_be_cut_stand_alone_before_calls() -> None:
     assert view_of("responses", raws).places == ((0,), (1,), (2,), (3,), (4,))
 
 
-def test_a_call_of_a_program_that_the_provider_keeps_holds_no_words() -> None:
+def test_call_of_a_stored_program_does_not_join_a_text() -> None:
     said = {"role": "assistant", "content": "I look."}
     assert held(TASK, said, coded(call("a")), output("a"), NEXT) == {2}
 
 
 @pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
-def test_arguments_that_were_cut_stand_in_their_call(kind: str) -> None:
+def test_shortened_arguments_are_written_into_their_call(kind: str) -> None:
     name, original, cut = (
         ("arguments", '{"n": 1.10, "t": "long"}', '{"n":1.10,"t":"[...]"}')
         if kind == "function_call"
@@ -232,14 +232,14 @@ def test_arguments_that_were_cut_stand_in_their_call(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shell_call", "local_shell_call", "apply_patch_call", "computer_call"])
-def test_calls_that_have_a_form_of_their_own_are_not_cut(kind: str) -> None:
+def test_calls_with_fixed_arguments_are_not_shortened(kind: str) -> None:
     called = {"type": kind, "call_id": "a", "operation": {"type": "update_file", "diff": "long"}}
     found = view(TASK, called, {"type": f"{kind}_output", "call_id": "a", "output": "done"}, NEXT)
     assert outline_of(found.messages[1]).sealed
 
 
 @pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])
-def test_what_a_model_did_by_itself_stands_with_its_words(kind: str) -> None:
+def test_model_items_stay_with_the_text_of_the_model(kind: str) -> None:
     deed = {"type": kind, "id": "x_1", "status": "completed", "action": {"query": "q"}}
     said = {"role": "assistant", "content": "It is so."}
     found = view(TASK, deed, said, NEXT)
@@ -247,7 +247,7 @@ def test_what_a_model_did_by_itself_stands_with_its_words(kind: str) -> None:
     assert outline_of(found.messages[1]).sealed
 
 
-def test_what_a_call_is_to_do_is_told_with_its_numbers_as_they_came() -> None:
+def test_call_arguments_keep_the_spelling_of_numbers() -> None:
     called = b'{"type":"computer_call","call_id":"a","action":{"type":"wait", "seconds":1.10}}'
     output = {"type": "computer_call_output", "call_id": "a", "output": "done"}
     found = view_of("responses", [encode(TASK), called, encode(output), encode(NEXT)])
@@ -256,7 +256,7 @@ def test_what_a_call_is_to_do_is_told_with_its_numbers_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("kind", ["local_shell_call", "computer_call", "apply_patch_call", "tool_search_call"])
-def test_other_calls_of_the_client_have_results_too(kind: str) -> None:
+def test_other_client_calls_have_results(kind: str) -> None:
     result = kind.removesuffix("_call") + "_output" if kind == "tool_search_call" else f"{kind}_output"
     called = {"type": kind, "call_id": "a", "action": {"type": "exec"}}
     found = view(TASK, called, {"type": result, "call_id": "a", "output": {"image_url": "data:,"}}, NEXT)
@@ -265,7 +265,7 @@ def test_other_calls_of_the_client_have_results_too(kind: str) -> None:
     assert outline_of(found.messages[2]).sealed
 
 
-def test_a_summary_is_told_by_the_assistant() -> None:
+def test_summary_is_an_assistant_message() -> None:
     found = view(TASK, call("a"), output("a"), NEXT)
     told = encode({"role": "assistant", "content": "[summary of 2 earlier messages]\nAll was well."})
     sent = found.restored({1: told, 2: None}, {1}).raws
@@ -277,13 +277,13 @@ def named(name: str) -> Json:
 
 
 def held(*elements: Json) -> set[int]:
-    """Places of what must stay."""
+    """Return the indices of elements that must stay."""
     found = view(*elements)
     return {place for index in found.held for place in found.places[index]}
 
 
 @pytest.mark.parametrize("reference", [named("rs_1"), {"id": "rs_1"}])
-def test_reasoning_that_is_only_named_stands_with_what_came_of_it(reference: Json) -> None:
+def test_referenced_reasoning_stays_with_the_items_it_led_to(reference: Json) -> None:
     said = {"type": "message", "role": "assistant", "id": "msg_1", "content": []}
     found = view(TASK, reference, call("a"), output("a"), reference, said, NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4, 5), (6,))
@@ -291,13 +291,13 @@ def test_reasoning_that_is_only_named_stands_with_what_came_of_it(reference: Jso
     assert restored(found, {1: None, 2: None}) == [TASK, reference, said, NEXT]
 
 
-def test_reasoning_stays_with_what_is_only_named() -> None:
+def test_reasoning_stays_with_referenced_items() -> None:
     assert held(TASK, named("rs_1"), named("fc_1"), output("a"), NEXT) == {1, 2, 3}
     assert held(TASK, thought("1"), named("msg_1"), NEXT) == {1, 2}
     assert held(TASK, thought("1"), call("a"), named("fc_2"), output("a"), NEXT) == {3}, "the call came of it"
 
 
-def test_what_follows_an_item_that_is_only_named_stays_with_it() -> None:
+def test_item_after_a_reference_stays_with_it() -> None:
     said = {"role": "assistant", "content": "Done."}
     assert held(TASK, named("ws_1"), said, NEXT) == {1, 2}
     assert held(TASK, named("ws_1"), thought("1"), call("a"), output("a"), said, NEXT) == {1, 2, 3}
@@ -305,7 +305,7 @@ def test_what_follows_an_item_that_is_only_named_stays_with_it() -> None:
     assert held(TASK, named("fc_1"), output("b"), call("a"), output("a"), NEXT) == {1, 2}
 
 
-def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
+def test_last_compaction_stays_and_the_items_before_it_are_stale() -> None:
     first, last = ({"type": "compaction", "id": one, "encrypted_content": "x"} for one in ("cmp_1", "cmp_2"))
     found = view(TASK, call("a"), output("a"), first, NEXT, last, call("b"), output("b"), NEXT)
     assert found.held == {5}
@@ -315,13 +315,13 @@ def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
     assert view(TASK, NEXT).stale == frozenset()
 
 
-def test_what_must_stay_json_is_not_changed() -> None:
+def test_json_output_is_not_changed() -> None:
     called = {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}}
     found = view(TASK, called, {"type": "local_shell_call_output", "call_id": "a", "output": '{"stdout":"x"}'}, NEXT)
     assert outline_of(found.messages[2]).sealed
 
 
-def test_the_output_of_a_local_shell_may_be_named_by_an_id_alone() -> None:
+def test_local_shell_output_may_have_only_an_id() -> None:
     called = {"type": "local_shell_call", "id": "lsh_1", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}}
     for name in ("a", "lsh_1"):
         output = {"type": "local_shell_call_output", "id": name, "output": "{}"}
@@ -336,7 +336,7 @@ def test_the_output_of_a_local_shell_may_be_named_by_an_id_alone() -> None:
     assert held(TASK, called, both, NEXT) == set()
 
 
-def test_calls_that_came_of_one_reasoning_stand_together_between_their_results() -> None:
+def test_calls_of_one_reasoning_stay_together_with_results_between() -> None:
     loop = [thought("1"), call("a"), output("a"), call("b"), output("b")]
     found = view(TASK, *loop, thought("2"), call("c"), output("c"), NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5,), (6, 7), (8,), (9,))
@@ -351,28 +351,28 @@ def test_calls_that_came_of_one_reasoning_stand_together_between_their_results()
 
 
 @pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])
-def test_what_a_model_did_beside_its_calls_stands_with_the_reasoning_that_both_came_of(kind: str) -> None:
+def test_model_items_next_to_calls_stay_with_their_reasoning(kind: str) -> None:
     deed = {"type": kind, "id": "x_1", "status": "completed"}
     behind = [thought("2"), call("c"), output("c"), NEXT]
     found = view(TASK, thought("1"), call("a"), deed, output("a"), *behind)
     assert found.places == ((0,), (1, 2, 3), (4,), (5, 6), (7,), (8,))
     assert restored(found, dict.fromkeys((1, 2))) == [TASK, *behind]
-    # each result directly behind its call
+    # each result directly after its call
     found = view(TASK, thought("1"), call("a"), output("a"), deed, *behind)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5, 6), (7,), (8,))
     assert found.following == {3}
-    # nothing was reasoned
+    # without reasoning
     found = view(TASK, call("a"), output("a"), deed, call("c"), output("c"), NEXT)
     assert found.places == ((0,), (1,), (2,), (3, 4), (5,), (6,))
 
 
-def test_calls_that_the_provider_knows_nothing_of_stand_alone() -> None:
+def test_calls_without_provider_id_are_separate() -> None:
     unnamed = {name: value for name, value in call("b").items() if name != "id"}
     found = view(TASK, thought("1"), call("a"), output("a"), unnamed, output("b"), NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5,), (6,))
 
 
-def test_what_is_beside_a_change_keeps_its_bytes() -> None:
+def test_unchanged_parts_next_to_a_change_keep_their_bytes() -> None:
     numbers = b'{"n":[1E5,1.10,-0.0],"t":"\\u30a8\\/"}'
     kept = b'{"type":"output_text","text":"\\u30a8","annotations":[],"logprobs":[]}'
     said = (
@@ -398,7 +398,7 @@ PROGRAM: Json = {"type": "program", "id": "pr_1", "call_id": "p", "code": "await
 RAN: Json = {"type": "program_output", "id": "po_1", "call_id": "p", "result": "2", "status": "completed"}
 
 
-def test_a_program_stands_or_goes_with_its_calls_and_what_it_came_to() -> None:
+def test_program_is_kept_or_dropped_with_its_calls_and_output() -> None:
     ran = [thought("1"), PROGRAM, coded(call("a")), output("a"), coded(call("b")), coded(output("b")), RAN]
     said = {"role": "assistant", "content": "Two."}
     found = view(TASK, *ran, said, NEXT)
@@ -411,14 +411,14 @@ def test_a_program_stands_or_goes_with_its_calls_and_what_it_came_to() -> None:
     assert view(TASK, *two, NEXT).places == ((0,), (1, 2, 3, 5, 6), (4,), (7,))
 
 
-def test_what_a_program_reads_is_never_rewritten() -> None:
+def test_results_read_by_a_program_are_never_changed() -> None:
     for made, told in ((coded(call("a")), output("a")), (call("a"), coded(output("a")))):
         found = view(TASK, PROGRAM, made, told, NEXT)
         assert [outline_of(raw).sealed for raw in found.messages] == [False, True, True, False]
     assert not outline_of(view(TASK, PROGRAM, call("a"), output("a"), NEXT).messages[2]).sealed
 
 
-def test_what_a_program_does_that_the_provider_keeps_is_held() -> None:
+def test_calls_of_a_stored_program_are_held() -> None:
     assert held(TASK, coded(call("a")), output("a"), NEXT) == {1}
     assert held(TASK, RAN, NEXT) == {1}
     unknown = view(TASK, coded(output("a")), NEXT)
@@ -426,14 +426,14 @@ def test_what_a_program_does_that_the_provider_keeps_is_held() -> None:
     assert outline_of(unknown.messages[1]).sealed
 
 
-def test_a_run_of_one_reasoning_goes_first_where_a_compaction_stands_for_all_of_it() -> None:
+def test_run_of_one_reasoning_before_a_compaction_is_stale() -> None:
     compaction = {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
     loop = [thought("1"), call("a"), output("a"), call("b")]
     assert view(TASK, *loop, output("b"), compaction, NEXT).stale == {0, 1, 2, 3, 4}
     assert view(TASK, *loop, compaction, output("b"), NEXT).stale == {0}, "a part of it stands behind that"
 
 
-def test_what_a_call_is_bound_to_is_told_whatever_is_remembered_of_the_same_call_elsewhere() -> None:
+def test_cached_call_of_another_request_does_not_change_binding() -> None:
     book = CountCache()
     alone = [encode(one) for one in ({"role": "user", "content": "Go."}, call("b"), output("b"))]
     bound = [encode(one) for one in ({"role": "user", "content": "Go."}, thought("1"), call("a"), output("a"))]

@@ -1,4 +1,4 @@
-"""What holds of every view, for generated conversations of agents in each format."""
+"""Test the properties of every view with generated agent conversations in each format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ law = settings(max_examples=60, deadline=None)
 
 Json = dict[str, Any]
 T = TypeVar("T")
-#: what happens in a conversation: words of the user's, or calls with their results
+#: steps of a conversation: words of the user, or calls with their results
 Step = tuple[str, list[str]]
 WORDS = [
     "order",
@@ -58,7 +58,7 @@ POLICIES = [
 
 
 class CountingBook(CountCache):
-    """Counts the elements that it lets be read."""
+    """Count the elements that are parsed."""
 
     read = 0
 
@@ -95,7 +95,7 @@ def steps(draw: st.DrawFn) -> list[Step]:
 
 
 def as_messages(made: Sequence[Step], chance: random.Random) -> list[Json]:
-    """Anthropic's: results in one user message, sometimes with words behind them; thinking; cache marks."""
+    """Return Anthropic messages: results in one user message, sometimes followed by words; thinking; cache marks."""
     return instructed(thoughtful(served(spoken(made, chance), chance), chance), chance)
 
 
@@ -136,7 +136,7 @@ def spoken(made: Sequence[Step], chance: random.Random) -> list[Json]:
 
 
 def served(elements: Sequence[Json], chance: random.Random) -> list[Json]:
-    """With calls here and there that run where the model does; their results come in later messages, or behind them."""
+    """Add some calls to server tools; their results follow directly or in later messages."""
     found: list[Json] = []
     share, waiting = chance.choice([0.0, 0.0, 0.3]), ""
     last = len(elements) - 1
@@ -164,7 +164,7 @@ def served(elements: Sequence[Json], chance: random.Random) -> list[Json]:
 
 
 def thoughtful(elements: list[Json], chance: random.Random) -> list[Json]:
-    """With thinking here and there; in some conversations each turn begins with it."""
+    """Add some thinking; in some conversations each turn starts with it."""
     share, is_first, turns = chance.choice([0.0, 0.1, 0.4]), False, chance.random() < 0.6
     for element in elements:
         content = element["content"]
@@ -178,7 +178,7 @@ def thoughtful(elements: list[Json], chance: random.Random) -> list[Json]:
 
 
 def instructed(elements: Sequence[Json], chance: random.Random) -> list[Json]:
-    """With system messages here and there, where they may stand."""
+    """Add some system messages at allowed positions."""
     found: list[Json] = []
     share = chance.choice([0.0, 0.2, 0.6])
     for number, (element, behind) in enumerate(zip(elements, [*elements[1:], None], strict=True)):
@@ -191,7 +191,7 @@ def instructed(elements: Sequence[Json], chance: random.Random) -> list[Json]:
 
 
 def as_responses(made: Sequence[Step], chance: random.Random) -> list[Json]:
-    """OpenAI's items: reasoning before calls, results in any order behind them, also call by call."""
+    """Return OpenAI items: reasoning before calls, results in any order after them or directly after each call."""
     found: list[Json] = []
     for number, (kind, said) in enumerate(made):
         if kind == "user":
@@ -223,7 +223,7 @@ def as_responses(made: Sequence[Step], chance: random.Random) -> list[Json]:
 
 
 def phased(items: list[Json], chance: random.Random) -> list[Json]:
-    """In some conversations all that the assistant says has a phase."""
+    """Add a phase to all assistant messages in some conversations."""
     if chance.random() < 0.5:
         return items
     said = [item for item in items if item.get("role") == "assistant"]
@@ -233,7 +233,7 @@ def phased(items: list[Json], chance: random.Random) -> list[Json]:
 
 
 def marked(items: list[Json], chance: random.Random) -> list[Json]:
-    """With explicit marks of the prompt cache here and there, on parts that say which they are."""
+    """Add some explicit prompt cache marks, to parts of items that have an ID."""
     for number, item in enumerate(items):
         content = item.get("content")
         if isinstance(content, list) and chance.random() < 0.3:
@@ -243,7 +243,7 @@ def marked(items: list[Json], chance: random.Random) -> list[Json]:
 
 
 def before(number: int, chance: random.Random) -> list[Json]:
-    """What stands before what a model said: its reasoning, whole or by name, or what it did; a compaction."""
+    """Return items before a text or call of the model: reasoning, complete or as a reference, a model item, a compaction."""
     thoughts = [reasoning(number), {"type": "item_reference", "id": f"rs_{number}"}]
     did = {"type": "item_reference", "id": f"ws_{number}"}
     compact = {"type": "compaction", "id": f"cmp_{number}", "encrypted_content": "Z2VoZWlt"}
@@ -283,7 +283,7 @@ def fitted(view: View, share: float, policy: TrimPolicy) -> TrimmedConversation 
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99))
-def test_what_nobody_changes_is_the_bytes_that_came(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
+def test_unchanged_elements_keep_their_bytes(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
     assert view.restored({}).raws == tuple(elements)
@@ -294,9 +294,7 @@ def test_what_nobody_changes_is_the_bytes_that_came(wire: Wire, render: Render, 
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99), more=st.integers(0, 3))
-def test_what_was_read_before_is_the_same_when_it_is_read_again(
-    wire: Wire, render: Render, made: list[Step], seed: int, more: int
-) -> None:
+def test_cached_elements_give_the_same_view(wire: Wire, render: Render, made: list[Step], seed: int, more: int) -> None:
     elements, book = elements_of(wire, render, made, seed), CountingBook()
     view_of(wire, elements[: len(elements) - more], book)
     book.read = 0
@@ -316,7 +314,7 @@ def test_what_was_read_before_is_the_same_when_it_is_read_again(
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99), more=st.integers(0, 3), taken=st.lists(choices, min_size=1, max_size=3))
-def test_what_was_made_before_is_the_same_when_it_is_made_again(
+def test_cached_changes_give_the_same_elements(
     wire: Wire, render: Render, made: list[Step], *, seed: int, more: int, taken: list[tuple[float, TrimPolicy]]
 ) -> None:
     elements, book = elements_of(wire, render, made, seed), CountingBook()
@@ -343,7 +341,7 @@ def test_what_was_made_before_is_the_same_when_it_is_made_again(
 
 
 def without_phase(raw: bytes) -> bytes:
-    """Return a new message (it has no id) without its phase; any other element as it is."""
+    """Return a new message (one without an ID) without its phase, or any other element unchanged."""
     item = decode(raw)
     if not isinstance(item, dict) or "phase" not in item or "id" in item:
         return raw
@@ -353,7 +351,7 @@ def without_phase(raw: bytes) -> bytes:
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99), choice=choices)
-def test_what_is_chosen_is_a_request_that_the_provider_takes(
+def test_trimmed_request_is_accepted_by_the_provider(
     wire: Wire, render: Render, made: list[Step], seed: int, choice: tuple[float, TrimPolicy]
 ) -> None:
     elements, (share, policy) = elements_of(wire, render, made, seed), choice
@@ -377,7 +375,7 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
 
 @law
 @given(made=steps(), seed=st.integers(0, 99), choice=choices)
-def test_what_is_sent_of_items_keeps_phases_cache_marks_and_the_bytes_of_a_compaction(
+def test_sent_items_keep_phases_cache_marks_and_compactions(
     made: list[Step], seed: int, choice: tuple[float, TrimPolicy]
 ) -> None:
     elements, (share, policy) = elements_of("responses", as_responses, made, seed), choice
@@ -390,7 +388,7 @@ def test_what_is_sent_of_items_keeps_phases_cache_marks_and_the_bytes_of_a_compa
 
 @law
 @given(made=steps(), seed=st.integers(0, 99))
-def test_a_summary_among_items_that_have_phases_has_one_too(made: list[Step], seed: int) -> None:
+def test_summary_has_a_phase_if_other_items_have(made: list[Step], seed: int) -> None:
     elements = elements_of("responses", as_responses, made, seed)
     found = view_of("responses", elements)
     units = Conversation.of(found.messages, pinned=found.held, following=found.following).units
@@ -403,7 +401,7 @@ def test_a_summary_among_items_that_have_phases_has_one_too(made: list[Step], se
 
 
 def check_items(original: Sequence[bytes], sent: Sequence[bytes]) -> None:
-    """What clients of the Responses API must send back, and the provider reads."""
+    """Check the fields that clients of the Responses API must send back."""
     before, after = ([json.loads(raw) for raw in raws] for raws in (original, sent))
     phases = [item.get("phase") for item in before if item.get("role") == "assistant"]
     if phases and all(phases):
@@ -423,7 +421,7 @@ def marks(item: Json) -> list[Any]:
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99))
-def test_a_unit_that_is_left_out_takes_all_of_it_along(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
+def test_dropped_unit_is_dropped_completely(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
     conversation = Conversation.of(view.messages, pinned=view.held, leading=view.leading, following=view.following)
@@ -437,7 +435,7 @@ def test_a_unit_that_is_left_out_takes_all_of_it_along(wire: Wire, render: Rende
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99))
-def test_a_summary_stands_where_what_it_stands_for_stood(
+def test_summary_is_at_the_position_of_what_it_replaces(
     wire: Wire, render: Render, made: list[Step], seed: int
 ) -> None:
     elements = elements_of(wire, render, made, seed)
@@ -458,7 +456,7 @@ def test_a_summary_stands_where_what_it_stands_for_stood(
 @formats
 @law
 @given(made=steps(), seed=st.integers(0, 99))
-def test_results_can_be_shown_in_another_form(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
+def test_results_can_be_replaced(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
     shown = [short(raw) for raw in view.messages]
@@ -477,13 +475,13 @@ def short(raw: bytes) -> bytes:
 
 
 def signed(elements: Sequence[bytes]) -> set[bytes]:
-    """Everything that a provider checks, as it stands in the request."""
+    """Return everything that a provider verifies, unchanged from the request."""
     blocks = [element for raw in elements for element in parts(json.loads(raw))]
     return {encode(block) for block in blocks if block.get("type") in ("thinking", "reasoning")}
 
 
 def notes(elements: Sequence[bytes]) -> list[str]:
-    """What the operator says between the messages."""
+    """Return the texts of system messages in the middle of the conversation."""
     found = [json.loads(raw) for raw in elements]
     return [
         part.get("text") or part["content"] for one in found if one.get("role") == "system" for part in texts_of(one)
@@ -521,11 +519,11 @@ def parts(element: Json) -> list[Json]:
         ([("ab", ""), ("b", ""), ("", "b"), ("", "a")], {0, 1}),
     ],
 )
-def test_what_loaded_a_tool_last_is_needed_by_its_last_call(tools: list[tuple[str, str]], needed: set[int]) -> None:
+def test_last_loader_of_a_tool_is_needed_by_its_last_call(tools: list[tuple[str, str]], needed: set[int]) -> None:
     assert {*loaders(tools)} == needed
 
 
-def test_chat_messages_are_their_own_view() -> None:
+def test_chat_messages_need_no_conversion() -> None:
     elements = [encode({"role": "user", "content": "hello"}), encode({"role": "assistant", "content": "hi"})]
     view = view_of("chat", elements)
     assert view.messages == tuple(elements)
@@ -535,7 +533,7 @@ def test_chat_messages_are_their_own_view() -> None:
     assert view_of("responses", elements).array == "input"
 
 
-def test_the_messages_of_some_elements_are_known() -> None:
+def test_messages_of_elements_are_returned() -> None:
     results = [{"type": "tool_result", "tool_use_id": one, "content": one} for one in "ab"]
     calls = [{"type": "tool_use", "id": one, "name": "f", "input": {}} for one in "ab"]
     elements = [
@@ -550,7 +548,7 @@ def test_the_messages_of_some_elements_are_known() -> None:
 
 @pytest.mark.parametrize("odd", [[], {}, 3, None, ["text"]])
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
-def test_a_type_or_a_role_that_is_no_name_is_read_as_nothing_known(wire: Wire, odd: object) -> None:
+def test_type_or_role_that_is_no_string_is_unknown(wire: Wire, odd: object) -> None:
     last = {"role": "user", "content": "x"}
     for element in (
         {"type": odd, "a": 1},
@@ -568,8 +566,8 @@ def test_a_type_or_a_role_that_is_no_name_is_read_as_nothing_known(wire: Wire, o
         assert new_faults(wire, raws, raws) == []
 
 
-def thinking_run(result: str, *overhead: Json) -> list[bytes]:
-    """A run of Claude's that thought once, and in which a reminder may stand beside the first result."""
+def thinking_run(result: str, *next_to_result: Json) -> list[bytes]:
+    """Return an agent run of Claude that thought once; a reminder may be next to the first result."""
     thought = {"type": "thinking", "thinking": "First the test.", "signature": "c2ln"}
     uses = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in "abc"]
     results = [
@@ -580,7 +578,7 @@ def thinking_run(result: str, *overhead: Json) -> list[bytes]:
         {"role": "user", "content": "Fix the parser."},
         {"role": "assistant", "content": [thought, uses[0]]},
     ]
-    elements.append({"role": "user", "content": [results[0], *overhead]})
+    elements.append({"role": "user", "content": [results[0], *next_to_result]})
     for use, told in zip(uses[1:], results[1:], strict=True):
         elements += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
     return [encode(element) for element in elements]
@@ -591,7 +589,7 @@ REMINDER: Json = {"type": "text", "text": "<system-reminder>Keep your list up to
 
 
 @pytest.mark.parametrize("overhead", [(), (REMINDER,)])
-def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_stays(overhead: tuple[Json, ...]) -> None:
+def test_first_result_is_shortened_and_thinking_stays_if_the_turn_thought_once(overhead: tuple[Json, ...]) -> None:
     elements = thinking_run("\n".join(f"line {number}: x = parse(token_{number})" for number in range(300)), *overhead)
     view = view_of("messages", elements)
     done = fitted(view, 0.5, TrimPolicy())
@@ -602,7 +600,7 @@ def test_of_a_run_that_thought_once_the_first_result_is_cut_and_its_thinking_sta
     assert len(sent[2]) < len(elements[2]) / 2
 
 
-def test_a_result_that_was_not_read_yet_is_cut_where_words_stand_beside_it_and_not_left_out() -> None:
+def test_unread_result_next_to_words_is_shortened_but_not_dropped() -> None:
     *elements, _, told = thinking_run("x")[:5]
     thought = {"type": "thinking", "thinking": LONG, "signature": "c2ln"}
     use = encode(
@@ -620,7 +618,7 @@ def test_a_result_that_was_not_read_yet_is_cut_where_words_stand_beside_it_and_n
         assert len(sent[-1]) < len(last) / 2
 
 
-def test_of_a_run_that_thought_once_nothing_goes_that_would_make_a_reminder_its_beginning() -> None:
+def test_trim_never_makes_a_reminder_start_a_turn_with_thinking() -> None:
     elements = thinking_run("x", REMINDER)
     view = view_of("messages", elements)
     for share in (0.3, 0.5, 0.7, 0.9):
@@ -631,7 +629,7 @@ def test_of_a_run_that_thought_once_nothing_goes_that_would_make_a_reminder_its_
 
 
 def reminded(calls: int) -> list[bytes]:
-    """A run that thought once, with long arguments, and a reminder beside every third result."""
+    """Return a run that thought once, with long arguments, and a reminder next to every third result."""
     elements: list[Json] = [{"role": "user", "content": "Fix the parser."}]
     for number in range(calls):
         text = "\n".join(f"def test_{number}_{n}(): assert parse({n}) == {n * 3}" for n in range(12))
@@ -652,9 +650,7 @@ def reminded(calls: int) -> list[bytes]:
         (TrimPolicy(strategies=(Shorten(60),)), 0.9, "shorten"),
     ],
 )
-def test_reminders_beside_results_are_no_reason_to_leave_out_whole_calls(
-    policy: TrimPolicy, share: float, applied: str
-) -> None:
+def test_reminders_next_to_results_do_not_cause_dropped_calls(policy: TrimPolicy, share: float, applied: str) -> None:
     elements = reminded(9)
     view = view_of("messages", elements)
     assert view.following, "words that go with results"
