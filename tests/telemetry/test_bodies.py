@@ -15,7 +15,7 @@ from gateway.core.errors import UpstreamUnreachable
 from gateway.core.http.request import Outgoing
 from gateway.core.ports import UpstreamReply
 from gateway.mock import MockProvider, MockServer
-from gateway.telemetry.bodies import MOST, LoggedUpstream
+from gateway.telemetry.bodies import MAX_BYTES, LoggedUpstream
 from tests.conftest import StartProcess, closed_port
 from tests.support.gateways import GatewayProcess, until
 from tests.support.web import HI
@@ -101,17 +101,17 @@ async def test_fields_that_hold_a_credential_are_masked(field: str) -> None:
 
 
 async def test_a_credential_that_is_cut_is_masked_as_well() -> None:
-    body = b'{"messages":"' + b"x" * (MOST - 40) + b'","api_key":"' + b"s3cret" * 100 + b'"}'
+    body = b'{"messages":"' + b"x" * (MAX_BYTES - 40) + b'","api_key":"' + b"s3cret" * 100 + b'"}'
     assert "s3" not in (await told(Answer([b""]), body))["request"]
 
 
 async def test_of_a_long_body_the_beginning_is_kept_and_its_size_is_said() -> None:
-    fields = await told(Answer([b"a" * 1000] * 200), "ö".encode() * MOST)
-    assert fields["response"] == "a" * MOST + "…"
-    assert (fields["response_bytes"], fields["request_bytes"]) == (200_000, 2 * MOST)
-    assert fields["request"] == "ö" * (MOST // 2) + "…"
-    odd = await told(Answer([b"x", "ö".encode() * MOST]))
-    assert odd["response"] == "x" + "ö" * (MOST // 2 - 1) + "…", "half a letter is left out"
+    fields = await told(Answer([b"a" * 1000] * 200), "ö".encode() * MAX_BYTES)
+    assert fields["response"] == "a" * MAX_BYTES + "…"
+    assert (fields["response_bytes"], fields["request_bytes"]) == (200_000, 2 * MAX_BYTES)
+    assert fields["request"] == "ö" * (MAX_BYTES // 2) + "…"
+    odd = await told(Answer([b"x", "ö".encode() * MAX_BYTES]))
+    assert odd["response"] == "x" + "ö" * (MAX_BYTES // 2 - 1) + "…", "half a letter is left out"
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ async def test_a_packed_answer_is_unpacked_for_the_log(encoding: str, pack: Any)
     compressed = pack(b'{"a":1}')
     assert (await told(Answer([compressed[:5], compressed[5:]], encoding)))["response"] == '{"a":1}'
     bomb = pack(b"x" * 10_000_000)
-    assert (await told(Answer([bomb], encoding)))["response"] == "x" * MOST + "…"
+    assert (await told(Answer([bomb], encoding)))["response"] == "x" * MAX_BYTES + "…"
 
 
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (Answer([b"\xff\xfe\x00"]), "(3 bytes that are no text)"),
-        (Answer([b"abc"], "br"), "(3 bytes, packed: br)"),
-        (Answer([b"\x1f\x8b" + b"x" * 30], "gzip"), "(32 bytes, packed: gzip)"),
+        (Answer([b"\xff\xfe\x00"]), "(3 bytes that are not text)"),
+        (Answer([b"abc"], "br"), "(3 bytes, compressed: br)"),
+        (Answer([b"\x1f\x8b" + b"x" * 30], "gzip"), "(32 bytes, compressed: gzip)"),
         (Answer([]), ""),
     ],
 )
@@ -145,7 +145,7 @@ async def test_a_provider_that_cannot_be_reached_has_no_answer() -> None:
             async with upstream.send(SENT):
                 pass
     assert (json.loads(lines[0])["status"], json.loads(lines[0])["response"]) == (None, "")
-    assert "no answer 0 bytes" in lines[1]
+    assert "no response 0 bytes" in lines[1]
 
 
 async def test_it_closes_what_it_wraps() -> None:

@@ -243,9 +243,9 @@ def test_a_class_is_made_and_an_object_is_taken_as_it_is() -> None:
     [
         ("Silent", "has none of on_usage, on_finish, on_step"),
         ("Asynchronous", "has methods that are not plain functions: they are called without await"),
-        ("Needy", "cannot be made: TypeError: "),
-        ("Unwilling", "cannot be made: SystemExit: 3"),
-        ("Missing", "cannot be made: AttributeError: "),
+        ("Needy", "cannot be loaded: TypeError: "),
+        ("Unwilling", "cannot be loaded: SystemExit: 3"),
+        ("Missing", "cannot be loaded: AttributeError: "),
     ],
 )
 def test_what_cannot_be_told_is_a_problem_of_the_configuration(name: str, problem: str) -> None:
@@ -253,7 +253,7 @@ def test_what_cannot_be_told_is_a_problem_of_the_configuration(name: str, proble
         callbacks.made([f"{__name__}.All", f"{__name__}.{name}", "no.such.module"])
     first, second = error.value.problems
     assert first.startswith(f"callbacks.observers[1]: {__name__}.{name} {problem}")
-    assert second.startswith("callbacks.observers[2]: no.such.module cannot be made: ModuleNotFoundError: ")
+    assert second.startswith("callbacks.observers[2]: no.such.module cannot be loaded: ModuleNotFoundError: ")
 
 
 async def test_it_ends_without_webhooks() -> None:

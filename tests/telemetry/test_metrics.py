@@ -20,7 +20,7 @@ from gateway.core.counting.context import ToolResultTokens
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
-from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
+from gateway.telemetry.metrics import FAMILIES, MAX_MODELS, MAX_TOOLS, Metrics, State
 from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
 from tests.support.timing import calls_made
@@ -176,26 +176,26 @@ def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_
 
 
 def test_the_results_of_many_tools_are_counted_together_beyond_a_bound() -> None:
-    weights = {f"t{number}": ToolResultTokens(1, 3) for number in range(MOST_TOOLS + 50)}
+    weights = {f"t{number}": ToolResultTokens(1, 3) for number in range(MAX_TOOLS + 50)}
     tools = counted(replace(CALL, context=replace(CONTEXT, tool_weights=weights))).family(
         "gateway_tool_result_tokens_total"
     )
-    assert len(tools) == MOST_TOOLS + 1
+    assert len(tools) == MAX_TOOLS + 1
     assert tools[("tool", "other"),] == 150
 
 
 def test_many_models_are_counted_together_beyond_a_bound() -> None:
-    found = counted(*(replace(CALL, model=f"m{number}") for number in range(MOST_MODELS + 50)))
+    found = counted(*(replace(CALL, model=f"m{number}") for number in range(MAX_MODELS + 50)))
     calls = found.family("gateway_calls_total")
-    assert len(calls) == MOST_MODELS + 1
-    assert sum(calls.values()) == MOST_MODELS + 50
+    assert len(calls) == MAX_MODELS + 1
+    assert sum(calls.values()) == MAX_MODELS + 50
     assert found.value("gateway_tokens_total", type="input", provider="openai", model="other") == 50 * 100
 
 
 def test_a_name_that_no_provider_answered_to_takes_no_place() -> None:
     failed = [
         replace(CALL, model=f"junk{number}", status=404, outcome="provider_error", charge=None)
-        for number in range(MOST_MODELS + 50)
+        for number in range(MAX_MODELS + 50)
     ]
     found = counted(*failed, CALL)
     models = {dict(labels)["model"] for labels in found.family("gateway_calls_total")}
@@ -208,9 +208,9 @@ def test_a_model_that_has_answered_keeps_its_name_when_it_fails() -> None:
 
 
 def test_many_tools_are_counted_together_beyond_a_bound() -> None:
-    names = tuple(f"t{number}" for number in range(MOST_TOOLS + 50))
+    names = tuple(f"t{number}" for number in range(MAX_TOOLS + 50))
     tools = counted(replace(CALL, tools=names)).family("gateway_tool_calls_total")
-    assert len(tools) == MOST_TOOLS + 1
+    assert len(tools) == MAX_TOOLS + 1
     assert tools[("tool", "other"),] == 50
 
 
@@ -300,8 +300,8 @@ def test_workers_that_are_killed_again_and_again_use_up_no_slots(tmp_path: Path)
         sizes.append(len((tmp_path / "1.names").read_text("utf-8").splitlines()))
     assert sizes == [sizes[0]] * 3
     found = read(Metrics(tmp_path).text())
-    assert len(found.family("gateway_cost_usd_total")) == MOST_MODELS + 1
-    assert len(found.family("gateway_tool_calls_total")) == MOST_TOOLS + 1
+    assert len(found.family("gateway_cost_usd_total")) == MAX_MODELS + 1
+    assert len(found.family("gateway_tool_calls_total")) == MAX_TOOLS + 1
     assert sum(found.family("gateway_calls_total").values()) == 3 * 251
     assert found.value("gateway_tokens_total", type="input", provider="openai", model="0-7") == 100
 

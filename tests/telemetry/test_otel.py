@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockProvider, MockServer
-from gateway.telemetry.otel import MOST_NAMES, MOST_OPERATIONS, Otel
+from gateway.telemetry.otel import MAX_NAMES, MAX_OPERATIONS, Otel
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI
@@ -180,11 +180,11 @@ def test_names_that_callers_make_up_cost_no_memory(traced: GatewayThread, collec
 
 def test_of_models_that_answer_only_so_many_are_told_apart(collector: Collector) -> None:
     otel = Otel("1")
-    for number in range(MOST_NAMES // 2 + 20):
+    for number in range(MAX_NAMES // 2 + 20):
         otel.record(replace(ANSWERED, model=f"model-{number}", response_model=f"model-{number}-x"), None)
     otel.close()
     points = {said(point.attributes)["gen_ai.request.model"]: point for point in collector.metrics()[DURATION]}
-    assert len(points) == MOST_NAMES // 2 + 1
+    assert len(points) == MAX_NAMES // 2 + 1
     assert points["other"].count == 20
     assert "gen_ai.response.model" not in said(points["other"].attributes)
 
@@ -192,14 +192,14 @@ def test_of_models_that_answer_only_so_many_are_told_apart(collector: Collector)
 def test_of_paths_that_answer_only_so_many_are_told_apart(collector: Collector) -> None:
     otel = Otel("1")
     otel.record(replace(ANSWERED, operation="refused", status=404), None)
-    for number in range(MOST_OPERATIONS + 20):
+    for number in range(MAX_OPERATIONS + 20):
         otel.record(replace(ANSWERED, operation=f"path-{number}"), None)
     otel.record(ANSWERED, None)
     otel.close()
     shown = {said(point.attributes)["gen_ai.operation.name"] for point in collector.metrics()[DURATION]}
     assert {"chat", "path-0", "other"} <= shown
     assert "refused" not in shown
-    assert len(shown) <= MOST_OPERATIONS + 1
+    assert len(shown) <= MAX_OPERATIONS + 1
 
 
 def test_without_a_collector_calls_go_on(

@@ -17,7 +17,7 @@ from email.utils import formatdate
 import pytest
 
 from gateway.core.http.signing import signing_key
-from gateway.telemetry.webhooks import MOST_WAITING, SENDERS, TRIES, WebhookSender, WebhookTarget
+from gateway.telemetry.webhooks import MAX_TRIES, MAX_WAITING, SENDERS, WebhookSender, WebhookTarget
 from gateway.upstream import http
 from tests.conftest import closed_port
 from tests.support.receiver import Receiver, serving
@@ -124,7 +124,7 @@ async def test_an_event_is_given_up_after_some_tries(receiver: Receiver) -> None
     async with webhook(receiver.url, counted) as made:
         made.put("a", b"{}")
         await eventually(lambda: counted.results)
-    assert receiver.ids == ["a"] * TRIES
+    assert receiver.ids == ["a"] * MAX_TRIES
     assert counted.results == ["failed"]
     assert sum(counted.waits) < 60
 
@@ -160,7 +160,7 @@ async def test_a_receiver_that_cannot_be_reached_is_tried_again() -> None:
     async with webhook(f"http://127.0.0.1:{closed_port()}/", counted) as made:
         made.put("a", b"{}")
         await eventually(lambda: counted.results)
-    assert (counted.results, len(counted.waits)) == (["failed"], TRIES - 1)
+    assert (counted.results, len(counted.waits)) == (["failed"], MAX_TRIES - 1)
 
 
 async def test_a_receiver_that_does_not_answer_is_left_after_the_timeout(receiver: Receiver) -> None:
@@ -203,22 +203,22 @@ async def test_what_a_slow_receiver_has_no_room_for_is_dropped_and_said_once(
         made.put("first", b"{}")
         await eventually(lambda: receiver.requests)
         began = time.perf_counter()
-        for number in range(MOST_WAITING * 2):
+        for number in range(MAX_WAITING * 2):
             made.put(f"m{number}", b"{}")
         assert time.perf_counter() - began < 1.0  # whoever puts does not wait
         dropped = counted.results.count("dropped")
-        assert dropped == MOST_WAITING
-        assert [line for line in lines(caplog) if "further ones are dropped" in line] == [
-            f"webhook 127.0.0.1: {MOST_WAITING} events wait for it, further ones are dropped"
+        assert dropped == MAX_WAITING
+        assert [line for line in lines(caplog) if "further events are dropped" in line] == [
+            f"webhook 127.0.0.1: {MAX_WAITING} events are waiting; further events are dropped"
         ]
         receiver.gate.set()
-        for number in range(1, MOST_WAITING + 2, 50):
+        for number in range(1, MAX_WAITING + 2, 50):
             await eventually(lambda number=number: counted.results.count("sent") >= number)  # type: ignore[misc]
-        assert counted.results.count("sent") == MOST_WAITING + 1
+        assert counted.results.count("sent") == MAX_WAITING + 1
         # The newest were dropped: what waited is sent.
-        assert set(receiver.ids) == {"first", *(f"m{number}" for number in range(MOST_WAITING))}
+        assert set(receiver.ids) == {"first", *(f"m{number}" for number in range(MAX_WAITING))}
         assert [line for line in lines(caplog) if "were dropped" in line] == [
-            f"webhook 127.0.0.1: {MOST_WAITING} events were dropped"
+            f"webhook 127.0.0.1: {MAX_WAITING} events were dropped"
         ]
 
 
@@ -244,8 +244,8 @@ async def test_that_a_receiver_fails_is_said_once_and_that_it_takes_events_again
             made.put(f"m{number}", b"{}")
             await eventually(lambda number=number: len(counted.results) == number + 1)  # type: ignore[misc]
     assert lines(caplog) == [
-        "webhook 127.0.0.1 does not take events: it says 404",
-        "webhook 127.0.0.1 takes events again",
+        "webhook 127.0.0.1 does not accept events: status 404",
+        "webhook 127.0.0.1 accepts events again",
     ]
 
 
@@ -255,7 +255,7 @@ async def test_no_secret_and_no_path_is_ever_logged(receiver: Receiver, caplog: 
     for url in (receiver.url, f"http://127.0.0.1:{closed_port()}/very-secret-path?token=hidden"):
         counted = Counted()
         async with webhook(url, counted) as made:
-            for number in range(MOST_WAITING + 10):
+            for number in range(MAX_WAITING + 10):
                 made.put(f"m{number}", b"{}")
             await eventually(lambda counted=counted: "failed" in counted.results)  # type: ignore[misc]
     assert lines(caplog)
@@ -279,7 +279,7 @@ async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pyt
             made.put(f"m{number}", b"{}")
         await eventually(lambda: receiver.at_once == SENDERS)
     assert time.monotonic() - began < LIMIT_S
-    assert lines(caplog) == ["webhook 127.0.0.1: 30 events were not sent before the end"]
+    assert lines(caplog) == ["webhook 127.0.0.1: 30 events were not sent before the gateway stopped"]
 
 
 async def test_a_webhook_that_was_never_used_ends_at_once() -> None:

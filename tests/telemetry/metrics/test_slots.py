@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.telemetry.metrics.slots import MOST_SLOTS, NOTHING, MetricSlots, Name, labelled
+from gateway.telemetry.metrics.slots import HIDDEN, MAX_SLOTS, MetricSlots, Series, series_text
 from tests.support.gateways import ROOT, until
 
 CALLS, NOW = "calls_total", "running"
@@ -26,22 +26,22 @@ def slots(request: pytest.FixtureRequest, tmp_path: Path) -> MetricSlots:
 
 
 def numbers(slots: MetricSlots) -> dict[str, float]:
-    return {name.series: value for name, value in slots.read().items()}
+    return {series.text: value for series, value in slots.read().items()}
 
 
 def test_a_number_begins_with_zero_and_keeps_what_is_added(slots: MetricSlots) -> None:
     slot = slots.slot(CALLS, "calls_total")
-    assert slots.read() == {Name(CALLS, "calls_total"): 0.0}
+    assert slots.read() == {Series(CALLS, "calls_total"): 0.0}
     slots.values[slot] += 1.5
     slots.values[slots.slot(CALLS, "calls_total")] += 1
     assert numbers(slots) == {"calls_total": 2.5}
 
 
 def test_numbers_without_room_are_left_out_and_disturb_no_other(slots: MetricSlots) -> None:
-    for number in range(MOST_SLOTS + 10):
+    for number in range(MAX_SLOTS + 10):
         slots.values[slots.slot(CALLS, f"n{number}")] += number
     found = numbers(slots)
-    assert len(found) == MOST_SLOTS - 1
+    assert len(found) == MAX_SLOTS - 1
     assert all(value == int(name[1:]) for name, value in found.items())
 
 
@@ -113,15 +113,15 @@ def test_a_worker_knows_the_names_of_the_one_whose_place_it_takes(tmp_path: Path
     killed.communicate()
     following = MetricSlots(tmp_path, {NOW})
     assert following.series(CALLS) == ["calls_total"]
-    assert following.knows(CALLS, "calls_total")
-    assert not following.knows(CALLS, "calls_total{}")
-    assert not following.knows(NOW, "calls_total")
+    assert following.has(CALLS, "calls_total")
+    assert not following.has(CALLS, "calls_total{}")
+    assert not following.has(NOW, "calls_total")
 
 
 def test_a_number_that_is_nothing_is_not_shown_until_it_is_one_again(slots: MetricSlots) -> None:
     slots.values[slots.slot(NOW, "a")] = 1
     slots.values[slots.slot(NOW, "b")] = 2
-    slots.values[slots.slot(NOW, "a")] = NOTHING
+    slots.values[slots.slot(NOW, "a")] = HIDDEN
     assert numbers(slots) == {"b": 2}
     slots.values[slots.slot(NOW, "a")] = 3
     assert numbers(slots) == {"a": 3, "b": 2}
@@ -143,14 +143,14 @@ def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
     ],
 )
 def test_labels_are_written_as_prometheus_reads_them(labels: dict[str, str], shown: str) -> None:
-    assert labelled("m", labels) == shown
+    assert series_text("m", labels) == shown
 
 
 def test_a_name_with_spaces_and_any_text_is_read_again_by_others(tmp_path: Path) -> None:
     one, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
-    series = labelled(CALLS, {"model": "my model\nü"})
+    series = series_text(CALLS, {"model": "my model\nü"})
     one.values[one.slot(CALLS, series)] += 1
-    assert other.read() == {Name(CALLS, series): 1.0}
+    assert other.read() == {Series(CALLS, series): 1.0}
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_all_room_for_numbers_is_taken_at_the_beginning(tmp_path: Path) -> None:
     MetricSlots(tmp_path)
     # A hole in a file on a disk that is full by then would end the worker that counts there.
-    assert (tmp_path / "1.values").stat().st_blocks * 512 >= 8 * MOST_SLOTS
+    assert (tmp_path / "1.values").stat().st_blocks * 512 >= 8 * MAX_SLOTS
 
 
 def test_without_room_for_its_files_a_worker_counts_for_itself(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
         # What is counted never falls; who is there nobody knows.
         assert numbers(slots) == {"calls_total": 3}
     assert [one.getMessage() for one in heard.records] == [
-        f"other workers do not see the figures of this one: {os.strerror(errno.ENOLCK)}"
+        f"metrics of this worker are not shared with other workers: {os.strerror(errno.ENOLCK)}"
     ]
     assert numbers(other) == {"calls_total": 1, "running": 5}
 
