@@ -114,8 +114,8 @@ def _function_name(choice: object) -> str | None:
 def _schema(response_format: JsonObject) -> Schema | None:
     if response_format.get("type") == "json_object":
         return ANY_OBJECT
-    wanted = response_format.get("json_schema")
-    return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
+    schema_format = response_format.get("json_schema")
+    return schema_of(schema_format.get("schema")) if isinstance(schema_format, dict) else None
 
 
 def _base(exchange: MockExchange, model: str, kind: str) -> JsonObject:

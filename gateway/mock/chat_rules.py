@@ -182,10 +182,10 @@ def _check_signatures(rules: StrictRules, model: str, messages: Sequence[JsonObj
     current = list(_turns(messages))[-1]
     for index, message in enumerate(messages):
         for number, call in enumerate(calls_of(message)):
-            given = _signature_of(call)
-            if given is not None and given != ANY_SIGNATURE and (unseal(given) or [""])[0] != model:
+            sent = _signature_of(call)
+            if sent is not None and sent != ANY_SIGNATURE and (unseal(sent) or [""])[0] != model:
                 raise _refusal(rules, "Corrupted thought signature.")
-            if given is None and number == 0 and index in current:
+            if sent is None and number == 0 and index in current:
                 function = call.get("function")
                 name = function.get("name") if isinstance(function, dict) else None
                 raise _refusal(rules, _UNSIGNED.format(name=name, position=index))

@@ -86,11 +86,11 @@ class ClaudeCall:
             return NO_THINKING
         scripted = exchange.turn.thinking if exchange.turn else ()
         texts: Sequence[str] = scripted or (f"The request says: {last_text(messages)[:_QUOTED]}",)
-        spent = sum(map(tokens.count, texts))
-        if spent >= max_tokens:
+        size = sum(map(tokens.count, texts))
+        if size >= max_tokens:
             return NO_THINKING
-        shown = [""] * len(texts) if self.controls.hides_thinking else texts
-        return ThinkingOutput(tuple(create(shown, self.checked, self.terms, exchange.number)), spent)
+        visible = [""] * len(texts) if self.controls.hides_thinking else texts
+        return ThinkingOutput(tuple(create(visible, self.checked, self.terms, exchange.number)), size)
 
     def summarized(self) -> tuple[JsonObject, ClaudeCall]:
         """Return an unsigned compaction block of all messages, and the request after it."""

@@ -116,8 +116,8 @@ def read_edits(value: object, named: frozenset[str], *, thinks: bool) -> tuple[E
     edits = read_field(value, _ContextManagement, "context_management").edits
     for number, edit in enumerate(edits):
         if isinstance(edit, Compact) and edit.threshold < MIN_COMPACTION_TRIGGER:
-            least = f"trigger.value must be at least {MIN_COMPACTION_TRIGGER}"
-            raise ApiError(400, f"context_management.edits.{number}.compact_20260112: {least}")
+            problem = f"trigger.value must be at least {MIN_COMPACTION_TRIGGER}"
+            raise ApiError(400, f"context_management.edits.{number}.compact_20260112: {problem}")
         if isinstance(edit, ClearThinking):
             _refuse_thinking_edit(number, thinks=thinks)
     return tuple(edits)
@@ -173,15 +173,15 @@ def apply_edits(messages: list[JsonObject], edits: Sequence[Edit], *, overhead: 
         if isinstance(edit, ClearThinking):
             cleared, count = _without_thinking(messages, edit, keeps_all=keeps_thinking)
             report: JsonObject = {"type": "clear_thinking_20251015", "cleared_thinking_turns": count}
-            least = 1
+            minimum = 1
         elif isinstance(edit, ClearToolUses) and _is_due(edit, messages, original):
             cleared, count = _without_results(messages, edit)
             report = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": count}
-            least = edit.clear_at_least.value if edit.clear_at_least else 1
+            minimum = edit.clear_at_least.value if edit.clear_at_least else 1
         else:
             continue
         tokens = total_of(messages) - total_of(cleared)
-        if count and tokens >= least:
+        if count and tokens >= minimum:
             messages = cleared
             applied.append({**report, "cleared_input_tokens": tokens})
     return Edited(messages, applied)

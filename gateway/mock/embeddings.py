@@ -39,10 +39,10 @@ def respond(exchange: MockExchange) -> MockResponse:
     data = []
     for index, item in enumerate(items):
         values = _vector(encode(item), body.dimensions or DEFAULT_DIMENSIONS)
-        shown: object = values
+        encoded: object = values
         if body.encoding_format == "base64":
-            shown = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
+            encoded = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+        data.append({"object": "embedding", "index": index, "embedding": encoded})
     content: JsonObject = {"object": "list", "data": data, "model": body.model}
     if exchange.show_usage:
         content["usage"] = {"prompt_tokens": usage.input, "total_tokens": usage.total}

@@ -195,8 +195,8 @@ def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -
     """Respond to a compaction request with a signed block, or with no content if the model wrote no summary."""
     turn = exchange.turn
     prompt = _read(exchange, call.model, call.sizes(), overhead_of(body.system, body.tools))
-    wanted = turn.text if turn and turn.text is not None else summary_of(call.messages)
-    text, is_cut = tokens.truncate(wanted, body.max_tokens)
+    summary = turn.text if turn and turn.text is not None else summary_of(call.messages)
+    text, is_cut = tokens.truncate(summary, body.max_tokens)
     stop_reason = "compaction"
     if turn and turn.refusals:
         stop_reason, text = "refusal", ""
@@ -262,8 +262,8 @@ def _tool_result(message: JsonObject) -> str | None:
 
 
 def _schema(output_config: JsonObject) -> Schema | None:
-    wanted = output_config.get("format")
-    return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
+    schema_format = output_config.get("format")
+    return schema_of(schema_format.get("schema")) if isinstance(schema_format, dict) else None
 
 
 def _blocks(reply: Reply, number: int, *, is_empty: bool) -> list[JsonObject]:

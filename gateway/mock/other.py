@@ -122,13 +122,13 @@ def images(exchange: MockExchange) -> MockResponse:
     """Respond with `n` images of one pixel."""
     body = decode(exchange.request.body, ImageRequest)
     check_model(body.model)
-    wanted = body.n or 1
-    usage = exchange.settle(MockUsage(tokens.count(body.prompt), _IMAGE_TOKENS * wanted))
+    count = body.n or 1
+    usage = exchange.settle(MockUsage(tokens.count(body.prompt), _IMAGE_TOKENS * count))
     picture = base64.b64encode(_PIXEL + bytes(exchange.behaviour.pad)).decode()
     content: JsonObject = {
         "created": int(time.time()),
         "background": "opaque",
-        "data": [{"b64_json": picture} for _ in range(wanted)],
+        "data": [{"b64_json": picture} for _ in range(count)],
         "output_format": "png",
         "quality": "low",
         "size": "1024x1024",

@@ -222,12 +222,12 @@ def _model_input(body: ResponseRequest, items: list[JsonObject]) -> ModelInput:
 
 
 def _schema(text: JsonObject) -> Schema | None:
-    wanted = text.get("format")
-    if not isinstance(wanted, dict):
+    schema_format = text.get("format")
+    if not isinstance(schema_format, dict):
         return None
-    if wanted.get("type") == "json_object":
+    if schema_format.get("type") == "json_object":
         return ANY_OBJECT
-    return schema_of(wanted.get("schema")) if wanted.get("type") == "json_schema" else None
+    return schema_of(schema_format.get("schema")) if schema_format.get("type") == "json_schema" else None
 
 
 def _usage_json(usage: MockUsage) -> JsonObject:
@@ -300,11 +300,11 @@ class _Shape:
         yield self._event("response.created", response=started)
         yield self._event("response.in_progress", response=started)
         finished = self._outputs(self._status)
-        for index, (opened, call) in enumerate(self._outputs("in_progress")):
-            yield self._event("response.output_item.added", output_index=index, item=opened)
+        for index, (item, call) in enumerate(self._outputs("in_progress")):
+            yield self._event("response.output_item.added", output_index=index, item=item)
             if call:
                 yield from self._arguments(index, call)
-            elif opened["type"] == "message":
+            elif item["type"] == "message":
                 yield from self._text(index)
             yield self._event("response.output_item.done", output_index=index, item=finished[index][0])
         last = self._event(f"response.{self._status}", response=self.finished())
@@ -362,13 +362,13 @@ class _Shape:
         """
         if self._compaction is not None:
             return [(self._compaction, None)]
-        opened, form, number = status == "in_progress", self._form, self._exchange.number
+        is_running, form, number = status == "in_progress", self._form, self._exchange.number
         outputs: list[tuple[JsonObject, ToolCall | None]] = []
         if form.reasoning:
-            item = response_rules.reasoning_item(number, is_sealed=form.ciphertext, is_done=not opened)
+            item = response_rules.reasoning_item(number, is_sealed=form.ciphertext, is_done=not is_running)
             outputs.append((item, None))
         if self._reply.text or not self._reply.tool_calls:
-            content = [] if opened else [_part(self._reply.text)]
+            content = [] if is_running else [_part(self._reply.text)]
             phase = {"phase": "commentary" if self._reply.tool_calls else "final_answer"} if form.phases else {}
             item = {"type": "message", "status": status, "role": "assistant", "content": content, **phase}
             outputs.append(({"id": self._id("msg", len(outputs)), **item}, None))
@@ -378,7 +378,7 @@ class _Shape:
                 "id": self._id("fc", index),
                 "type": "function_call",
                 "status": status,
-                "arguments": "" if opened else call.arguments,
+                "arguments": "" if is_running else call.arguments,
                 "call_id": self._id("call", index),
                 "name": call.name,
             }

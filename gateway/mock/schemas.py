@@ -61,11 +61,11 @@ def _branch(schema: Schema, root: Schema) -> object:
 
 def _resolve(ref: str, root: Schema) -> object:
     """Return the part of `root` at the JSON pointer `ref` (`#/a/b`), or an empty schema."""
-    found: object = root
+    part: object = root
     for step in ref.removeprefix("#").strip("/").split("/"):
         if step:
-            found = found.get(step) if isinstance(found, Mapping) else None
-    return found if found is not None else {}
+            part = part.get(step) if isinstance(part, Mapping) else None
+    return part if part is not None else {}
 
 
 def _of_type(schema: Schema, root: Schema, name: str, depth: int) -> object:
@@ -98,10 +98,10 @@ def _object(schema: Schema, root: Schema, depth: int) -> dict[str, object]:
 
 
 def _array(schema: Schema, root: Schema, name: str, depth: int) -> list[object]:
-    least = schema.get("minItems")
-    length = least if isinstance(least, int) else 1
+    min_items = schema.get("minItems")
+    length = min_items if isinstance(min_items, int) else 1
     # A list that contains itself ends here. At the depth limit, it would contain a null instead of an object.
-    if depth > _MAX_DEPTH // 2 and least is None:
+    if depth > _MAX_DEPTH // 2 and min_items is None:
         return []
     return [_sample(schema.get("items", {}), root, name, depth + 1) for _ in range(length)]
 
@@ -116,7 +116,7 @@ def _number(schema: Schema) -> int | float:
 
 def _string(schema: Schema, name: str) -> str:
     text = _FORMATS.get(str(schema.get("format")), f"sample {name}")
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(least, int):
-        text = text.ljust(least, "x")
-    return text[:most] if isinstance(most, int) else text
+    min_length, max_length = schema.get("minLength"), schema.get("maxLength")
+    if isinstance(min_length, int):
+        text = text.ljust(min_length, "x")
+    return text[:max_length] if isinstance(max_length, int) else text
