@@ -68,7 +68,7 @@ def load_packages() -> None:
             importlib.import_module(name)
     except ImportError:
         raise ConfigError(
-            ["telemetry.otel needs these: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"]
+            ["telemetry.otel: packages missing: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"]
         ) from None
 
 

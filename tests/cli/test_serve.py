@@ -495,7 +495,7 @@ def test_half_of_the_packages_of_telemetry_are_not_enough(gateway_command: Comma
     done = gateway_command.process("serve", "-c", file, "--port", "0", env=env)
     assert done.code == 1
     assert len(done.err.splitlines()) == 1
-    assert "telemetry.otel needs these: pip install" in done.err
+    assert "telemetry.otel: packages missing: pip install" in done.err
 
 
 # --- reload -------------------------------------------------------------------------------------------------------
