@@ -1,4 +1,4 @@
-"""A built-in provider that speaks the wire formats, for tests and trials without a key."""
+"""Mock LLM provider: serves the OpenAI and Anthropic APIs locally, for tests and for trials without an API key."""
 
 from gateway.mock.app import create_app
 from gateway.mock.claude_rules import CLAUDE_RULES, ModelRules

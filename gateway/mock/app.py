@@ -1,4 +1,4 @@
-"""Route requests to the provider's endpoints, and control it from other processes."""
+"""The ASGI app of the mock provider: its endpoints, and the control paths that tests in other processes use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from gateway.mock import chat, completions, embeddings, messages, other, respons
 from gateway.mock.delivery import Delivery
 from gateway.mock.provider import MockExchange, MockProvider, RecordedCall
 from gateway.mock.turns import Behaviour
-from gateway.mock.wire import Answer, ApiError, JsonObject, ReceivedCall, Stream, Whole, anthropic_error, openai_error
+from gateway.mock.wire import (
+    ApiError,
+    JsonObject,
+    MockResponse,
+    ReceivedCall,
+    Stream,
+    Whole,
+    anthropic_error,
+    openai_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,20 +35,20 @@ _HTML: Final = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 
 
 
 class MockEndpoint(NamedTuple):
-    """What answers a path. Only a `scripted` one takes turns of the script."""
+    """The function that responds to a path. Only a `scripted` endpoint takes turns from the script."""
 
-    answer: Callable[[MockExchange], Answer]
+    respond: Callable[[MockExchange], MockResponse]
     scripted: bool = True
 
 
 _ENDPOINTS: Final = {
-    ("POST", "/v1/chat/completions"): MockEndpoint(chat.answer),
-    ("POST", "/v1/completions"): MockEndpoint(completions.answer),
-    ("POST", "/v1/embeddings"): MockEndpoint(embeddings.answer),
-    ("POST", "/v1/responses"): MockEndpoint(responses.answer),
+    ("POST", "/v1/chat/completions"): MockEndpoint(chat.respond),
+    ("POST", "/v1/completions"): MockEndpoint(completions.respond),
+    ("POST", "/v1/embeddings"): MockEndpoint(embeddings.respond),
+    ("POST", "/v1/responses"): MockEndpoint(responses.respond),
     ("POST", "/v1/responses/compact"): MockEndpoint(responses.compact, scripted=False),
     ("POST", "/v1/responses/input_tokens"): MockEndpoint(responses.count_input, scripted=False),
-    ("POST", "/v1/messages"): MockEndpoint(messages.answer),
+    ("POST", "/v1/messages"): MockEndpoint(messages.respond),
     ("POST", "/v1/messages/count_tokens"): MockEndpoint(messages.count_input, scripted=False),
     ("POST", "/v1/files"): MockEndpoint(other.files, scripted=False),
     ("POST", "/v1/audio/speech"): MockEndpoint(other.speech),
@@ -47,15 +56,15 @@ _ENDPOINTS: Final = {
     ("POST", "/v1/images/generations"): MockEndpoint(other.images),
     ("GET", "/v1/models"): MockEndpoint(other.models, scripted=False),
 }
-#: how a response that is made in the background is fetched, and cancelled: method, slashes of the path, its end
-_OF_A_RESPONSE: Final = (("GET", 3, False), ("POST", 4, True))
+#: how a background response is fetched and cancelled: method, slashes in the path, whether it ends with `/cancel`
+_RESPONSE_PATHS: Final = (("GET", 3, False), ("POST", 4, True))
 _PATHS: Final = frozenset(path for _, path in _ENDPOINTS)
 _MODEL: Final = MockEndpoint(other.model, scripted=False)
 _RESPONSE: Final = MockEndpoint(responses.fetch, scripted=False)
 
 
 def create_app(provider: MockProvider) -> ASGIApp:
-    """An ASGI app that answers for `provider`. It speaks HTTP only: no lifespan, no websockets."""
+    """Return an ASGI app that serves `provider`. It supports HTTP only: no lifespan events, no WebSockets."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,18 +73,18 @@ def create_app(provider: MockProvider) -> ASGIApp:
         if request is None:
             return
         number = provider.number()
-        answer: Answer
+        response: MockResponse
         if request.path.startswith(CONTROL_PREFIX):
-            answer, behaviour = _control(request, provider), _PLAIN
+            response, behaviour = _control(request, provider), _PLAIN
         else:
-            answer, behaviour = _decide(request, provider, number)
-        await Delivery(request, behaviour, number, receive, send).run(answer)
+            response, behaviour = _decide(request, provider, number)
+        await Delivery(request, behaviour, number, receive, send).run(response)
 
     return app
 
 
 async def _read(scope: Scope, receive: Receive) -> ReceivedCall | None:
-    """The whole request; None where the client leaves before it is here."""
+    """Return the whole request, or None if the client disconnects before it is complete."""
     parts: list[bytes] = []
     more = True
     while more:
@@ -89,38 +98,41 @@ async def _read(scope: Scope, receive: Receive) -> ReceivedCall | None:
     return ReceivedCall(scope["method"], scope["path"], query, headers, b"".join(parts))
 
 
-def _decide(request: ReceivedCall, provider: MockProvider, number: int) -> tuple[Answer, Behaviour]:
-    """The answer and how it behaves, already recorded and billed: a client that leaves now pays all the same."""
+def _decide(request: ReceivedCall, provider: MockProvider, number: int) -> tuple[MockResponse, Behaviour]:
+    """Return the response and its behaviour, after recording and billing the call.
+
+    A client that disconnects while it receives the response is billed too, as by real providers.
+    """
     behaviour = _PLAIN
-    answer: Answer
+    response: MockResponse
     try:
         provider.authorize(request)
         endpoint = _endpoint(request)
         exchange = MockExchange.begin(request, provider, number, scripted=endpoint.scripted)
         behaviour = exchange.behaviour
-        answer = _fault(behaviour) or endpoint.answer(exchange)
+        response = _fault(behaviour) or endpoint.respond(exchange)
     except ApiError as error:
-        answer = _refusal(error, request, behaviour, number)
-    status = 200 if isinstance(answer, Stream) else answer.status
+        response = _refusal(error, request, behaviour, number)
+    status = 200 if isinstance(response, Stream) else response.status
     if behaviour.hang or behaviour.die == 0:
         status = 0
-    usage = answer.usage if status in _SUCCESS else None
-    provider.record(request, status=status, model=answer.model, usage=usage, shares=answer.shares)
-    return answer, behaviour
+    usage = response.usage if status in _SUCCESS else None
+    provider.record(request, status=status, model=response.model, usage=usage, shares=response.shares)
+    return response, behaviour
 
 
 def _endpoint(request: ReceivedCall) -> MockEndpoint:
-    """What answers `request`.
+    """Return the endpoint of a request.
 
     Raises:
-        ApiError: 404 or 405, nothing does.
+        ApiError: 404 or 405, there is no such endpoint.
     """
-    found = _ENDPOINTS.get((request.method, request.path))
-    if found:
-        return found
+    endpoint = _ENDPOINTS.get((request.method, request.path))
+    if endpoint:
+        return endpoint
     if request.method == "GET" and request.path.startswith("/v1/models/"):
         return _MODEL
-    if (request.method, request.path.count("/"), request.path.endswith("/cancel")) in _OF_A_RESPONSE and (
+    if (request.method, request.path.count("/"), request.path.endswith("/cancel")) in _RESPONSE_PATHS and (
         request.path.startswith("/v1/responses/")
     ):
         return _RESPONSE
@@ -129,11 +141,11 @@ def _endpoint(request: ReceivedCall) -> MockEndpoint:
     raise ApiError(404, f"Invalid URL ({request.method} {request.path})")
 
 
-def _fault(behaviour: Behaviour) -> Answer | None:
-    """The answer in place of any other, if the behaviour asks for one.
+def _fault(behaviour: Behaviour) -> MockResponse | None:
+    """Return the HTML error page, if the behaviour asks for it.
 
     Raises:
-        ApiError: it asks for an error.
+        ApiError: the behaviour asks for an error status.
     """
     if behaviour.html:
         return Whole(_HTML, status=502, content_type="text/html; charset=utf-8")
@@ -150,7 +162,7 @@ def _refusal(error: ApiError, request: ReceivedCall, behaviour: Behaviour, numbe
 
 
 def _control(request: ReceivedCall, provider: MockProvider) -> Whole:
-    """Answer a test that looks at the provider from another process; neither recorded nor billed."""
+    """Serve a control path for tests in other processes. These requests are neither recorded nor billed."""
     match request.method, request.path.removeprefix(CONTROL_PREFIX):
         case "GET", "billed":
             sessions = {name: asdict(billed) for name, billed in provider.billed_by_session().items()}
@@ -169,7 +181,7 @@ def _control(request: ReceivedCall, provider: MockProvider) -> Whole:
 
 
 def _shown(call: RecordedCall) -> JsonObject:
-    """A record without its body."""
+    """Return a recorded call as JSON, without its body."""
     return {
         "method": call.method,
         "path": call.path,

@@ -1,4 +1,4 @@
-"""Name the betas of Anthropic's API that the provider knows, and read which of them a request asks for."""
+"""Betas of Anthropic's API that the mock provider supports, and the betas that a request names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ ON_DEMAND_COMPACTION: Final = "compact-2026-09-04"
 THRESHOLD_COMPACTION: Final = "compact-2026-01-12"
 CONTEXT_EDITING: Final = "context-management-2025-06-27"
 TOOL_CHANGES: Final = "mid-conversation-tool-changes-2026-07-01"
-#: The later version, which also takes definitions of tools.
+#: The later version, which also accepts definitions of tools.
 INLINE_TOOLS: Final = "inline-tools-2026-09-15"
 TASK_BUDGETS: Final = "task-budgets-2026-03-13"
 FALLBACK: Final = "server-side-fallback-2026-06-01"
-#: The later version, which also takes "default" and more settings of a fallback model.
+#: The later version, which also accepts "default" and more settings of a fallback model.
 DEFAULT_FALLBACK: Final = "server-side-fallback-2026-07-01"
 
-#: The end of each refusal of a field whose beta the request does not name.
+#: The end of the error message for a field whose beta the request does not name.
 EXTRA_INPUTS: Final = "Extra inputs are not permitted"
 
 

@@ -1,4 +1,4 @@
-"""Check the thinking blocks that a request sends back, and create the new ones of its response."""
+"""Check the thinking blocks that a request sends back, and create the thinking blocks of its response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.mock.prefixes import Prefix, PrefixMemory, blocks_of, is_thinking
 from gateway.mock.thinking_blocks import Seal, identifier, read, sign, signature_of
 from gateway.mock.wire import ApiError, JsonObject
 
-#: What happens to a block that fails the prefix check.
+#: How a block that fails the prefix check is treated.
 Mismatch = Literal["error", "drop_block", "allow"]
 
 _BOUND: Final = (
@@ -35,7 +35,7 @@ _MODIFIED: Final = (
 
 
 class BindingTerms(NamedTuple):
-    """What the thinking blocks of one request are checked against."""
+    """The model, account and settings that the thinking blocks of a request are checked against."""
 
     rules: ModelRules
     account: str
@@ -43,7 +43,7 @@ class BindingTerms(NamedTuple):
     has_beta: bool
     """The request names the beta that controls the check."""
     signed: Signed | None = None
-    """The signed compaction block that the request begins with."""
+    """The signed compaction block at the start of the request."""
 
 
 class SentThinking(NamedTuple):
@@ -55,7 +55,7 @@ class SentThinking(NamedTuple):
     identifier: bytes
 
 
-#: The thinking blocks of a request by message and place in its content.
+#: The thinking blocks of a request, by message number and block number.
 SentBlocks = dict[tuple[int, int], SentThinking]
 
 
@@ -68,22 +68,22 @@ class Checked:
     messages: list[JsonObject] = field(default_factory=list)
     """The messages without the dropped blocks."""
     chain: list[bytes] = field(default_factory=list)
-    """The identifiers of the thinking blocks that new ones follow."""
+    """The identifiers of the thinking blocks that new thinking blocks follow."""
     has_gap: bool = False
-    """A block in `chain` was not created after the one before it there."""
+    """A block in `chain` was not created directly after its predecessor in `chain`."""
     transformations: list[JsonObject] = field(default_factory=list)
     lineage: tuple[bytes, ...] = ()
-    """The identifiers of the signed compaction block that the request begins with, and of those it replaces."""
+    """The identifiers of the signed compaction block at the start of the request, and of those that it replaces."""
 
     def after(self, block: JsonObject) -> Checked:
-        """Return the request as it is after `block`, an unsigned compaction of all its messages."""
+        """Return the request in which `block`, an unsigned compaction block, replaces all messages."""
         self.prefix.restart()
         self.prefix.add("compaction", "assistant", block, opens=True)
         return Checked(self.prefix, [{"role": "assistant", "content": [block]}])
 
 
 def create(texts: Sequence[str], checked: Checked, terms: BindingTerms, response: int) -> list[JsonObject]:
-    """Return new thinking blocks, one for each of `texts`, bound to the request; `response` is the call's number."""
+    """Return new thinking blocks, one for each text, bound to the request. `response`: the number of the call."""
     account = terms.account if terms.rules.account_bound else ""
     chain = list(checked.chain)
     blocks: list[JsonObject] = []
@@ -107,17 +107,17 @@ def create(texts: Sequence[str], checked: Checked, terms: BindingTerms, response
 
 
 def check(messages: Sequence[JsonObject], prefix: Prefix, terms: BindingTerms, memory: PrefixMemory) -> Checked:
-    """Return the request without the thinking blocks that must be dropped, and without what the API ignores.
+    """Return the request without the thinking blocks that must be dropped and the messages that the API ignores.
 
     Args:
         messages: as sent.
-        prefix: with the system prompt and the tools; the messages are added to it.
-        terms: what to check against.
-        memory: for the end of the error text, which names what changed.
+        prefix: of the system prompt and the tools; the messages are added to it.
+        terms: what the blocks are checked against.
+        memory: earlier prefixes, to name the changed part in the error message.
 
     Raises:
-        ApiError: 400, a signature is missing or forged, thinking in the latest assistant message was modified, or a
-            block fails the prefix check and must not be dropped.
+        ApiError: 400, for one of these reasons: a signature is missing or forged, thinking in the latest assistant
+            message was modified, or a block fails the prefix check and must not be dropped.
     """
     compaction = _newest_compaction(messages)
     sent = {
@@ -154,7 +154,7 @@ def check(messages: Sequence[JsonObject], prefix: Prefix, terms: BindingTerms, m
 
 
 def _passes(sent: SentThinking, checked: Checked, terms: BindingTerms, memory: PrefixMemory) -> bool:
-    """Return True for a block that the model gets; report one that it does not get, or that failed the check.
+    """Return True for a block that the model receives. Report dropped blocks and blocks that failed the check.
 
     Raises:
         ApiError: 400, the block fails the prefix check.
@@ -166,7 +166,7 @@ def _passes(sent: SentThinking, checked: Checked, terms: BindingTerms, memory: P
     elif seal.model not in (rules.name, *rules.reads):
         reason = "model_binding_mismatch"
     if reason is not None:
-        # The block becomes readable again under its own model or account, so later blocks still follow it.
+        # The block can be read again by its own model or account, so later blocks still follow it.
         _append(sent, checked)
         checked.transformations.append({"type": "thinking_dropped", "path": sent.path, "reason": reason})
         return False
@@ -191,10 +191,11 @@ def _append(sent: SentThinking, checked: Checked) -> None:
 
 
 def _is_valid_after(checked: Checked, seal: Seal) -> bool:
-    """Return True if the chain is the end of the thinking that the block was created after, or empty.
+    """Return True if the chain is empty, or is the end of the thinking that preceded the block at its creation.
 
-    Without a gap, the last identifier and the length say enough. With one, the whole chain must be the same: blocks
-    that are allowed in spite of a gap, or that the model does not read, are in the chain of the blocks created later.
+    Without a gap, it is enough to compare the last identifier and the length. With a gap, the whole chain must be the
+    same. It then contains blocks that were allowed in spite of a gap, or that the model does not read, because later
+    blocks were created after them.
     """
     return seal.chain == _digest(checked.chain) if checked.has_gap else _follows(seal, checked.chain)
 
@@ -233,7 +234,7 @@ def _invalid(path: str, block: JsonObject) -> str:
 
 
 def _read(place: tuple[int, int], block: JsonObject) -> SentThinking:
-    """Return a thinking block with what its signature says.
+    """Return a thinking block with its signed data.
 
     Raises:
         ApiError: 400, the signature is missing or forged.
@@ -257,30 +258,33 @@ def _thinking(messages: Sequence[JsonObject]) -> Iterator[tuple[tuple[int, int],
 
 
 def _is_of_declined_model(messages: Sequence[JsonObject], place: tuple[int, int]) -> bool:
-    """Return True for thinking of a model that declined, which stands before a later model's part of a response."""
+    """Return True for the thinking of a model that refused: a fallback block follows it in the same message."""
     blocks = blocks_of(messages[place[0]].get("content"))
     return any(block.get("type") == "fallback" for block in blocks[place[1] :])
 
 
 def _newest_compaction(messages: Sequence[JsonObject]) -> tuple[int, int]:
-    """Return the place of the newest compaction block, before which the API ignores all messages; (-1, -1) if none."""
+    """Return the message and block number of the newest compaction block, or (-1, -1).
+
+    The API ignores all messages before this block.
+    """
     for number in range(len(messages) - 1, -1, -1):
         blocks = blocks_of(messages[number].get("content"))
         for index in range(len(blocks) - 1, -1, -1):
-            # A block without content says that the API could not summarize.
+            # A block without content means that the API could not summarize.
             if blocks[index].get("type") == "compaction" and blocks[index].get("content") is not None:
                 return number, index
     return -1, -1
 
 
 def _check_latest(messages: Sequence[JsonObject], sent: SentBlocks) -> None:
-    """Refuse a part of a response's thinking, or another order, in the latest assistant message.
+    """Refuse incomplete or reordered thinking in the latest assistant message.
 
-    A client may send one response as several assistant messages, so the latest ones in a row are looked at. A response
-    without any of its thinking is accepted.
+    A client may send one response as several assistant messages, so all consecutive assistant messages at the end are
+    checked. A response without any of its thinking is accepted.
 
     Raises:
-        ApiError: 400, a block is missing or not in its place.
+        ApiError: 400, a thinking block is missing or in the wrong order.
     """
     end = next((n for n in range(len(messages), 0, -1) if messages[n - 1].get("role") == "assistant"), 0)
     length = sum(1 for _ in takewhile(lambda n: messages[n].get("role") == "assistant", range(end - 1, -1, -1)))

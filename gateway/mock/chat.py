@@ -1,4 +1,4 @@
-"""Answer OpenAI chat completions: `POST /v1/chat/completions`."""
+"""Respond to OpenAI chat completions: `POST /v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 from gateway.mock import chat_rules, openai_stream
 from gateway.mock.openai_stream import StreamChunk
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
-from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
+from gateway.mock.replies import ModelInput, Reply, Tool, chunked, decide, tool_choice_of
 from gateway.mock.strict import NO_RULES, StrictRules, rules_of
 from gateway.mock.windows import check_chat
-from gateway.mock.wire import Answer, JsonObject, Limit, MockUsage, Number, Stream, Whole, check_model, decode
+from gateway.mock.wire import JsonObject, Limit, MockResponse, MockUsage, Number, Stream, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """The fields of a chat request that matter here."""
+    """The fields of a chat request that the mock provider uses."""
 
     model: str
     messages: list[msgspec.Raw]
@@ -47,8 +47,8 @@ class ChatRequest(msgspec.Struct):
     parallel_tool_calls: bool | None = None
 
 
-def answer(exchange: MockExchange) -> Answer:
-    """Answer a chat request."""
+def respond(exchange: MockExchange) -> MockResponse:
+    """Respond to a chat request."""
     body = decode(exchange.request.body, ChatRequest)
     behaviour = exchange.behaviour
     openai_stream.check_stream_options(
@@ -64,9 +64,9 @@ def answer(exchange: MockExchange) -> Answer:
     rules = rules_of(exchange.provider.strict, body.model)
     fields = decode(exchange.request.body, JsonObject) if rules is not NO_RULES else {}
     chat_rules.check(rules, body.model, fields, messages)
-    ask = _ask(body, messages)
-    decided = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
-    replies = [chat_rules.with_reasoning(rules, fields, ask, reply) for reply in decided]
+    model_input = _model_input(body, messages)
+    decided = [decide(model_input, exchange.turn, behaviour, index) for index in range(body.n or 1)]
+    replies = [chat_rules.with_reasoning(rules, fields, model_input, reply) for reply in decided]
     counted = MockUsage(
         input=prompt + overhead,
         output=sum(reply.output_tokens for reply in replies),
@@ -77,17 +77,17 @@ def answer(exchange: MockExchange) -> Answer:
     if not body.stream:
         return Whole(_whole(exchange, body.model, rules, replies, usage), body.model, usage)
     options = body.stream_options
-    asked = isinstance(options, StreamOptions) and bool(options.include_usage)
+    wants_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
     steps = _steps(exchange, body.model, rules, replies)
     base = _base(exchange, body.model, "chat.completion.chunk")
-    return Stream(openai_stream.frames(base, steps, usage, behaviour.usage, asked=asked), body.model, usage)
+    return Stream(openai_stream.frames(base, steps, usage, behaviour.usage, wants_usage=wants_usage), body.model, usage)
 
 
-def _ask(body: ChatRequest, messages: list[JsonObject]) -> Ask:
+def _model_input(body: ChatRequest, messages: list[JsonObject]) -> ModelInput:
     last = messages[-1] if messages else {}
     chosen = body.tool_choice
-    choice, tools = among(chosen, tuple(_tools(body.tools or [])))
-    return Ask(
+    choice, tools = tool_choice_of(chosen, tuple(_tools(body.tools or [])))
+    return ModelInput(
         user_text=last_text(messages),
         tool_result=text_of(last.get("content")) if last.get("role") in ("tool", "function") else None,
         tools=tools,
@@ -114,8 +114,8 @@ def _function_name(choice: object) -> str | None:
 def _schema(response_format: JsonObject) -> Schema | None:
     if response_format.get("type") == "json_object":
         return ANY_OBJECT
-    wanted = response_format.get("json_schema")
-    return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
+    schema_format = response_format.get("json_schema")
+    return schema_of(schema_format.get("schema")) if isinstance(schema_format, dict) else None
 
 
 def _base(exchange: MockExchange, model: str, kind: str) -> JsonObject:
@@ -173,7 +173,7 @@ def _message(reply: Reply, calls: list[JsonObject]) -> JsonObject:
 
 
 def _steps(exchange: MockExchange, model: str, rules: StrictRules, replies: list[Reply]) -> list[StreamChunk]:
-    """The chunks of all choices, in turns."""
+    """Return the chunks of all choices, interleaved: the first chunk of each choice, then the second of each."""
     choices = [
         _choice_steps(exchange, reply, index, _calls(exchange, model, rules, reply, index))
         for index, reply in enumerate(replies)

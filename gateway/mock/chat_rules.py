@@ -1,4 +1,4 @@
-"""Check a chat request against the rules of its model, and add to answers what has to come back."""
+"""Check a chat request against the rules of its model, and create reasoning and signatures for responses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gateway.mock.strict import StrictRules, matches, seal, unseal
 from gateway.mock.wire import ApiError, JsonObject, encode
 
 if TYPE_CHECKING:
-    from gateway.mock.replies import Ask, Reply
+    from gateway.mock.replies import ModelInput, Reply
 
-#: Accepted instead of any signature (ai.google.dev, thought-signatures), for calls that another model made.
+#: Accepted instead of a signature, for calls that another model made (ai.google.dev, thought-signatures).
 ANY_SIGNATURE: Final = "skip_thought_signature_validator"
 
 _UNSIGNED: Final = (
@@ -24,11 +24,11 @@ _UNSIGNED: Final = (
     "`default_api:{name}` , position {position}. Please refer to https://ai.google.dev/gemini-api/docs/"
     "thought-signatures for more details."
 )
-_UNANSWERED: Final = (
+_MISSING_RESULT: Final = (
     "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
     "(insufficient tool messages following tool_calls message)"
 )
-_UNASKED: Final = "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
+_MISSING_CALL: Final = "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
 _TOOL_ID_LENGTH: Final = 9
 
 
@@ -36,7 +36,7 @@ def check(rules: StrictRules, model: str, body: JsonObject, messages: Sequence[J
     """Refuse a request that breaks a rule of its model. `body` is the whole request.
 
     Raises:
-        ApiError: 400, with the text of the real API.
+        ApiError: 400, with the message of the real API.
     """
     if not rules.models:
         return
@@ -54,60 +54,64 @@ def check(rules: StrictRules, model: str, body: JsonObject, messages: Sequence[J
 
 
 def is_thinking(body: JsonObject) -> bool:
-    """Return False if the request turns thinking off, which is on by default."""
+    """Return False if the request turns thinking off; thinking is on by default."""
     thinking = body.get("thinking")
     is_disabled = isinstance(thinking, dict) and thinking.get("type") == "disabled"
     return not is_disabled and body.get("enable_thinking") is not False and body.get("reasoning_effort") != "none"
 
 
 def check_fields(rules: StrictRules, body: JsonObject) -> None:
-    """Refuse a field, or a value of a field, that the model does not take.
+    """Refuse a field, or a value of a field, that the model does not accept.
 
     Raises:
         ApiError: 400.
     """
     for rule in rules.refused_fields:
-        path, _, value = rule.partition("=")
-        found: object = body
+        path, _, refused = rule.partition("=")
+        value: object = body
         for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        if value and found == value:
-            message = f"Unsupported value: '{value}' is not supported with this model."
+            value = value.get(key) if isinstance(value, dict) else None
+        if refused and value == refused:
+            message = f"Unsupported value: '{refused}' is not supported with this model."
             raise ApiError(400, message, param=path, code="unsupported_value")
-        if not value and found is not None:
+        if not refused and value is not None:
             message = f"Unsupported parameter: '{path}' is not supported with this model."
             raise ApiError(400, message, param=path, code="unsupported_parameter")
 
 
-def with_reasoning(rules: StrictRules, body: JsonObject, ask: Ask, reply: Reply) -> Reply:
-    """Return the reply with the reasoning that goes with it, if the model thinks."""
+def with_reasoning(rules: StrictRules, body: JsonObject, model_input: ModelInput, reply: Reply) -> Reply:
+    """Return the reply with reasoning added, if the model thinks."""
     if not rules.reasoning or not is_thinking(body):
         return reply
-    text = reasoning_about(ask)
+    text = reasoning_about(model_input)
     size = tokens.count(text)
     return replace(reply, reasoning=text, reasoning_tokens=size, output_tokens=reply.output_tokens + size)
 
 
-def reasoning_about(ask: Ask) -> str:
-    """Return the reasoning that leads to an answer."""
-    return f"I read the tool's result of {len(ask.tool_result)} characters." if ask.tool_result else "I read the task."
+def reasoning_about(model_input: ModelInput) -> str:
+    """Return the text of the reasoning for a request."""
+    return (
+        f"I read the tool's result of {len(model_input.tool_result)} characters."
+        if model_input.tool_result
+        else "I read the task."
+    )
 
 
 def call_id(rules: StrictRules, number: int, choice: int, index: int) -> str:
-    """Return the id of a tool call, in the form that the model's API demands."""
+    """Return the id of a tool call, in the form that the model's API requires."""
     name = f"call_mock{number}_{choice}_{index}"
     return hashlib.sha256(name.encode()).hexdigest()[:_TOOL_ID_LENGTH] if rules.tool_id else name
 
 
 def signature(rules: StrictRules, model: str, number: int, index: int) -> JsonObject:
-    """Return the field of a tool call that signs it: of several calls in one answer, only the first has one."""
+    """Return the signature field of a tool call. Only the first call of a response has one."""
     if not rules.signatures or index:
         return {}
     return {"extra_content": {"google": {"thought_signature": seal(model, str(number))}}}
 
 
 def _forced(choice: object) -> str | None:
-    """Return how a `tool_choice` forces a call: `required`, `specified` for one tool, or None if it does not."""
+    """Return how a `tool_choice` forces a call: `required`, `specified` for one tool, or None."""
     if choice == "required":
         return "required"
     return "specified" if isinstance(choice, dict) and choice.get("type") == "function" else None
@@ -124,20 +128,20 @@ def _check_order(rules: StrictRules, messages: Sequence[JsonObject]) -> None:
 
 
 def _check_pairs(rules: StrictRules, messages: Sequence[JsonObject]) -> None:
-    """Refuse a call without its result and a result without its call; results follow their call directly."""
+    """Refuse a tool call without results and a result without its call. Results must directly follow their call."""
     open_calls: set[str] = set()
     for message in messages:
         if message.get("role") == "tool":
             name = str(message.get("tool_call_id"))
             if name not in open_calls:
-                raise _refusal(rules, _UNASKED, code="3230", param="messages")
+                raise _refusal(rules, _MISSING_CALL, code="3230", param="messages")
             open_calls.discard(name)
             continue
         if open_calls:
             break
         open_calls = {str(call.get("id")) for call in calls_of(message)}
     if open_calls:
-        raise _refusal(rules, _UNANSWERED, code="3230", param="messages")
+        raise _refusal(rules, _MISSING_RESULT, code="3230", param="messages")
 
 
 def _check_tool_ids(rules: StrictRules, messages: Sequence[JsonObject]) -> None:
@@ -152,24 +156,24 @@ def _check_tool_ids(rules: StrictRules, messages: Sequence[JsonObject]) -> None:
 
 
 def _check_reasoning(rules: StrictRules, messages: Sequence[JsonObject]) -> None:
-    for index in _reasoned(rules, messages):
+    for index in _messages_with_reasoning(rules, messages):
         if not isinstance(messages[index].get("reasoning_content"), str):
             raise _refusal(rules, rules.reasoning_missing.format(index=index))
 
 
-def _reasoned(rules: StrictRules, messages: Sequence[JsonObject]) -> Iterator[int]:
-    """Find the messages that must bring their reasoning back."""
+def _messages_with_reasoning(rules: StrictRules, messages: Sequence[JsonObject]) -> Iterator[int]:
+    """Yield the indexes of the messages that must contain their reasoning."""
     if rules.reasoning_back == "none":
         return
     turns = list(_turns(messages))
     for turn in turns[-1:] if rules.reasoning_back == "turn" else turns:
-        spoken = [index for index in turn if messages[index].get("role") == "assistant"]
-        called = [index for index in spoken if calls_of(messages[index])]
-        yield from spoken if called and rules.reasoning_back == "turns" else called
+        of_assistant = [index for index in turn if messages[index].get("role") == "assistant"]
+        with_calls = [index for index in of_assistant if calls_of(messages[index])]
+        yield from of_assistant if with_calls and rules.reasoning_back == "turns" else with_calls
 
 
 def _turns(messages: Sequence[JsonObject]) -> Iterator[range]:
-    """Split the messages into turns, each beginning with a user message."""
+    """Yield the indexes of each turn. Each turn starts with a user message."""
     starts = [index for index, message in enumerate(messages) if message.get("role") == "user"]
     yield from (range(start, stop) for start, stop in pairwise([0, *starts, len(messages)]))
 
@@ -178,20 +182,20 @@ def _check_signatures(rules: StrictRules, model: str, messages: Sequence[JsonObj
     current = list(_turns(messages))[-1]
     for index, message in enumerate(messages):
         for number, call in enumerate(calls_of(message)):
-            given = _signature_of(call)
-            if given is not None and given != ANY_SIGNATURE and (unseal(given) or [""])[0] != model:
+            sent = _signature_of(call)
+            if sent is not None and sent != ANY_SIGNATURE and (unseal(sent) or [""])[0] != model:
                 raise _refusal(rules, "Corrupted thought signature.")
-            if given is None and number == 0 and index in current:
+            if sent is None and number == 0 and index in current:
                 function = call.get("function")
                 name = function.get("name") if isinstance(function, dict) else None
                 raise _refusal(rules, _UNSIGNED.format(name=name, position=index))
 
 
 def _signature_of(call: JsonObject) -> str | None:
-    found: object = call
+    value: object = call
     for key in ("extra_content", "google", "thought_signature"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else None
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def calls_of(message: JsonObject) -> list[JsonObject]:
@@ -201,7 +205,7 @@ def calls_of(message: JsonObject) -> list[JsonObject]:
 
 
 def _refusal(rules: StrictRules, message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return a refusal in the shape of the model's own API."""
+    """Return an error in the format of the model's own API."""
     match rules.errors:
         case "google":
             body = [{"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}]

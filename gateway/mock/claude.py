@@ -35,18 +35,18 @@ _QUOTED: Final = 80
 
 
 class ThinkingOutput(NamedTuple):
-    """The thinking blocks of a response, and their tokens, which are output."""
+    """The thinking blocks of a response, and their output tokens."""
 
     blocks: tuple[JsonObject, ...] = ()
     tokens: int = 0
 
 
-NO_THOUGHTS: Final = ThinkingOutput()
+NO_THINKING: Final = ThinkingOutput()
 
 
 @dataclass(frozen=True, slots=True)
 class ClaudeCall:
-    """A request that a model accepts: the one that was asked for, or one that answers if it refuses."""
+    """A request that was accepted by one model: the requested model or one of its fallbacks."""
 
     model: str
     controls: Controls
@@ -56,18 +56,18 @@ class ClaudeCall:
     """The messages as the model reads them, after context edits."""
     edits: tuple[Edit, ...] = ()
     applied: list[JsonObject] | None = None
-    """What context edits cleared; None: the request has none."""
+    """A report of what context edits cleared; None: the request has no context edits."""
     max_tokens: int | None = None
     """The limit of this attempt; None: the request's."""
 
     @property
     def transformations(self) -> list[JsonObject] | None:
-        """Return what the response reports about thinking blocks; None: nothing, without the beta."""
+        """Return the response's report about thinking blocks, or None without the beta."""
         return self.checked.transformations if self.terms.has_beta else None
 
     @property
     def compact(self) -> Compact | None:
-        """Return the edit that compacts at a threshold."""
+        """Return the edit that compacts at a threshold, or None."""
         return next((edit for edit in self.edits if isinstance(edit, Compact)), None)
 
     @property
@@ -76,21 +76,21 @@ class ClaudeCall:
         return total_of(self.checked.messages)
 
     def sizes(self) -> list[tuple[bytes, int]]:
-        """Return each message as billed: without dropped blocks and without signatures, and its tokens."""
+        """Return each message without dropped blocks and signatures, which are not billed, and its tokens."""
         return sizes_of(self.messages)
 
     def think(self, exchange: MockExchange, max_tokens: int) -> ThinkingOutput:
-        """Return the thinking of the response; none if the request turns it off or leaves no tokens for it."""
+        """Return the thinking of the response. It is empty if thinking is off or `max_tokens` leaves no room for it."""
         messages = self.checked.messages
         if not self.controls.thinks(self.terms.rules, messages):
-            return NO_THOUGHTS
+            return NO_THINKING
         scripted = exchange.turn.thinking if exchange.turn else ()
         texts: Sequence[str] = scripted or (f"The request says: {last_text(messages)[:_QUOTED]}",)
-        spent = sum(map(tokens.count, texts))
-        if spent >= max_tokens:
-            return NO_THOUGHTS
-        shown = [""] * len(texts) if self.controls.hides_thinking else texts
-        return ThinkingOutput(tuple(create(shown, self.checked, self.terms, exchange.number)), spent)
+        size = sum(map(tokens.count, texts))
+        if size >= max_tokens:
+            return NO_THINKING
+        visible = [""] * len(texts) if self.controls.hides_thinking else texts
+        return ThinkingOutput(tuple(create(visible, self.checked, self.terms, exchange.number)), size)
 
     def summarized(self) -> tuple[JsonObject, ClaudeCall]:
         """Return an unsigned compaction block of all messages, and the request after it."""
@@ -103,13 +103,13 @@ class ClaudeCall:
         checked = self.checked
         return signed_summary(text, checked.prefix, checked.messages, checked.lineage, self.terms.rules)
 
-    def continues(self, text: str) -> None:
-        """Take a text that another model said before it refused, which this one goes on from."""
+    def continue_from(self, text: str) -> None:
+        """Add the text that another model sent before it refused; this model continues the text."""
         self.checked.prefix.add("partial", "assistant", {"type": "text", "text": text}, opens=True)
 
 
 class _Request(NamedTuple):
-    """What all attempts to answer a request have in common."""
+    """The data that all attempts to respond to a request share."""
 
     exchange: MockExchange
     messages: list[JsonObject]
@@ -120,16 +120,17 @@ class _Request(NamedTuple):
 def enforce(
     exchange: MockExchange, model: str, messages: list[JsonObject], *, counts_only: bool = False
 ) -> list[ClaudeCall]:
-    """Apply the rules of `model` to a request, and those of the models that answer if it refuses.
+    """Apply the rules of the requested model and of its fallbacks to a request.
 
     Args:
         exchange: the call.
-        model: as asked for.
+        model: the requested model.
         messages: as sent.
         counts_only: the request only counts tokens, so that nothing is generated after its last message.
 
     Returns:
-        The request for each model, in the order in which they are asked; empty if the provider has no rules for it.
+        The request for each model, in the order in which they are tried; empty if the provider has no rules for
+        `model`.
 
     Raises:
         ApiError: 400, a model does not accept the request.
@@ -187,6 +188,6 @@ def _refuse_fields(request: _Request, controls: Controls, rules: ModelRules) -> 
 
 
 def overhead_of(system: object, tools: object) -> int:
-    """Return the tokens of what goes with the messages."""
+    """Return the tokens of the overhead: system prompt and tools."""
     prompt = tokens.count_json(system) + tokens.MESSAGE_TOKENS if system else 0
     return prompt + extra_tokens(tools)

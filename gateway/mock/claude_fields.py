@@ -1,4 +1,4 @@
-"""Read the fields of a request that the rules of Claude models are about."""
+"""The fields of a request that the rules of Claude models check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.mock.wire import JsonObject
 
 
 class Controls(msgspec.Struct):
-    """The fields of a request that the rules are about, other than its messages."""
+    """The fields of a request that the rules check, without its messages."""
 
     system: object = None
     tools: list[JsonObject] | None = None
@@ -39,18 +39,18 @@ class Controls(msgspec.Struct):
         return (self.tool_choice or {}).get("type") in ("any", "tool")
 
     def mode(self, rules: ModelRules) -> str:
-        """Return the type of thinking, also where it is not set."""
+        """Return the type of thinking; the model's default if the request does not set it."""
         if self.thinking is None:
             return "adaptive" if rules.thinks else "disabled"
         return str(self.thinking.get("type"))
 
     @property
     def hides_thinking(self) -> bool:
-        """Return True if thinking blocks are to come without their text."""
+        """Return True if the request asks for thinking blocks without their text."""
         return (self.thinking or {}).get("display") == "omitted"
 
     def thinks(self, rules: ModelRules, messages: Sequence[JsonObject]) -> bool:
-        """Return True if the response begins with thinking; `between_tools` has it after tool results only."""
+        """Return True if the response starts with thinking; with `between_tools`, only after a tool result."""
         mode = self.mode(rules)
         if self.forces_a_tool or mode == "disabled":
             return False
@@ -58,6 +58,6 @@ class Controls(msgspec.Struct):
 
 
 def has_tool_result(messages: Sequence[JsonObject]) -> bool:
-    """Return True if the last message holds a tool result."""
+    """Return True if the last message contains a tool result."""
     blocks = blocks_of(messages[-1].get("content")) if messages else []
     return any(block.get("type") == "tool_result" for block in blocks)

@@ -1,4 +1,4 @@
-"""Read what a request says about thinking, and refuse what its Claude model does not accept."""
+"""Refuse requests whose thinking, tool choice, sampling or task budget a Claude model does not accept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _TaskBudget(msgspec.Struct, forbid_unknown_fields=True, tag="tokens"):
 
 
 def mismatch(controls: Controls, rules: ModelRules, *, is_old_account: bool) -> Mismatch:
-    """Return what happens to a block that fails the prefix check."""
+    """Return how the request and the account treat a block that fails the prefix check."""
     binding = (controls.thinking or {}).get("block_binding")
     chosen = binding.get("prefix_mismatch_behavior") if isinstance(binding, dict) else None
     if chosen is not None:
@@ -106,7 +106,7 @@ def refuse_sampling(controls: Controls, rules: ModelRules) -> None:
 
 
 def refuse_task_budget(controls: Controls, rules: ModelRules, named: frozenset[str]) -> None:
-    """Refuse a task budget without its beta, in another form, or too small for the model.
+    """Refuse a task budget without its beta, of a wrong type, or too small for the model.
 
     Raises:
         ApiError: 400.
@@ -125,7 +125,7 @@ def refuse_task_budget(controls: Controls, rules: ModelRules, named: frozenset[s
 
 
 def refuse_messages(controls: Controls, rules: ModelRules, messages: Sequence[JsonObject]) -> None:
-    """Refuse a prefilled response and, where the rules demand it, an open tool round without its thinking.
+    """Refuse a prefilled response and, if the rules require it, an open tool round without its thinking.
 
     Raises:
         ApiError: 400.
@@ -148,6 +148,6 @@ def refuse_messages(controls: Controls, rules: ModelRules, messages: Sequence[Js
 
 
 def _ends_compacted(messages: Sequence[JsonObject]) -> bool:
-    """Return True if the last message is a compaction, after which the model answers what was summarized."""
+    """Return True if the last message ends with a compaction. The model then responds to the summarized messages."""
     blocks = blocks_of(messages[-1].get("content"))
     return bool(blocks) and blocks[-1].get("type") == "compaction"

@@ -16,8 +16,8 @@ from typing import Final, Literal
 #: Which accounts get a 400 for a thinking block that fails the prefix check while `prefix_mismatch_behavior` is unset.
 #: `none`: the model does not run the check. `new`: accounts created on or after 2026-08-31. `all`: every account.
 PrefixCheck = Literal["none", "new", "all"]
-#: What a request that forces a tool call gets. `accepted`: a response without thinking. `not_thinking`: a 400 if the
-#: request turns thinking on. `refused`: a 400.
+#: The result of a request that forces a tool call. `accepted`: a response without thinking. `not_thinking`: a 400 if
+#: the request turns thinking on. `refused`: a 400.
 ForcedChoice = Literal["accepted", "not_thinking", "refused"]
 #: Values of `thinking.type`.
 ThinkingMode = Literal["adaptive", "enabled", "between_tools", "disabled"]
@@ -50,7 +50,7 @@ class ModelRules:
     """`disabled` and `between_tools` are refused with an effort above `high`."""
     forced_choice: ForcedChoice = "accepted"
     prefill: bool = False
-    """The last message may be the assistant's."""
+    """The last message may be an assistant message."""
     sampling: Mapping[str, tuple[float, ...]] | None = None
     """The accepted values of `temperature`, `top_p` and `top_k`; None: all."""
     sampling_together: bool = True
@@ -60,18 +60,18 @@ class ModelRules:
     keeps_open_round: bool = False
     """A tool result must follow an assistant message that starts with its thinking block.
 
-    The documentation demands it. A test against the real API (2026-09-26) had requests without it accepted.
+    The documentation requires it. In a test on 2026-09-26, the real API accepted requests without it.
     """
     compacts: bool = True
     """The model summarizes its conversation, on demand and at a threshold."""
     keeps_thinking: bool = True
-    """A clear of thinking keeps all of it unless the request says otherwise; False: that of the last response."""
+    """The default of clearing: keep all thinking. False: keep only the thinking of the last response."""
     least_task_budget: int | None = 20_000
-    """The least `task_budget.total`; None: the model takes no task budget."""
+    """The minimum of `task_budget.total`; None: the model does not accept task budgets."""
     fallbacks: tuple[str, ...] = ()
     """Models that `fallbacks` may name, the default first. Empty: the model does not support the field."""
     billed_refusals: frozenset[str] = BILLED_REFUSALS
-    """Categories of refusals before any output that are billed (since 2026-09-24)."""
+    """Categories of refusals that are billed even before any output (since 2026-09-24)."""
 
     @property
     def name(self) -> str:
@@ -82,10 +82,12 @@ class ModelRules:
 _OLDER: Final = ("opus-4-8", "older")
 _GENERATION_5: Final = ("opus-5", "sonnet-5", "fable-5", *_OLDER)
 
-#: The rules of today's models; the first entry that matches a model's name applies. Haiku 5.5's thinking is read by
-#: every model (documented for Amazon Bedrock only). What generation 5 and Fable 5.2 read is inferred, and so are the
-#: fallbacks of Fable 5.2 and Opus 5.5, and that Sonnet 5 and 5.5 take task budgets as a test of Sonnet 5 (2026-07) did.
-#: Of the older models, only Opus 4.6 and Sonnet 4.6 are documented to compact.
+#: The rules of current models; the first entry that matches a model's name applies. Sources of single values:
+#:
+#: - Every model reads the thinking of Haiku 5.5: documented for Amazon Bedrock only.
+#: - `reads` of generation 5 and of Fable 5.2, and the fallbacks of Fable 5.2 and Opus 5.5: inferred.
+#: - Task budgets of Sonnet 5 and 5.5: inferred from a test of Sonnet 5 (2026-07).
+#: - Compaction of older models: documented only for Opus 4.6 and Sonnet 4.6.
 CLAUDE_RULES: Final = (
     ModelRules(
         models=("fable-5-2", "mythos-5-2"),
@@ -183,7 +185,8 @@ CLAUDE_RULES: Final = (
 def rules_of(table: tuple[ModelRules, ...], model: str) -> ModelRules | None:
     """Return the rules in `table` that apply to `model`, or None if it is not listed.
 
-    A prefix (`anthropic/`, `us.anthropic.`), a dot in the version and a date or other suffix do not matter.
+    These parts of a name are ignored: a prefix (`anthropic/`, `us.anthropic.`), a date or other suffix. A dot in the
+    version is the same as a hyphen.
     """
     for rules in table:
         if any(is_named(part, model) for part in rules.models):
@@ -198,5 +201,5 @@ def is_named(part: str, model: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _pattern(part: str) -> re.Pattern[str]:
-    """Match `part` of a model's name, but not the beginning of a longer version or of a date."""
+    """Return a pattern for `part` of a model's name. It does not match if a digit follows: a longer version or date."""
     return re.compile(rf"claude-{re.escape(part)}(?![0-9])" if part else "claude-")

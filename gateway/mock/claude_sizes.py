@@ -1,4 +1,4 @@
-"""Count the tokens of messages to a Claude model, as they are billed."""
+"""Count the billed tokens of messages to a Claude model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gateway.mock import tokens
 from gateway.mock.prefixes import is_thinking
 from gateway.mock.wire import JsonObject, encode
 
-#: Fields that hold opaque data, which is not billed as text.
+#: Fields with opaque data, which is not billed as text.
 _OPAQUE = ("signature", "data", "encrypted_content")
 
 
 def sizes_of(messages: Sequence[JsonObject]) -> list[tuple[bytes, int]]:
-    """Return each message as billed, which is without signatures, and its tokens."""
+    """Return each message without signatures, which are not billed, and its tokens."""
     billed = [_without_signatures(message) for message in messages]
     return [(encode(message), tokens.count_json(message) + tokens.MESSAGE_TOKENS) for message in billed]
 

@@ -1,9 +1,10 @@
-"""Create compaction blocks, and check those that a request sends back.
+"""Create compaction blocks, and check the compaction blocks that a request sends back.
 
-A signed block, which a request of its own asks for, replaces the messages that it summarizes. An unsigned one, which
-the API creates within a response at a threshold, follows them. Sources: platform.claude.com/docs/en/build-with-claude,
-pages compaction-on-demand, compaction-thinking-blocks and compaction-threshold. The texts of errors are partly those of
-tests against the real API (2026-09-26), partly inferred.
+- A signed block is created by a separate request. It replaces the messages that it summarizes.
+- An unsigned block is created by the API within a response, at a threshold. It follows the summarized messages.
+
+Sources: platform.claude.com/docs/en/build-with-claude, pages compaction-on-demand, compaction-thinking-blocks and
+compaction-threshold. Some error messages come from tests against the real API (2026-09-26), others are inferred.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Summarize(msgspec.Struct, forbid_unknown_fields=True, tag="summarize"):
 
 
 class Signed(NamedTuple):
-    """The signed compaction block that a request begins with."""
+    """The signed compaction block at the start of a request."""
 
     seal: CompactionSeal
     identifier: bytes
@@ -46,12 +47,12 @@ class Signed(NamedTuple):
 
     @property
     def lineage(self) -> tuple[bytes, ...]:
-        """Return its identifier and those of the blocks that it replaces."""
+        """Return the identifiers of the block and of the blocks that it replaces."""
         return (self.identifier, *self.seal.before)
 
 
 class CompactionContext(NamedTuple):
-    """What a request says that its compaction blocks depend on."""
+    """The settings of a request that decide which compaction blocks it may contain."""
 
     betas: frozenset[str]
     edits: tuple[Edit, ...]
@@ -61,7 +62,7 @@ class CompactionContext(NamedTuple):
 def refuse_request(
     controls: Controls, rules: ModelRules, messages: Sequence[JsonObject], named: frozenset[str]
 ) -> None:
-    """Refuse a request for a summary that the API does not accept. `named`: its betas.
+    """Refuse a compaction request that the API does not accept. `named`: the betas of the request.
 
     Raises:
         ApiError: 400.
@@ -81,49 +82,49 @@ def refuse_request(
     for field, is_given in refused.items():
         if is_given:
             raise ApiError(400, f"{field}: cannot be combined with `compaction`. Remove it from the request.")
-    spoken = [block for one in messages if one.get("role") != "system" for block in blocks_of(one.get("content"))]
-    if not spoken:
+    conversation = [message for message in messages if message.get("role") != "system"]
+    if not any(blocks_of(message.get("content")) for message in conversation):
         message = "compaction: `messages` has no content to summarize."
         raise ApiError(400, message, code="compaction_nothing_to_summarize")
     if _has_open_call(messages):
         raise ApiError(400, "compaction: The last assistant turn ends in a tool call with no result. Send its result.")
 
 
-def signed_block(messages: Sequence[JsonObject], asked: CompactionContext) -> Signed | None:
-    """Return the signed compaction block of a request; None if it has none.
+def signed_block(messages: Sequence[JsonObject], context: CompactionContext) -> Signed | None:
+    """Return the signed compaction block of a request, or None.
 
     Raises:
-        ApiError: 400, the request may not carry its compaction blocks, or not in this form.
+        ApiError: 400, the request must not contain compaction blocks, or a block is not valid.
     """
-    found = [
+    sent = [
         (number, index, block)
         for number, message in enumerate(messages)
         for index, block in enumerate(blocks_of(message.get("content")))
         if block.get("type") == "compaction" and block.get("content") is not None
     ]
-    for number, index, block in found:
+    for number, index, block in sent:
         path = f"messages.{number}.content.{index}"
         if block.get("signature") is None:
-            _refuse_unsigned(path, asked)
+            _refuse_unsigned(path, context)
         else:
-            _refuse_signed(path, block, len(found), asked)
-    signed = [block for _, _, block in found if block.get("signature") is not None]
+            _refuse_signed(path, block, len(sent), context)
+    signed = [block for _, _, block in sent if block.get("signature") is not None]
     return _opened(signed[0]) if signed else None
 
 
-def _refuse_unsigned(path: str, asked: CompactionContext) -> None:
-    if betas.THRESHOLD_COMPACTION not in asked.betas:
-        if betas.ON_DEMAND_COMPACTION in asked.betas:
+def _refuse_unsigned(path: str, context: CompactionContext) -> None:
+    if betas.THRESHOLD_COMPACTION not in context.betas:
+        if betas.ON_DEMAND_COMPACTION in context.betas:
             raise ApiError(400, f"{path}: a `compaction` block with `content` requires its `signature`")
         raise ApiError(400, _unexpected(path))
-    if not any(isinstance(edit, Compact) for edit in asked.edits):
+    if not any(isinstance(edit, Compact) for edit in context.edits):
         strategy = "a `compact_20260112` strategy in `context_management.edits`"
         raise ApiError(400, f"`compaction` blocks require {strategy}.")
 
 
-def _refuse_signed(path: str, block: JsonObject, count: int, asked: CompactionContext) -> None:
-    if betas.ON_DEMAND_COMPACTION not in asked.betas:
-        if betas.THRESHOLD_COMPACTION in asked.betas:
+def _refuse_signed(path: str, block: JsonObject, count: int, context: CompactionContext) -> None:
+    if betas.ON_DEMAND_COMPACTION not in context.betas:
+        if betas.THRESHOLD_COMPACTION in context.betas:
             needs = f"`signature` requires anthropic-beta: {betas.ON_DEMAND_COMPACTION}"
             raise ApiError(400, f"{path}.compaction: {needs}")
         raise ApiError(400, _unexpected(path))
@@ -133,9 +134,9 @@ def _refuse_signed(path: str, block: JsonObject, count: int, asked: CompactionCo
         raise ApiError(400, _MISPLACED, code="compaction_block_misplaced")
     for key in sorted(block.keys() - _FIELDS):
         raise ApiError(400, f"{path}.compaction.{key}: {betas.EXTRA_INPUTS}")
-    if any(isinstance(edit, Compact) for edit in asked.edits):
+    if any(isinstance(edit, Compact) for edit in context.edits):
         raise ApiError(400, "context_management: `compact_20260112` cannot run with a signed `compaction` block.")
-    if asked.task_budget.get("remaining") is not None:
+    if context.task_budget.get("remaining") is not None:
         raise ApiError(400, "output_config.task_budget.remaining: cannot be sent with a signed `compaction` block.")
 
 
@@ -154,13 +155,19 @@ def _opened(block: JsonObject) -> Signed:
 def resumed(signed: Signed, prefix: Prefix, messages: Sequence[JsonObject]) -> bytes:
     """Return the digest of the content before the turns that a request keeps after its signed block.
 
-    It is the digest of the summarized conversation, so that thinking in kept turns stays valid, unless a condition for
-    that does not hold: the model, another system prompt or other tools, or kept turns that the API merges into the last
-    summarized message.
+    Thinking in kept turns stays valid if this is the digest of the summarized conversation. It is a different digest in
+    these cases:
+
+    - The model does not support it.
+    - The system prompt or the tools have changed.
+    - The API merges the first kept turn into the last summarized message.
     """
-    first = next((one for one in messages if len(blocks_of(one.get("content"))) > (one is messages[0])), {})
-    follows = first.get("role") not in (signed.seal.role, "system")
-    if follows and signed.seal.end and signed.seal.start == prefix.start:
+    # The first message contains the compaction block, so it counts only if it contains another block too.
+    first = next(
+        (message for message in messages if len(blocks_of(message.get("content"))) > (message is messages[0])), {}
+    )
+    is_separate = first.get("role") not in (signed.seal.role, "system")
+    if is_separate and signed.seal.end and signed.seal.start == prefix.start:
         return signed.seal.end
     return _digest(prefix.start + signed.signature.encode())
 
@@ -168,7 +175,7 @@ def resumed(signed: Signed, prefix: Prefix, messages: Sequence[JsonObject]) -> b
 def signed_summary(
     text: str, prefix: Prefix, messages: Sequence[JsonObject], before: Sequence[bytes], rules: ModelRules
 ) -> JsonObject:
-    """Return the signed block that replaces `messages`, of which `prefix` is the digest."""
+    """Return a signed block that replaces `messages`, whose content is in `prefix`."""
     roles = [str(message.get("role")) for message in messages if blocks_of(message.get("content"))]
     seal = CompactionSeal(
         content=_digest(text.encode()),
@@ -181,7 +188,7 @@ def signed_summary(
 
 
 def summary_of(messages: Sequence[JsonObject]) -> str:
-    """Return the text of a summary, which is the same for the same messages."""
+    """Return the text of a summary; always the same for the same messages."""
     return f"Summary of {len(messages)} messages. The user last said: {last_text(messages)[:_QUOTED]}"
 
 

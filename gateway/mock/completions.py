@@ -1,4 +1,4 @@
-"""Answer OpenAI's older completions: `POST /v1/completions`."""
+"""Respond to OpenAI's older completions: `POST /v1/completions`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import msgspec
 from gateway.mock import openai_stream, tokens
 from gateway.mock.chat import FINGERPRINT, StreamOptions
 from gateway.mock.openai_stream import StreamChunk
-from gateway.mock.replies import Ask, Reply, chunked, decide
-from gateway.mock.wire import Answer, JsonObject, Limit, MockUsage, Number, Stream, Whole, check_model, decode
+from gateway.mock.replies import ModelInput, Reply, chunked, decide
+from gateway.mock.wire import JsonObject, Limit, MockResponse, MockUsage, Number, Stream, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gateway.mock.provider import MockExchange
 
-#: The API's own default.
+#: The default of the real API.
 DEFAULT_MAX_TOKENS: Final = 16
 
 
 class CompletionRequest(msgspec.Struct):
-    """The fields of a completion request that matter here. A list of numbers is one prompt of token ids."""
+    """The fields of a completion request that the mock provider uses. A list of numbers is one prompt of token ids."""
 
     model: str
     prompt: str | list[str | int | list[int]] = "<|endoftext|>"
@@ -34,8 +34,8 @@ class CompletionRequest(msgspec.Struct):
     echo: bool | None = None
 
 
-def answer(exchange: MockExchange) -> Answer:
-    """Answer a completion request: `n` choices for each prompt."""
+def respond(exchange: MockExchange) -> MockResponse:
+    """Respond to a completion request with `n` choices for each prompt."""
     body = decode(exchange.request.body, CompletionRequest)
     behaviour = exchange.behaviour
     openai_stream.check_stream_options(
@@ -60,13 +60,13 @@ def answer(exchange: MockExchange) -> Answer:
         request_id = f"req_mock{exchange.number}"
         return Whole(openai_stream.with_usage(whole, usage, behaviour.usage, request_id), body.model, usage)
     options = body.stream_options
-    asked = isinstance(options, StreamOptions) and bool(options.include_usage)
+    wants_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
     steps = list(_steps(replies, behaviour.chunks))
-    return Stream(openai_stream.frames(base, steps, usage, behaviour.usage, asked=asked), body.model, usage)
+    return Stream(openai_stream.frames(base, steps, usage, behaviour.usage, wants_usage=wants_usage), body.model, usage)
 
 
 def inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The inputs of a request that takes one or several, each as text or as token ids."""
+    """Return the inputs of a request as a list, each as text or as token ids."""
     if isinstance(given, str):
         return [given]
     ids = [item for item in given if isinstance(item, int)]
@@ -76,18 +76,18 @@ def inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
 
 
 def input_tokens(item: str | list[int]) -> int:
-    """Tokens of one input."""
+    """Return the tokens of one input."""
     return tokens.count(item) if isinstance(item, str) else len(item)
 
 
 def _replies(exchange: MockExchange, body: CompletionRequest, prompts: list[str | list[int]]) -> Iterator[Reply]:
     for prompt in prompts:
         text = prompt if isinstance(prompt, str) else f"{len(prompt)} token ids"
-        ask = Ask(user_text=text, max_tokens=body.max_tokens)
+        model_input = ModelInput(user_text=text, max_tokens=body.max_tokens)
         for index in range(body.n or 1):
-            reply = decide(ask, exchange.turn, exchange.behaviour, index)
+            reply = decide(model_input, exchange.turn, exchange.behaviour, index)
             if body.echo:
-                # What is echoed was not generated, so it is not counted as output.
+                # The echoed prompt was not generated, so it is not counted as output.
                 reply = Reply(text + reply.text, (), reply.finish_reason, reply.output_tokens)
             yield reply
 

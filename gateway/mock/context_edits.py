@@ -1,8 +1,8 @@
-"""Check the context edits of a request, and clear tool results and thinking as they say.
+"""Check the context edits of a request, and clear the tool results and thinking that they name.
 
-What a clear removes is neither read by the model nor billed. It does not count as a change of the conversation that
-thinking is bound to. Source: platform.claude.com/docs/en/build-with-claude/context-editing; the texts of errors are
-those of tests against the real API (2026-09-26).
+Cleared content is neither read by the model nor billed. Clearing does not invalidate thinking that is bound to the
+conversation. Source: platform.claude.com/docs/en/build-with-claude/context-editing. The error messages come from tests
+against the real API (2026-09-26).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gateway.mock.claude_sizes import total_of
 from gateway.mock.prefixes import blocks_of, is_thinking
 from gateway.mock.wire import ApiError, JsonObject
 
-#: The least input at which the API compacts.
+#: The minimum of input tokens for the threshold of a compaction.
 MIN_COMPACTION_TRIGGER: Final = 50_000
-#: What the model reads instead of a cleared tool result. The real text is not published.
+#: The text that replaces a cleared tool result. The text of the real API is not published.
 CLEARED: Final = "[This tool result was cleared.]"
 
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -60,7 +60,7 @@ class ClearToolUses(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class ClearThinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="clear_thinking_20251015"):
-    """Clear the oldest thinking. `keep`: None: as the model has it."""
+    """Clear the oldest thinking. `keep`: None for the model's default."""
 
     keep: ThinkingTurns | AllTurns | Literal["all"] | None = None
 
@@ -74,7 +74,7 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="comp
 
     @property
     def threshold(self) -> int:
-        """Return the input tokens from which on the API compacts."""
+        """Return the number of input tokens at which the API compacts."""
         return self.trigger.value if self.trigger else 150_000
 
 
@@ -91,7 +91,7 @@ class _ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Edited(NamedTuple):
-    """Messages as the model reads them, and the report of what was cleared."""
+    """The messages after the edits, and a report of what was cleared."""
 
     messages: list[JsonObject]
     applied: list[JsonObject]
@@ -101,12 +101,12 @@ def read_edits(value: object, named: frozenset[str], *, thinks: bool) -> tuple[E
     """Return the edits of a request.
 
     Args:
-        value: its `context_management`.
-        named: the betas that it names.
-        thinks: its thinking is on.
+        value: the `context_management` of the request.
+        named: the betas of the request.
+        thinks: thinking is on.
 
     Raises:
-        ApiError: 400, they are not valid, or the request does not name their beta.
+        ApiError: 400, the edits are not valid, or the request does not name their beta.
     """
     if value is None:
         return ()
@@ -116,18 +116,18 @@ def read_edits(value: object, named: frozenset[str], *, thinks: bool) -> tuple[E
     edits = read_field(value, _ContextManagement, "context_management").edits
     for number, edit in enumerate(edits):
         if isinstance(edit, Compact) and edit.threshold < MIN_COMPACTION_TRIGGER:
-            least = f"trigger.value must be at least {MIN_COMPACTION_TRIGGER}"
-            raise ApiError(400, f"context_management.edits.{number}.compact_20260112: {least}")
+            problem = f"trigger.value must be at least {MIN_COMPACTION_TRIGGER}"
+            raise ApiError(400, f"context_management.edits.{number}.compact_20260112: {problem}")
         if isinstance(edit, ClearThinking):
             _refuse_thinking_edit(number, thinks=thinks)
     return tuple(edits)
 
 
 def read_field(value: object, kind: type[T], path: str) -> T:
-    """Return a field of a request as a `kind`.
+    """Return a field of a request, converted to `kind`.
 
     Raises:
-        ApiError: 400, it has another form.
+        ApiError: 400, the field has the wrong type.
     """
     try:
         return msgspec.convert(value, kind)
@@ -145,9 +145,9 @@ def _refuse_thinking_edit(number: int, *, thinks: bool) -> None:
 
 
 def _refuse_tags(value: object, named: frozenset[str]) -> None:
-    """Refuse edits of a kind that no beta of the request allows."""
+    """Refuse edits of a type that no beta of the request allows."""
     edits = value.get("edits") if isinstance(value, dict) else None
-    allowed = [kind for kind, of in _BETA_EDITS.items() if not named.isdisjoint(of)]
+    allowed = [kind for kind, required in _BETA_EDITS.items() if not named.isdisjoint(required)]
     for number, edit in enumerate(edits if isinstance(edits, list) else []):
         kind = edit.get("type") if isinstance(edit, dict) else None
         if kind not in allowed:
@@ -157,13 +157,13 @@ def _refuse_tags(value: object, named: frozenset[str]) -> None:
 
 
 def apply_edits(messages: list[JsonObject], edits: Sequence[Edit], *, overhead: int, keeps_thinking: bool) -> Edited:
-    """Return the messages with what the edits clear.
+    """Return the messages after the edits.
 
     Args:
-        messages: as the model would get them.
-        edits: of the request, in their order.
-        overhead: input tokens beside the messages, which count towards a trigger.
-        keeps_thinking: the model keeps all thinking unless the edit says otherwise.
+        messages: the messages before the edits.
+        edits: the edits of the request, in order.
+        overhead: input tokens of system prompt and tools, which count towards a trigger.
+        keeps_thinking: the model keeps all thinking by default.
     """
     if not edits:
         return Edited(messages, [])
@@ -173,15 +173,15 @@ def apply_edits(messages: list[JsonObject], edits: Sequence[Edit], *, overhead: 
         if isinstance(edit, ClearThinking):
             cleared, count = _without_thinking(messages, edit, keeps_all=keeps_thinking)
             report: JsonObject = {"type": "clear_thinking_20251015", "cleared_thinking_turns": count}
-            least = 1
+            minimum = 1
         elif isinstance(edit, ClearToolUses) and _is_due(edit, messages, original):
             cleared, count = _without_results(messages, edit)
             report = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": count}
-            least = edit.clear_at_least.value if edit.clear_at_least else 1
+            minimum = edit.clear_at_least.value if edit.clear_at_least else 1
         else:
             continue
         tokens = total_of(messages) - total_of(cleared)
-        if count and tokens >= least:
+        if count and tokens >= minimum:
             messages = cleared
             applied.append({**report, "cleared_input_tokens": tokens})
     return Edited(messages, applied)
@@ -194,7 +194,7 @@ def _is_due(edit: ClearToolUses, messages: Sequence[JsonObject], tokens: int) ->
 
 
 def _calls(messages: Sequence[JsonObject]) -> dict[str, str]:
-    """Return the names of the tools that were called, by the id of the call, oldest first."""
+    """Return the names of the called tools by call id, oldest call first."""
     blocks = [block for message in messages for block in blocks_of(message.get("content"))]
     return {str(block.get("id")): str(block.get("name")) for block in blocks if block.get("type") == "tool_use"}
 
@@ -202,18 +202,18 @@ def _calls(messages: Sequence[JsonObject]) -> dict[str, str]:
 def _without_results(messages: Sequence[JsonObject], edit: ClearToolUses) -> tuple[list[JsonObject], int]:
     calls = _calls(messages)
     old = list(calls)[: len(calls) - edit.keep.value] if edit.keep.value < len(calls) else []
-    gone = {call for call in old if calls[call] not in (edit.exclude_tools or ())}
+    cleared = {call for call in old if calls[call] not in (edit.exclude_tools or ())}
     inputs = edit.clear_tool_inputs
-    emptied = {call for call in gone if inputs is True or (isinstance(inputs, list) and calls[call] in inputs)}
+    without_input = {call for call in cleared if inputs is True or (isinstance(inputs, list) and calls[call] in inputs)}
 
     def clear(block: JsonObject) -> JsonObject:
-        if block.get("type") == "tool_result" and block.get("tool_use_id") in gone:
+        if block.get("type") == "tool_result" and block.get("tool_use_id") in cleared:
             return {**block, "content": CLEARED}
-        if block.get("type") == "tool_use" and block.get("id") in emptied:
+        if block.get("type") == "tool_use" and block.get("id") in without_input:
             return {**block, "input": {}}
         return block
 
-    return [_mapped(message, clear) for message in messages], len(gone)
+    return [_mapped(message, clear) for message in messages], len(cleared)
 
 
 def _mapped(message: JsonObject, change: Callable[[JsonObject], JsonObject]) -> JsonObject:
@@ -229,10 +229,10 @@ def _without_thinking(
     else:
         kept = edit.keep.value if isinstance(edit.keep, ThinkingTurns) else None
     turns = [n for n, message in enumerate(messages) if any(map(is_thinking, blocks_of(message.get("content"))))]
-    gone = set() if kept is None else set(turns[:-kept])
-    cleared = [_without(message, is_thinking) if n in gone else message for n, message in enumerate(messages)]
-    return cleared, len(gone)
+    old = set() if kept is None else set(turns[:-kept])
+    cleared = [_remove_thinking(message) if n in old else message for n, message in enumerate(messages)]
+    return cleared, len(old)
 
 
-def _without(message: JsonObject, is_gone: Callable[[JsonObject], bool]) -> JsonObject:
-    return {**message, "content": [block for block in blocks_of(message.get("content")) if not is_gone(block)]}
+def _remove_thinking(message: JsonObject) -> JsonObject:
+    return {**message, "content": [block for block in blocks_of(message.get("content")) if not is_thinking(block)]}

@@ -1,4 +1,4 @@
-"""Answer OpenAI embeddings: `POST /v1/embeddings`."""
+"""Respond to OpenAI embeddings: `POST /v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from gateway.mock.completions import input_tokens, inputs
-from gateway.mock.wire import Answer, JsonObject, MockUsage, Whole, check_model, decode, encode
+from gateway.mock.wire import JsonObject, MockResponse, MockUsage, Whole, check_model, decode, encode
 
 if TYPE_CHECKING:
     from gateway.mock.provider import MockExchange
 
 DEFAULT_DIMENSIONS: Final = 64
-#: up to those of the largest model there is
+#: 3072 is the maximum of OpenAI's largest model
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=3072)]
 
 
 class EmbeddingRequest(msgspec.Struct):
-    """The fields of an embedding request that matter here."""
+    """The fields of an embedding request that the mock provider uses."""
 
     model: str
     input: str | list[str | int | list[int]]
@@ -30,8 +30,8 @@ class EmbeddingRequest(msgspec.Struct):
     dimensions: Dimensions | None = None
 
 
-def answer(exchange: MockExchange) -> Answer:
-    """Answer an embedding request with one unit vector for each input, made from its digest."""
+def respond(exchange: MockExchange) -> MockResponse:
+    """Respond to an embedding request with one unit vector for each input, made from the digest of the input."""
     body = decode(exchange.request.body, EmbeddingRequest)
     check_model(body.model)
     items = inputs(body.input)
@@ -39,10 +39,10 @@ def answer(exchange: MockExchange) -> Answer:
     data = []
     for index, item in enumerate(items):
         values = _vector(encode(item), body.dimensions or DEFAULT_DIMENSIONS)
-        shown: object = values
+        encoded: object = values
         if body.encoding_format == "base64":
-            shown = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
+            encoded = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+        data.append({"object": "embedding", "index": index, "embedding": encoded})
     content: JsonObject = {"object": "list", "data": data, "model": body.model}
     if exchange.show_usage:
         content["usage"] = {"prompt_tokens": usage.input, "total_tokens": usage.total}
@@ -50,7 +50,7 @@ def answer(exchange: MockExchange) -> Answer:
 
 
 def _vector(data: bytes, dimensions: int) -> list[float]:
-    """A vector of length 1 with `dimensions` components, the same for the same `data`."""
+    """Return a vector of length 1 with `dimensions` components; always the same for the same data."""
     raw = hashlib.shake_128(data).digest(dimensions)
     values = [byte - 127.5 for byte in raw]
     norm = math.sqrt(sum(value * value for value in values))

@@ -1,7 +1,7 @@
-"""Read which models answer after a refusal, and the settings of each attempt.
+"""Read the fallback models of a request, which respond after a refusal, and the settings of each attempt.
 
-Source: platform.claude.com/docs/en/build-with-claude/refusals-and-fallback; the text of the refused field is that of
-the real API, the other texts are inferred.
+Source: platform.claude.com/docs/en/build-with-claude/refusals-and-fallback. The error message for a field without its
+beta is that of the real API, the other messages are inferred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.mock.claude_rules import ModelRules, is_named, rules_of
 from gateway.mock.context_edits import read_field
 from gateway.mock.wire import ApiError, JsonObject, Limit
 
-#: Settings of an entry that the first version of the beta knows.
+#: Settings of an entry that the first version of the beta supports.
 _FIRST_SETTINGS: Final = frozenset({"model", "max_tokens", "thinking"})
 
 
@@ -35,21 +35,21 @@ class _Chain(msgspec.Struct):
 
 
 class Fallback(NamedTuple):
-    """A model that answers if those before it refuse, and its settings."""
+    """A model that responds if all models before it refuse, and its settings."""
 
     model: str
     rules: ModelRules
     controls: Controls
     max_tokens: int | None
-    """None: as the request has it."""
+    """None: the limit of the request."""
     is_named: bool
-    """The request names the model, so that it must be valid for it."""
+    """The request names the model, so the request must be valid for this model."""
 
 
 def read_fallbacks(
     controls: Controls, model: str, table: tuple[ModelRules, ...], named: frozenset[str]
 ) -> list[Fallback]:
-    """Return the models that `model` falls back to; `named`: the betas of the request.
+    """Return the models that `model` falls back to. `named`: the betas of the request.
 
     Raises:
         ApiError: 400, the field is not valid, or the request does not name its beta.
@@ -72,7 +72,7 @@ def read_fallbacks(
     if betas.DEFAULT_FALLBACK in named:
         return [_adapted(entry, controls, table, named=True) for entry in entries]
     _refuse_later_settings(value)
-    return [_as_asked(entry, controls, table) for entry in entries]
+    return [_unadapted(entry, controls, table) for entry in entries]
 
 
 def _refuse_later_settings(entries: list[JsonObject]) -> None:
@@ -95,8 +95,8 @@ def _refuse_models(
             raise ApiError(400, f"fallbacks.{number}.model: {message}")
 
 
-def _as_asked(entry: _Entry, controls: Controls, table: tuple[ModelRules, ...]) -> Fallback:
-    """Return an attempt of the first version of the beta, which has the request's settings as they are."""
+def _unadapted(entry: _Entry, controls: Controls, table: tuple[ModelRules, ...]) -> Fallback:
+    """Return an attempt of the first version of the beta, which uses the settings of the request unchanged."""
     own = {} if isinstance(entry.thinking, UnsetType) else {"thinking": entry.thinking}
     changed = msgspec.structs.replace(controls, **own)
     return Fallback(entry.model, _known(entry.model, table), changed, entry.max_tokens, is_named=True)
@@ -122,7 +122,7 @@ def _known(model: str, table: tuple[ModelRules, ...]) -> ModelRules:
 
 
 def _thinking(entry: _Entry, controls: Controls, rules: ModelRules) -> JsonObject | None:
-    """Return the thinking of an attempt: its own, or the request's where the model has that mode."""
+    """Return the thinking setting of an attempt: its own, or the request's if the model supports that mode."""
     if not isinstance(entry.thinking, UnsetType):
         return entry.thinking
     thinking = controls.thinking
@@ -133,7 +133,7 @@ def _thinking(entry: _Entry, controls: Controls, rules: ModelRules) -> JsonObjec
 
 
 def _output(entry: _Entry, controls: Controls, rules: ModelRules) -> JsonObject | None:
-    """Return the output settings of an attempt: its own before the request's, as far as the model takes those."""
+    """Return the output settings of an attempt: its own, and those of the request that the model accepts."""
     own = entry.output_config
     if own is None:
         return None

@@ -1,4 +1,4 @@
-"""Answer Anthropic messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+"""Respond to Anthropic messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from gateway.mock import tokens
-from gateway.mock.claude import NO_THOUGHTS, ClaudeCall, enforce, overhead_of
+from gateway.mock.claude import NO_THINKING, ClaudeCall, enforce, overhead_of
 from gateway.mock.claude_rules import BILLED_REFUSALS
 from gateway.mock.compactions import summary_of
 from gateway.mock.message_shape import BuiltMessage, Pass, PassKind, Shape
 from gateway.mock.prompts import last_text, read_messages, schema_of, text_of
-from gateway.mock.replies import Ask, Reply, Tool, decide
+from gateway.mock.replies import ModelInput, Reply, Tool, decide
 from gateway.mock.tool_changes import withdrawn_tools
 from gateway.mock.windows import check_message
-from gateway.mock.wire import Answer, JsonObject, Limit, MockUsage, Stream, Whole, check_model, decode
+from gateway.mock.wire import JsonObject, Limit, MockResponse, MockUsage, Stream, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gateway.mock.provider import MockExchange
     from gateway.mock.schemas import Schema
 
-#: Stop reasons by finish reason in chat's words.
+#: Stop reasons by finish reason of the chat API.
 _STOP_REASONS: Final = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -34,7 +34,7 @@ _STOP_REASONS: Final = {
 
 
 class CountRequest(msgspec.Struct):
-    """What has tokens in a message request."""
+    """The fields of a message request that contain input tokens."""
 
     model: str
     messages: list[msgspec.Raw]
@@ -43,7 +43,7 @@ class CountRequest(msgspec.Struct):
 
 
 class MessageRequest(CountRequest, kw_only=True):
-    """The fields of a message request that matter here."""
+    """The fields of a message request that the mock provider uses."""
 
     max_tokens: Limit
     stream: bool | None = None
@@ -52,35 +52,35 @@ class MessageRequest(CountRequest, kw_only=True):
 
 
 class _Prompt(NamedTuple):
-    """What a model reads: its tokens, and those of them that are read from the cache and written to it."""
+    """Input tokens of a model: all of them, those read from the cache, and those written to the cache."""
 
     tokens: int
     cached: int
     written: int
 
     def used(self, output: int) -> MockUsage:
-        """Return the usage of a pass over it."""
+        """Return the usage of a pass over this prompt with so many output tokens."""
         return MockUsage(self.tokens, output, self.cached)
 
 
-def answer(exchange: MockExchange) -> Answer:
-    """Answer a message request."""
+def respond(exchange: MockExchange) -> MockResponse:
+    """Respond to a message request."""
     body = decode(exchange.request.body, MessageRequest)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
     calls = enforce(exchange, body.model, messages)
     if calls and calls[0].controls.compaction is not None:
-        made = _summarize(exchange, body, calls[0])
+        built = _summarize(exchange, body, calls[0])
     else:
-        made = _Attempts(exchange, body, messages, sizes).made(calls)
-    shape = Shape(exchange, made)
+        built = _Attempts(exchange, body, messages, sizes).build(calls)
+    shape = Shape(exchange, built)
     if body.stream:
-        return Stream(list(shape.frames()), made.model, made.billed, made.shares)
-    return Whole(shape.message(), made.model, made.billed, shares=made.shares)
+        return Stream(list(shape.frames()), built.model, built.billed, built.shares)
+    return Whole(shape.message(), built.model, built.billed, shares=built.shares)
 
 
-def count_input(exchange: MockExchange) -> Answer:
-    """Count the input of a message request; bills nothing."""
+def count_input(exchange: MockExchange) -> MockResponse:
+    """Count the input tokens of a message request. Nothing is billed."""
     body = decode(exchange.request.body, CountRequest)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
@@ -94,7 +94,7 @@ def count_input(exchange: MockExchange) -> Answer:
 
 
 class _Attempts:
-    """The attempts of one or more models to answer a request."""
+    """The attempts of one or more models to respond to a request."""
 
     def __init__(
         self,
@@ -110,15 +110,15 @@ class _Attempts:
         self._passes: list[Pass] = []
         self._blocks: list[JsonObject] = []
 
-    def made(self, calls: Sequence[ClaudeCall]) -> BuiltMessage:
-        """Return the response; `calls`: the request for each model, empty for one without rules."""
+    def build(self, calls: Sequence[ClaudeCall]) -> BuiltMessage:
+        """Return the response. `calls`: the request for each model; empty for a model without rules."""
         turn = self._exchange.turn
         refusals = turn.refusals if turn else ()
-        # Only a stream has what was said before a refusal; without one, the next model answers from the beginning.
+        # Only a stream contains the text before a refusal. Without a stream, the next model starts from the beginning.
         partial = turn.refused_text if turn and self._body.stream and refusals and len(calls) > 1 else ""
         for number, call in enumerate(calls or [None]):
             if partial and number and call is not None:
-                call.continues(partial)
+                call.continue_from(partial)
             if number >= len(refusals):
                 return self._finished(self._respond(call, is_fallback=number > 0), partial)
             self._refuse(call, refusals[number], is_first=number == 0)
@@ -128,10 +128,10 @@ class _Attempts:
         category = refusals[max(0, len(calls) - 1)]
         return self._finished(self._response(last, "refusal", category=category), partial)
 
-    def _finished(self, made: BuiltMessage, partial: str) -> BuiltMessage:
-        lists = len(self._passes) > 1 or any(one.kind != "message" for one in self._passes)
+    def _finished(self, built: BuiltMessage, partial: str) -> BuiltMessage:
+        lists_passes = len(self._passes) > 1 or any(item.kind != "message" for item in self._passes)
         first = self._body.model if partial else ""
-        return replace(made, lists_passes=lists, partial=partial, first_model=first)
+        return replace(built, lists_passes=lists_passes, partial=partial, first_model=first)
 
     def _response(self, call: ClaudeCall | None, stop_reason: str, *, category: str | None = None) -> BuiltMessage:
         return BuiltMessage(
@@ -146,16 +146,16 @@ class _Attempts:
 
     def _refuse(self, call: ClaudeCall | None, category: str | None, *, is_first: bool) -> None:
         turn = self._exchange.turn
-        said = tokens.count(turn.refused_text) if turn and is_first else 0
+        output = tokens.count(turn.refused_text) if turn and is_first else 0
         billed = call.terms.rules.billed_refusals if call else BILLED_REFUSALS
         prompt = self._prompt(call)
         self._passes.append(
             Pass(
                 "message" if is_first else "fallback_message",
                 call.model if call else self._body.model,
-                prompt.used(said),
+                prompt.used(output),
                 prompt.written,
-                is_billed=said > 0 or category in billed,
+                is_billed=output > 0 or category in billed,
             )
         )
 
@@ -174,9 +174,9 @@ class _Attempts:
                 return self._response(call, "compaction")
             call, prompt = after, self._prompt(after)
         limit = call.max_tokens if call and call.max_tokens is not None else self._body.max_tokens
-        thoughts = call.think(self._exchange, limit) if call else NO_THOUGHTS
-        ask = replace(_ask(self._body, self._messages), max_tokens=limit - thoughts.tokens)
-        reply = decide(ask, self._exchange.turn, self._exchange.behaviour)
+        thoughts = call.think(self._exchange, limit) if call else NO_THINKING
+        model_input = replace(_model_input(self._body, self._messages), max_tokens=limit - thoughts.tokens)
+        reply = decide(model_input, self._exchange.turn, self._exchange.behaviour)
         counted = prompt.used(reply.output_tokens + thoughts.tokens)
         usage = self._exchange.settle(counted)
         kind: PassKind = "fallback_message" if is_fallback else "message"
@@ -192,11 +192,11 @@ class _Attempts:
 
 
 def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -> BuiltMessage:
-    """Answer a request for a summary: with a signed compaction block, or with nothing if the model wrote none."""
+    """Respond to a compaction request with a signed block, or with no content if the model wrote no summary."""
     turn = exchange.turn
     prompt = _read(exchange, call.model, call.sizes(), overhead_of(body.system, body.tools))
-    wanted = turn.text if turn and turn.text is not None else summary_of(call.messages)
-    text, is_cut = tokens.truncate(wanted, body.max_tokens)
+    summary = turn.text if turn and turn.text is not None else summary_of(call.messages)
+    text, is_cut = tokens.truncate(summary, body.max_tokens)
     stop_reason = "compaction"
     if turn and turn.refusals:
         stop_reason, text = "refusal", ""
@@ -224,10 +224,10 @@ def _read(exchange: MockExchange, model: str, sizes: Sequence[tuple[bytes, int]]
     total = _total(sizes)
     check_message(exchange, model, total + overhead)
     if b'"cache_control"' not in exchange.request.body:
-        # This API caches nothing unasked.
+        # This API caches only prompts with cache marks.
         return _Prompt(total + overhead, 0, 0)
     cached = exchange.provider.cached_tokens(model, sizes)
-    # What is marked for caching and was not read from there is written to it.
+    # The part that was not read from the cache is written to it.
     return _Prompt(total + overhead, cached, total - cached)
 
 
@@ -235,12 +235,12 @@ def _total(sizes: Sequence[tuple[bytes, int]]) -> int:
     return sum(size for _, size in sizes)
 
 
-def _ask(body: MessageRequest, messages: list[JsonObject]) -> Ask:
+def _model_input(body: MessageRequest, messages: list[JsonObject]) -> ModelInput:
     choice = body.tool_choice or {}
     kind = choice.get("type")
     withdrawn = withdrawn_tools(messages)
     offered = [tool for tool in body.tools or [] if "input_schema" in tool and tool.get("name") not in withdrawn]
-    return Ask(
+    return ModelInput(
         user_text=last_text(messages),
         tool_result=_tool_result(messages[-1]) if messages else None,
         tools=tuple(Tool(str(tool.get("name")), schema_of(tool["input_schema"])) for tool in offered),
@@ -253,7 +253,7 @@ def _ask(body: MessageRequest, messages: list[JsonObject]) -> Ask:
 
 
 def _tool_result(message: JsonObject) -> str | None:
-    """The text of the first tool result in `message`; None where there is none."""
+    """Return the text of the first tool result in a message, or None."""
     content = message.get("content")
     for block in content if isinstance(content, list) else []:
         if isinstance(block, dict) and block.get("type") == "tool_result":
@@ -262,16 +262,16 @@ def _tool_result(message: JsonObject) -> str | None:
 
 
 def _schema(output_config: JsonObject) -> Schema | None:
-    wanted = output_config.get("format")
-    return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
+    schema_format = output_config.get("format")
+    return schema_of(schema_format.get("schema")) if isinstance(schema_format, dict) else None
 
 
 def _blocks(reply: Reply, number: int, *, is_empty: bool) -> list[JsonObject]:
-    """Return the content blocks of a reply; `is_empty`: nothing comes before them, so that there is at least one."""
-    found: list[JsonObject] = []
+    """Return the content blocks of a reply. `is_empty`: no block precedes them, so at least one must be returned."""
+    blocks: list[JsonObject] = []
     if reply.text or (is_empty and not reply.tool_calls):
-        found.append({"type": "text", "text": reply.text})
+        blocks.append({"type": "text", "text": reply.text})
     for index, call in enumerate(reply.tool_calls):
         name = f"toolu_mock{number}_{index}"
-        found.append({"type": "tool_use", "id": name, "name": call.name, "input": msgspec.json.decode(call.arguments)})
-    return found
+        blocks.append({"type": "tool_use", "id": name, "name": call.name, "input": msgspec.json.decode(call.arguments)})
+    return blocks

@@ -1,4 +1,4 @@
-"""Write streams of OpenAI's chat and completions APIs, with usage where servers put it."""
+"""Render streams of OpenAI's chat and completions APIs, with usage in the places where servers report it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DONE: Final = SentEvent(b"data: [DONE]\n\n", "done")
 
 
 class StreamChunk(NamedTuple):
-    """One chunk, with one choice in it. The last step of a stream finishes its last choice."""
+    """One chunk with one choice. The last chunk of a stream finishes its last choice."""
 
     choice: JsonObject
     kind: Literal["meta", "content", "finish"]
 
 
 def usage_json(usage: MockUsage) -> JsonObject:
-    """`usage` as chat and completions report it."""
+    """Return usage in the format of chat and completions."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
@@ -38,7 +38,7 @@ def usage_json(usage: MockUsage) -> JsonObject:
 
 
 def check_stream_options(*, present: bool, stream: bool, refuse: bool) -> None:
-    """Refuse `stream_options` where OpenAI does, or where this server is told to not know the field.
+    """Refuse `stream_options` without `stream`, as OpenAI does, or always if `refuse` is set.
 
     Raises:
         ApiError: 400.
@@ -52,7 +52,7 @@ def check_stream_options(*, present: bool, stream: bool, refuse: bool) -> None:
 
 
 def check_tool_choice(choice: object, *, refuse: bool) -> None:
-    """Refuse a choice among some tools where this server is told to not know it.
+    """Refuse a `tool_choice` of type `allowed_tools` if `refuse` is set.
 
     Raises:
         ApiError: 400.
@@ -62,7 +62,7 @@ def check_tool_choice(choice: object, *, refuse: bool) -> None:
 
 
 def with_usage(body: JsonObject, usage: MockUsage, placement: UsagePlacement, request_id: str) -> JsonObject:
-    """A whole answer (or a stream's last chunk) with `usage` where the placement has it."""
+    """Return a response, or the last chunk of a stream, with usage in the places that `placement` names."""
     report = usage_json(usage)
     if placement not in {"none", "groq"}:
         body = {**body, "usage": report}
@@ -72,16 +72,16 @@ def with_usage(body: JsonObject, usage: MockUsage, placement: UsagePlacement, re
 
 
 def frames(
-    base: JsonObject, steps: Sequence[StreamChunk], usage: MockUsage, placement: UsagePlacement, *, asked: bool
+    base: JsonObject, steps: Sequence[StreamChunk], usage: MockUsage, placement: UsagePlacement, *, wants_usage: bool
 ) -> list[SentEvent]:
-    """The events of a stream. `base`: the fields all chunks share; `asked`: the client wants a usage chunk."""
-    if asked and placement == "trailing":
+    """Return the events of a stream. `base`: fields of all chunks; `wants_usage`: the client wants a usage chunk."""
+    if wants_usage and placement == "trailing":
         base = {**base, "usage": None}
-    found = list(_chunks(base, steps, usage, placement))
-    if placement == "twice" or (asked and placement in {"trailing", "running"}):
-        found.append(data_frame({**base, "choices": [], "usage": usage_json(usage)}))
-    found.append(DONE)
-    return found
+    events = list(_chunks(base, steps, usage, placement))
+    if placement == "twice" or (wants_usage and placement in {"trailing", "running"}):
+        events.append(data_frame({**base, "choices": [], "usage": usage_json(usage)}))
+    events.append(DONE)
+    return events
 
 
 def _chunks(

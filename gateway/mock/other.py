@@ -1,4 +1,4 @@
-"""Answer the smaller endpoints: models, files, audio and images."""
+"""Respond to the smaller endpoints: models, files, audio and images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.mock import multipart, tokens
 from gateway.mock.windows import MODEL_WINDOWS
-from gateway.mock.wire import Answer, ApiError, JsonObject, MockUsage, Number, Whole, check_model, decode
+from gateway.mock.wire import ApiError, JsonObject, MockResponse, MockUsage, Number, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from gateway.mock.provider import MockExchange
@@ -35,7 +35,7 @@ _AUDIO_TYPES: Final = {
 
 
 class SpeechRequest(msgspec.Struct):
-    """The fields of a speech request that matter here."""
+    """The fields of a speech request that the mock provider uses."""
 
     model: str
     input: str
@@ -43,31 +43,31 @@ class SpeechRequest(msgspec.Struct):
 
 
 class ImageRequest(msgspec.Struct):
-    """The fields of an image request that matter here."""
+    """The fields of an image request that the mock provider uses."""
 
     prompt: str
     model: str = "mock-image"
     n: Number | None = None
 
 
-def models(exchange: MockExchange) -> Answer:
-    """List the models, in the shape of the API whose client asks."""
+def models(exchange: MockExchange) -> MockResponse:
+    """List the models, in Anthropic's format for its clients and in OpenAI's for others."""
     if exchange.request.header("anthropic-version"):
         data = [_anthropic_model(name) for name in MODELS]
         return Whole({"data": data, "has_more": False, "first_id": MODELS[0], "last_id": MODELS[-1]})
     return Whole({"object": "list", "data": [_openai_model(name) for name in MODELS]})
 
 
-def model(exchange: MockExchange) -> Answer:
-    """Describe one model; any name is one unless it begins with `missing`."""
+def model(exchange: MockExchange) -> MockResponse:
+    """Describe one model. Every model exists, except those whose name starts with `missing`."""
     name = exchange.request.path.removeprefix("/v1/models/")
     check_model(name)
     shape = _anthropic_model if exchange.request.header("anthropic-version") else _openai_model
     return Whole(shape(name), name)
 
 
-def files(exchange: MockExchange) -> Answer:
-    """Take an upload, keep nothing of it and say how large it was; bills nothing."""
+def files(exchange: MockExchange) -> MockResponse:
+    """Accept an upload and return its size, without storing the file. Nothing is billed."""
     fields = multipart.parse(exchange.request)
     file = multipart.required(fields, "file")
     content: JsonObject = {
@@ -82,8 +82,8 @@ def files(exchange: MockExchange) -> Answer:
     return Whole(content)
 
 
-def speech(exchange: MockExchange) -> Answer:
-    """Answer with bytes that stand for audio, 256 for each token of the text; not billed in tokens."""
+def speech(exchange: MockExchange) -> MockResponse:
+    """Respond with bytes instead of real audio, 256 for each token of the text. No tokens are billed."""
     body = decode(exchange.request.body, SpeechRequest)
     check_model(body.model)
     kind = _AUDIO_TYPES.get(body.response_format)
@@ -93,8 +93,8 @@ def speech(exchange: MockExchange) -> Answer:
     return Whole(audio, body.model, content_type=kind)
 
 
-def transcriptions(exchange: MockExchange) -> Answer:
-    """Answer an upload with text that says how long it was; bills a token for each 1000 bytes."""
+def transcriptions(exchange: MockExchange) -> MockResponse:
+    """Respond to an upload with a text that names its size. One token is billed for each 1000 bytes."""
     fields = multipart.parse(exchange.request)
     file = multipart.required(fields, "file")
     name = multipart.required(fields, "model").text
@@ -118,17 +118,17 @@ def transcriptions(exchange: MockExchange) -> Answer:
     return Whole(content, name, usage)
 
 
-def images(exchange: MockExchange) -> Answer:
-    """Answer with `n` pictures of one pixel."""
+def images(exchange: MockExchange) -> MockResponse:
+    """Respond with `n` images of one pixel."""
     body = decode(exchange.request.body, ImageRequest)
     check_model(body.model)
-    wanted = body.n or 1
-    usage = exchange.settle(MockUsage(tokens.count(body.prompt), _IMAGE_TOKENS * wanted))
+    count = body.n or 1
+    usage = exchange.settle(MockUsage(tokens.count(body.prompt), _IMAGE_TOKENS * count))
     picture = base64.b64encode(_PIXEL + bytes(exchange.behaviour.pad)).decode()
     content: JsonObject = {
         "created": int(time.time()),
         "background": "opaque",
-        "data": [{"b64_json": picture} for _ in range(wanted)],
+        "data": [{"b64_json": picture} for _ in range(count)],
         "output_format": "png",
         "quality": "low",
         "size": "1024x1024",

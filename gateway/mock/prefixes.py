@@ -12,7 +12,7 @@ import msgspec
 from gateway.mock.thinking_blocks import THINKING_TYPES
 from gateway.mock.wire import JsonObject
 
-#: Digests remembered for saying where a prefix differs, the newest.
+#: Digests that are kept to find where a prefix differs; older ones are dropped.
 MAX_REMEMBERED: Final = 100_000
 
 _DIGEST_BYTES: Final = 12
@@ -20,17 +20,20 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class PrefixPart(NamedTuple):
-    """One part of a prefix, as an error names it, and the digest of the prefix up to and including it."""
+    """The name of one part of a prefix, for errors, and the digest of the prefix up to and including this part."""
 
     name: str
     digest: bytes
 
 
 class Prefix:
-    """The content of a request up to some point. It grows by `add`; thinking blocks are not part of it."""
+    """The content of a request up to some point, without thinking blocks. `add` extends it."""
 
     def __init__(self, system: object, tools: list[JsonObject] | None) -> None:
-        """Begin with the system prompt and the tools; a tool with `defer_loading` counts where it is referenced."""
+        """Start with the system prompt and the tools.
+
+        A tool with `defer_loading` is added later, at each block that refers to it.
+        """
         offered = tools or []
         self._deferred = {str(tool.get("name")): tool for tool in offered if tool.get("defer_loading") is True}
         loaded = [_plain(tool) for tool in offered if tool.get("defer_loading") is not True]
@@ -46,7 +49,7 @@ class Prefix:
 
     @property
     def parts(self) -> list[PrefixPart]:
-        """Return the parts so far; a copy."""
+        """Return a copy of the parts."""
         return list(self._parts)
 
     @property
@@ -55,17 +58,17 @@ class Prefix:
         return self._start[-1].digest
 
     def restart(self) -> None:
-        """Forget everything but the system prompt and the tools, as at a compaction block."""
+        """Remove everything except the system prompt and the tools, as a compaction block does."""
         self._parts = list(self._start)
 
     def resume(self, name: str, digest: bytes) -> None:
-        """Go on from the content that a signed compaction block replaces, whose digest is `digest`."""
+        """Continue after a signed compaction block. `digest`: of the content that the block replaces."""
         self._parts = [*self._start, PrefixPart(name, digest)]
 
     def add(self, name: str, role: str, block: JsonObject, *, opens: bool) -> None:
-        """Add a content block of a message; `opens`: the first one of its message that is not thinking."""
-        named = {name: self._deferred.get(name) for name in _references(block)}
-        tools = [_plain(tool) for tool in named.values() if tool is not None]
+        """Add a content block of a message. `opens`: it is the first block of its message that is not thinking."""
+        referenced = {tool: self._deferred.get(tool) for tool in _references(block)}
+        tools = [_plain(tool) for tool in referenced.values() if tool is not None]
         self._grow(name, [role if opens else "", _plain(block), *tools])
 
     def _grow(self, name: str, value: object) -> None:
@@ -75,16 +78,16 @@ class Prefix:
 
 
 class PrefixMemory:
-    """Remembers which part each digest ends with, so that an error can name the first part that changed."""
+    """Store the digests of earlier prefixes, so that an error can name the first part that changed."""
 
     def __init__(self) -> None:
         self._before: OrderedDict[bytes, bytes] = OrderedDict()
 
     def remember(self, prefix: Prefix) -> None:
-        """Remember the digests of `prefix`."""
+        """Store the digests of a prefix."""
         before = b""
         for part in prefix.parts:
-            # What a compaction block replaces is known from the requests before it.
+            # The content that a compaction block replaces is already stored, from earlier requests.
             self._before.setdefault(part.digest, before)
             self._before.move_to_end(part.digest)
             before = part.digest
@@ -92,13 +95,13 @@ class PrefixMemory:
             self._before.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all digests."""
         self._before.clear()
 
     def first_change(self, wanted: bytes, parts: list[PrefixPart]) -> str | None:
         """Return the name of the first of `parts` that is not in the prefix with the digest `wanted`.
 
-        None if that prefix is no longer remembered, or if `parts` only lacks its end.
+        Return None if that prefix is no longer stored, or if `parts` is a shorter version of it.
         """
         known: set[bytes] = set()
         while wanted in self._before:
@@ -110,7 +113,7 @@ class PrefixMemory:
 
 
 def blocks_of(content: object) -> list[JsonObject]:
-    """Return the content blocks of a message or system prompt; a string is one text block."""
+    """Return the content blocks of a message or system prompt. A string becomes one text block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
@@ -122,7 +125,7 @@ def is_thinking(block: JsonObject) -> bool:
 
 
 def _plain(block: JsonObject) -> JsonObject:
-    """Return `block` without what does not change its meaning: cache marks, nulls, the query of a URL."""
+    """Return a block without parts that do not change its meaning: cache marks, nulls, and queries of URLs."""
     plain = _bare(block)
     if "content" in plain:
         plain["content"] = [_bare(inner) for inner in blocks_of(plain["content"])] or plain["content"]
@@ -130,23 +133,23 @@ def _plain(block: JsonObject) -> JsonObject:
 
 
 def _bare(block: JsonObject) -> JsonObject:
-    """Do the same without the blocks inside a tool result."""
+    """Do the same as `_plain`, but not for the blocks inside a tool result."""
     bare = {key: value for key, value in block.items() if key != "cache_control" and value is not None}
     source = bare.get("source")
     if isinstance(source, dict) and isinstance(source.get("url"), str):
-        # A signed URL that was renewed serves the same file. Without fetching it, the path stands for the file.
+        # A signed URL can be renewed for the same file. The path identifies the file, because it is not downloaded.
         bare["source"] = {**source, "url": source["url"].partition("?")[0]}
     return bare
 
 
 def _references(value: object) -> Iterator[str]:
     """Yield the names of the tools that a content block refers to."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, Mapping):
             if item.get("type") == "tool_reference":
                 yield str(item.get("tool_name", item.get("name")))
-            waiting += item.values()
+            pending += item.values()
         elif isinstance(item, list):
-            waiting += item
+            pending += item

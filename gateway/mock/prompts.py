@@ -1,4 +1,4 @@
-"""Read the texts of a request in each format."""
+"""Read texts and token counts from requests, for all wire formats."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from gateway.mock.schemas import Schema
 
-#: What an answer must satisfy where only "a JSON object" was asked for.
+#: The schema of a response if the client only asks for "a JSON object".
 ANY_OBJECT: Final[Schema] = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 def text_of(content: object) -> str:
-    """The text of a message's content: a string, or a list of parts of which some have a `text`."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -28,7 +28,7 @@ def text_of(content: object) -> str:
 
 
 def last_text(messages: Sequence[JsonObject], role: str = "user") -> str:
-    """The text of the last message with this role; empty where there is none."""
+    """Return the text of the last message with this role; empty if there is none."""
     for message in reversed(messages):
         if message.get("role") == role:
             return text_of(message.get("content"))
@@ -36,10 +36,10 @@ def last_text(messages: Sequence[JsonObject], role: str = "user") -> str:
 
 
 def read_messages(raw: Iterable[msgspec.Raw]) -> tuple[list[JsonObject], list[tuple[bytes, int]]]:
-    """The messages decoded, and the raw JSON of each with its tokens.
+    """Return the decoded messages, and the raw JSON and tokens of each.
 
     Raises:
-        ApiError: 400, one of them is not an object.
+        ApiError: 400, a message is not an object.
     """
     messages: list[JsonObject] = []
     sizes: list[tuple[bytes, int]] = []
@@ -52,10 +52,10 @@ def read_messages(raw: Iterable[msgspec.Raw]) -> tuple[list[JsonObject], list[tu
 
 
 def extra_tokens(*values: object) -> int:
-    """Tokens of what a request carries beside its messages (tools, schemas), counted as JSON text with its keys."""
+    """Return the tokens of a request's overhead (tools, schemas), counted as JSON text with its keys."""
     return sum(tokens.count(encode(value).decode()) for value in values if value)
 
 
 def schema_of(value: object) -> Schema:
-    """`value` where it is a JSON schema, otherwise that of an object without properties."""
+    """Return `value` if it is a JSON schema, otherwise the schema of an object without properties."""
     return value if isinstance(value, dict) else {"type": "object"}

@@ -1,4 +1,4 @@
-"""Keep the provider's script, its calls, and the ledger of what it billed."""
+"""The mock provider: its script, the calls that it received, and the ledger of what it billed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from gateway.mock.strict import StrictRules
 
-#: Records kept, the newest.
+#: Recorded calls that are kept; older ones are dropped.
 MAX_RECORDS: Final = 10_000
-#: Bytes of a body above which only its length and digest are kept.
+#: Of a body with more bytes, only the length and the digest are kept.
 MAX_KEPT_BODY: Final = 1_000_000
-#: Prompt prefixes remembered, the newest.
+#: Prompt prefixes that are kept; older ones are dropped.
 MAX_PREFIXES: Final = 100_000
-#: Answers and conversations that requests may go on from, the newest.
+#: Stored responses and conversations that requests can continue; older ones are dropped.
 MAX_STORED: Final = 10_000
-#: Tokens below which a shared prefix is not worth reporting as cached.
+#: A shared prefix with fewer tokens is not reported as cached.
 MIN_CACHED_TOKENS: Final = 64
 
 _DEFAULT: Final = Behaviour()
@@ -38,7 +38,7 @@ _NO_WINDOWS: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Billed:
-    """What the provider charged, in tokens. `input_tokens` includes cached ones; `calls` counts the charged calls."""
+    """Billed tokens. `input_tokens` includes cached tokens; `calls` is the number of billed calls."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -46,7 +46,7 @@ class Billed:
     calls: int = 0
 
     def plus(self, usage: MockUsage) -> Billed:
-        """This and one more call."""
+        """Return the sum of this and one more call."""
         return Billed(
             self.input_tokens + usage.input,
             self.output_tokens + usage.output,
@@ -57,47 +57,49 @@ class Billed:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call as received and what came of it."""
+    """A call as received, with the status of its response and what was billed."""
 
     method: str
     path: str
     query: str
     headers: tuple[tuple[str, str], ...]
-    """Lower-case name and value, in order of arrival."""
+    """Lower-case names and values, in order of arrival."""
     body: bytes
-    """Raw; empty where it was over 1 MB."""
+    """The raw body; empty if it was larger than 1 MB."""
     body_bytes: int
-    """Its length as received."""
+    """The length of the body as received."""
     body_digest: str
-    """SHA-256 in hex where `body` was dropped, otherwise empty."""
+    """The SHA-256 of the body in hex if `body` was dropped, otherwise empty."""
     model: str
-    """As asked for; empty where the call was refused or names none."""
+    """The requested model; empty if the call was refused or names none."""
     status: int
-    """As decided; 0: never answered (`hang=1`, `die=0`)."""
+    """The status of the response; 0 if there was none (`hang=1`, `die=0`)."""
     billed: Billed | None
-    """None: nothing was charged."""
+    """None if nothing was billed."""
 
     @property
     def body_sha256(self) -> str:
-        """SHA-256 of the body as received, in hex."""
+        """Return the SHA-256 of the body as received, in hex."""
         return self.body_digest or hashlib.sha256(self.body).hexdigest()
 
     def header(self, name: str) -> str | None:
-        """The first value of the header `name` (lower case)."""
+        """Return the first value of the header `name` (lower case), or None."""
         return next((value for key, value in self.headers if key == name), None)
 
 
 class MockProvider:
-    """A deterministic LLM provider.
+    """A deterministic LLM provider. Other threads may read it while it serves requests.
 
-    `script`: the turns to answer with, one per call to a generating endpoint in order of arrival; when they run out,
-    answers are made up from the request. `api_key`: the credential to insist on, None: none. `behaviour`: of every
-    answer that neither a turn nor an `x-mock` header says more about. `windows`: the most input tokens by model, such
-    as `MODEL_WINDOWS`; a model that is not in it takes any number. `claude`: the request rules of Claude models to
-    enforce, such as `CLAUDE_RULES`; `strict`: those of other models, such as `STRICT_MODELS`; by default none. These
-    four may be replaced at any time.
+    `behaviour`, `windows`, `claude` and `strict` are attributes that may be replaced at any time.
 
-    Safe to read from other threads while it serves.
+    Args:
+        script: the turns to respond with, one per call to a generating endpoint, in order of arrival. After the last
+            turn, responses are made from the request.
+        api_key: the required credential; None to accept any.
+        behaviour: the behaviour of responses, unless a turn or the `x-mock` header says otherwise.
+        windows: the maximum of input tokens by model, such as `MODEL_WINDOWS`; other models have no limit.
+        claude: the request rules of Claude models to enforce, such as `CLAUDE_RULES`.
+        strict: the request rules of other models to enforce, such as `STRICT_MODELS`.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class MockProvider:
         self.claude = claude
         self.strict = strict
         self.prefix_memory = PrefixMemory()
-        #: what requests lacked that makes a real model answer worse, but is no error; the newest
+        #: missing parts of requests that are no error, but make the responses of a real model worse
         self.degraded: deque[str] = deque(maxlen=MAX_RECORDS)
         self._api_key = api_key
         self._script = deque(script)
@@ -125,28 +127,28 @@ class MockProvider:
         self._models: dict[str, Billed] = {}
         self._prefixes: OrderedDict[int, None] = OrderedDict()
         self._stored: OrderedDict[str, int] = OrderedDict()
-        self._made: OrderedDict[str, list[JsonObject]] = OrderedDict()
+        self._background: OrderedDict[str, list[JsonObject]] = OrderedDict()
         self._numbers = count(1)
         self._lock = Lock()
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """The newest 10,000 calls, oldest first; a copy."""
+        """Return a copy of the newest 10,000 calls, oldest first."""
         with self._lock:
             return list(self._calls)
 
     def billed(self, session: str | None = None) -> Billed:
-        """What was charged: in all, or to the calls with this `x-session-id`."""
+        """Return what was billed in total, or for the calls with this `x-session-id`."""
         with self._lock:
             return self._total if session is None else self._sessions.get(session, Billed())
 
     def billed_by_session(self) -> dict[str, Billed]:
-        """What was charged to each `x-session-id` seen; a copy."""
+        """Return a copy of what was billed for each `x-session-id`."""
         with self._lock:
             return dict(self._sessions)
 
     def billed_by_model(self) -> dict[str, Billed]:
-        """Return what was charged at the rates of each model; a copy."""
+        """Return a copy of what was billed at the rates of each model."""
         with self._lock:
             return dict(self._models)
 
@@ -155,7 +157,7 @@ class MockProvider:
         self._script.extend(turns)
 
     def reset(self) -> None:
-        """Forget calls, ledger, prompt cache, stored answers and unplayed turns. Identifiers go on counting."""
+        """Remove calls, ledger, prompt cache, stored responses and remaining turns. Call numbers are not reset."""
         with self._lock:
             self._script.clear()
             self._calls.clear()
@@ -164,23 +166,23 @@ class MockProvider:
             self._models.clear()
             self._prefixes.clear()
             self._stored.clear()
-            self._made.clear()
+            self._background.clear()
             self.prefix_memory.clear()
             self.degraded.clear()
 
     def next_turn(self) -> Turn | None:
-        """Take the next scripted turn."""
+        """Remove the next turn from the script and return it, or None if there is none."""
         return self._script.popleft() if self._script else None
 
     def number(self) -> int:
-        """A number no earlier call had."""
+        """Return a number that no earlier call had."""
         return next(self._numbers)
 
     def authorize(self, request: ReceivedCall) -> None:
-        """Check the credential of `request`, in either API's header.
+        """Check the credential of a request, in the header of OpenAI's or Anthropic's API.
 
         Raises:
-            ApiError: 401, it is missing or wrong.
+            ApiError: 401, the credential is missing or wrong.
         """
         if self._api_key is None:
             return
@@ -190,25 +192,28 @@ class MockProvider:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
 
     def stored_tokens(self, name: str | None) -> int:
-        """Tokens of what was said up to an answer or in a conversation; 0 for one that is not known."""
+        """Return the tokens of a stored response or conversation with its whole history; 0 if it is unknown."""
         return self._stored.get(name, 0) if name is not None else 0
 
     def store(self, name: str, tokens: int) -> None:
-        """Keep an answer, or a conversation as it is now."""
+        """Store the tokens of a response or of a conversation, including its history."""
         self._stored[name] = tokens
         self._stored.move_to_end(name)
         if len(self._stored) > MAX_STORED:
             self._stored.popitem(last=False)
 
-    def keep(self, name: str, running: JsonObject, made: JsonObject) -> None:
-        """Keep an answer that is made in the background: as it is when it is next fetched, and from then on."""
-        self._made[name] = [running, made]
-        if len(self._made) > MAX_STORED:
-            self._made.popitem(last=False)
+    def keep(self, name: str, running: JsonObject, finished: JsonObject) -> None:
+        """Store a background response: `running` is returned by the first fetch, `finished` by all later ones."""
+        self._background[name] = [running, finished]
+        if len(self._background) > MAX_STORED:
+            self._background.popitem(last=False)
 
     def fetch(self, name: str, *, cancel: bool) -> JsonObject | None:
-        """Such an answer as it is now; None where there is none. `cancel`: it is made no further, if it is not made."""
-        states = self._made.get(name)
+        """Return the present state of a background response, or None if it is unknown.
+
+        `cancel`: cancel the response, unless it is finished.
+        """
+        states = self._background.get(name)
         if states is None:
             return None
         if cancel and len(states) > 1:
@@ -216,23 +221,23 @@ class MockProvider:
         return states.pop(0) if len(states) > 1 else states[0]
 
     def cached_tokens(self, model: str, messages: Iterable[tuple[bytes, int]]) -> int:
-        """Tokens of the longest run of first messages that an earlier call to `model` began with; remembers this one.
+        """Return the tokens of the longest prefix that an earlier call to the model also had, and store this prompt.
 
-        `messages`: the raw JSON of each and its tokens. 0 below 64 tokens.
+        `messages`: the raw JSON of each message and its tokens. A prefix of fewer than 64 tokens counts as 0.
         """
-        seen = 0
+        cached = 0
         tokens = 0
         key = hash(model)
         for raw, size in messages:
             tokens += size
             key = hash((key, raw))
             if key in self._prefixes:
-                seen = tokens
+                cached = tokens
             self._prefixes[key] = None
             self._prefixes.move_to_end(key)
         while len(self._prefixes) > MAX_PREFIXES:
             self._prefixes.popitem(last=False)
-        return seen if seen >= MIN_CACHED_TOKENS else 0
+        return cached if cached >= MIN_CACHED_TOKENS else 0
 
     def record(
         self,
@@ -243,16 +248,16 @@ class MockProvider:
         usage: MockUsage | None = None,
         shares: Sequence[Share] = (),
     ) -> None:
-        """Keep `request` and charge `usage` for it, to its session and to its models too."""
-        small = len(request.body) <= MAX_KEPT_BODY
+        """Record a request, and bill its usage in total, to its session and to its models."""
+        is_small = len(request.body) <= MAX_KEPT_BODY
         call = RecordedCall(
             method=request.method,
             path=request.path,
             query=request.query,
             headers=request.headers,
-            body=request.body if small else b"",
+            body=request.body if is_small else b"",
             body_bytes=len(request.body),
-            body_digest="" if small else hashlib.sha256(request.body).hexdigest(),
+            body_digest="" if is_small else hashlib.sha256(request.body).hexdigest(),
             model=model,
             status=status,
             billed=Billed().plus(usage) if usage else None,
@@ -271,21 +276,21 @@ class MockProvider:
 
 @dataclass(frozen=True, slots=True)
 class MockExchange:
-    """One call being answered: the request, what the script says about it, and the provider."""
+    """One running call: the request, its turn of the script, its behaviour, and the provider."""
 
     request: ReceivedCall
     provider: MockProvider
     turn: Turn | None
     behaviour: Behaviour
     number: int
-    """Unlike that of any other call; identifiers are made of it."""
+    """The number of the call, from which its identifiers are made."""
 
     @classmethod
     def begin(cls, request: ReceivedCall, provider: MockProvider, number: int, *, scripted: bool) -> MockExchange:
-        """Take the next turn if this call is `scripted`, and settle how the answer behaves.
+        """Take the next turn if the call is `scripted`, and decide the behaviour of the response.
 
         Raises:
-            ApiError: 400, the `x-mock` header cannot be read.
+            ApiError: 400, the `x-mock` header is not valid.
         """
         turn = provider.next_turn() if scripted else None
         behaviour = turn.behaviour if turn and turn.behaviour else provider.behaviour
@@ -298,11 +303,11 @@ class MockExchange:
         return cls(request, provider, turn, behaviour, number)
 
     def settle(self, counted: MockUsage) -> MockUsage:
-        """What to report and bill: the forced numbers if there are any, otherwise what was `counted`."""
+        """Return the usage to report and bill: fixed numbers if the behaviour or the turn has any, else `counted`."""
         forced = self.behaviour.tokens or (self.turn and self.turn.usage)
         return MockUsage(*forced) if forced else counted
 
     @property
     def show_usage(self) -> bool:
-        """Whether a whole answer, or an API with one way to report usage, reports it."""
+        """Return True if usage is reported at all, for responses that can report it in one place only."""
         return self.behaviour.usage != "none"

@@ -1,7 +1,4 @@
-"""Choose the response: text or tool calls.
-
-Pure; the wire formats only render it.
-"""
+"""Choose the content of a response, text or tool calls, independent of the wire format."""
 
 from __future__ import annotations
 
@@ -16,66 +13,67 @@ from gateway.mock.schemas import Schema, sample
 from gateway.mock.turns import Behaviour, ToolCall, Turn
 from gateway.mock.wire import ApiError
 
-#: Characters of the user's message or a tool's result that an answer quotes.
+#: Characters of the user's message or of a tool result that a response quotes.
 QUOTED: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool the client offers; `schema` is that of its arguments."""
+    """A tool that the client offers. `schema`: the schema of its arguments."""
 
     name: str
     schema: Schema
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request, stripped of its wire format."""
+class ModelInput:
+    """The parts of a request that decide the response, independent of the wire format."""
 
     user_text: str = ""
     """The last user message."""
     tool_result: str | None = None
-    """The last message, where that is a tool's result."""
+    """The last message, if it is a tool result."""
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "none", "required"] = "auto"
     named: str | None = None
-    """The one tool to call, where the client says so."""
+    """The tool that the client requires to be called."""
     parallel: bool = True
-    """Whether several calls in one answer are allowed."""
+    """Several tool calls in one response are allowed."""
     schema: Schema | None = None
-    """Of the JSON the answer's text must be; None: free text."""
+    """The schema of the JSON that the text must be; None: any text."""
     max_tokens: int | None = None
 
 
-class _Named(msgspec.Struct):
-    """What has a name."""
-
+class _Function(msgspec.Struct):
     name: str | None = None
 
 
-class _Entry(_Named):
-    """A tool that may be called, as Responses write it or as chat does."""
+class _AllowedTool(msgspec.Struct):
+    """A tool of an `allowed_tools` choice: with `name` in Responses, with `function` in chat."""
 
-    function: _Named = msgspec.field(default_factory=_Named)
+    name: str | None = None
+    function: _Function = msgspec.field(default_factory=_Function)
 
 
-class _Allowed(msgspec.Struct):
-    """The tools of an `allowed_tools` choice."""
+class _AllowedTools(msgspec.Struct):
+    """An `allowed_tools` choice."""
 
-    tools: list[_Entry] = []
+    tools: list[_AllowedTool] = []
     mode: str = "auto"
 
 
-def among(choice: object, tools: tuple[Tool, ...]) -> tuple[Literal["auto", "none", "required"], tuple[Tool, ...]]:
-    """What a `tool_choice` of OpenAI says: whether a tool must be called, and which may be (`allowed_tools`).
+def tool_choice_of(
+    choice: object, tools: tuple[Tool, ...]
+) -> tuple[Literal["auto", "none", "required"], tuple[Tool, ...]]:
+    """Return whether OpenAI's `tool_choice` requires a tool call, and the tools that may be called.
 
     Raises:
-        ApiError: 400, it lists them in a way that no API takes.
+        ApiError: 400, the list of `allowed_tools` is not valid.
     """
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        said = choice.get("allowed_tools", choice)
+        listed = choice.get("allowed_tools", choice)
         try:
-            allowed = msgspec.convert(said, _Allowed)
+            allowed = msgspec.convert(listed, _AllowedTools)
         except msgspec.ValidationError as error:
             raise ApiError(400, str(error), param="tool_choice") from None
         names = [entry.name or entry.function.name for entry in allowed.tools]
@@ -85,70 +83,83 @@ def among(choice: object, tools: tuple[Tool, ...]) -> tuple[Literal["auto", "non
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, before it has a wire format."""
+    """The content of a response, before it is rendered in a wire format."""
 
     text: str
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
-    """In OpenAI's words."""
+    """A finish reason of OpenAI's API."""
     output_tokens: int
     reasoning: str = ""
-    """What a reasoning model thought before; its tokens are a part of `output_tokens`."""
+    """The reasoning before the text; its tokens are a part of `output_tokens`."""
     reasoning_tokens: int = 0
 
 
-def decide(ask: Ask, turn: Turn | None, behaviour: Behaviour, index: int = 0) -> Reply:
-    """The answer to `ask`; `index` tells the choices of one answer apart.
+def decide(model_input: ModelInput, turn: Turn | None, behaviour: Behaviour, index: int = 0) -> Reply:
+    """Return the content of a response.
+
+    Args:
+        model_input: the request.
+        turn: the scripted turn; None to make the content from the request.
+        behaviour: how long the text must be.
+        index: the number of the choice, if the response has several choices.
 
     Raises:
-        ApiError: the client insists on a tool it does not offer.
+        ApiError: 400, the client requires a tool that it does not offer.
     """
-    calls = _tool_calls(ask) if turn is None or (turn.text is None and not turn.tool_calls) else turn.tool_calls
+    calls = _tool_calls(model_input) if turn is None or (turn.text is None and not turn.tool_calls) else turn.tool_calls
     scripted = turn.text if turn else None
     if calls:
-        text, cut = scripted or "", False
+        text, is_cut = scripted or "", False
     else:
-        text, cut = tokens.truncate(_text(ask, scripted, behaviour, index), ask.max_tokens)
-    finish = "tool_calls" if calls else "length" if cut else "stop"
-    spent = tokens.count(text) + sum(tokens.count(call.name) + tokens.count(call.arguments) for call in calls)
-    return Reply(text, calls, (turn and turn.finish_reason) or finish, spent)
+        text, is_cut = tokens.truncate(_text(model_input, scripted, behaviour, index), model_input.max_tokens)
+    finish_reason = "tool_calls" if calls else "length" if is_cut else "stop"
+    output_tokens = tokens.count(text) + sum(tokens.count(call.name) + tokens.count(call.arguments) for call in calls)
+    return Reply(text, calls, (turn and turn.finish_reason) or finish_reason, output_tokens)
 
 
 def chunked(text: str, chunks: int | None) -> list[str]:
-    """`text` cut for a stream: into `chunks` parts of like size (never more than it has characters), or by token."""
+    """Split a text for a stream: into tokens, or into `chunks` parts of similar size.
+
+    There are never more parts than the text has characters.
+    """
     if chunks is None:
         return tokens.pieces(text)
     parts = max(1, min(chunks, len(text)))
-    edges = [index * len(text) // parts for index in range(parts + 1)]
-    return [text[begin:end] for begin, end in pairwise(edges)]
+    bounds = [index * len(text) // parts for index in range(parts + 1)]
+    return [text[start:end] for start, end in pairwise(bounds)]
 
 
-def _tool_calls(ask: Ask) -> tuple[ToolCall, ...]:
-    chosen = _chosen(ask)
+def _tool_calls(model_input: ModelInput) -> tuple[ToolCall, ...]:
+    chosen = _chosen(model_input)
     if not chosen:
         return ()
-    if ask.parallel and ask.named is None and "parallel" in ask.user_text.lower():
-        # One tool is called twice, so that "parallel" always means two calls.
-        chosen = ask.tools[:2] if len(ask.tools) > 1 else (chosen[0], chosen[0])
+    if model_input.parallel and model_input.named is None and "parallel" in model_input.user_text.lower():
+        # If only one tool is offered, it is called twice, so that "parallel" always means two calls.
+        chosen = model_input.tools[:2] if len(model_input.tools) > 1 else (chosen[0], chosen[0])
     return tuple(ToolCall(tool.name, msgspec.json.encode(sample(tool.schema)).decode()) for tool in chosen)
 
 
-def _chosen(ask: Ask) -> tuple[Tool, ...]:
-    """The tool to call, or nothing."""
-    if ask.named is not None:
-        for tool in ask.tools:
-            if tool.name == ask.named:
+def _chosen(model_input: ModelInput) -> tuple[Tool, ...]:
+    """Return the tool to call, or nothing."""
+    if model_input.named is not None:
+        for tool in model_input.tools:
+            if tool.name == model_input.named:
                 return (tool,)
-        raise ApiError(400, f"Tool choice '{ask.named}' is not among the tools of the request.", param="tool_choice")
-    if ask.choice == "none" or (ask.choice == "auto" and ask.tool_result is not None):
+        raise ApiError(
+            400,
+            f"Tool choice '{model_input.named}' is not among the tools of the request.",
+            param="tool_choice",
+        )
+    if model_input.choice == "none" or (model_input.choice == "auto" and model_input.tool_result is not None):
         return ()
-    return ask.tools[:1]
+    return model_input.tools[:1]
 
 
-def _text(ask: Ask, scripted: str | None, behaviour: Behaviour, index: int) -> str:
-    if scripted is None and ask.schema is not None:
-        return msgspec.json.encode(sample(ask.schema)).decode()
-    text = scripted if scripted is not None else _quote(ask) + (f" (choice {index + 1})" if index else "")
+def _text(model_input: ModelInput, scripted: str | None, behaviour: Behaviour, index: int) -> str:
+    if scripted is None and model_input.schema is not None:
+        return msgspec.json.encode(sample(model_input.schema)).decode()
+    text = scripted if scripted is not None else _quote(model_input) + (f" (choice {index + 1})" if index else "")
     if behaviour.pad:
         text += (" " + "x" * (behaviour.pad - 1))[: behaviour.pad]
     if behaviour.chunks is None or scripted is not None:
@@ -157,7 +168,7 @@ def _text(ask: Ask, scripted: str | None, behaviour: Behaviour, index: int) -> s
     return text + " word" * missing
 
 
-def _quote(ask: Ask) -> str:
-    if ask.tool_result is not None:
-        return f"The tool answered: {ask.tool_result[:QUOTED]}"
-    return f"You said: {ask.user_text[:QUOTED]}"
+def _quote(model_input: ModelInput) -> str:
+    if model_input.tool_result is not None:
+        return f"The tool answered: {model_input.tool_result[:QUOTED]}"
+    return f"You said: {model_input.user_text[:QUOTED]}"

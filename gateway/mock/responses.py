@@ -1,7 +1,7 @@
-"""Answer OpenAI responses: `POST /v1/responses`, `/compact`, `/input_tokens` and background responses.
+"""Respond to OpenAI's Responses API: `POST /v1/responses`, `/compact`, `/input_tokens` and background responses.
 
-One of these is billed when it is asked for. It is queued at first, in progress when it is first fetched, and made when
-it is fetched again.
+A background response is billed when it is requested. It is queued at first, in progress at the first fetch, and
+finished from the second fetch on.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 
 from gateway.mock import openai_stream, response_rules, tokens
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
-from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
+from gateway.mock.replies import ModelInput, Reply, Tool, chunked, decide, tool_choice_of
 from gateway.mock.strict import NO_RULES, StrictRules, rules_of, seal, unseal
 from gateway.mock.windows import check_response
 from gateway.mock.wire import (
-    Answer,
     ApiError,
     JsonObject,
     Limit,
+    MockResponse,
     MockUsage,
     SentEvent,
     Stream,
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from gateway.mock.schemas import Schema
     from gateway.mock.turns import ToolCall
 
-#: Why an answer is incomplete, by finish reason in chat's words.
 _RUNNING: Final = ("queued", "in_progress")
-#: the item that asks for a compaction
+#: type of the item that requests a compaction
 _TRIGGER: Final = "compaction_trigger"
 #: output tokens of a compaction
 _COMPACTION_TOKENS: Final = 20
+#: reasons why a response is incomplete, by finish reason of the chat API
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponseRequest(msgspec.Struct):
-    """The fields of a response request that matter here."""
+    """The fields of a Responses request that the mock provider uses."""
 
     model: str
     input: str | list[msgspec.Raw] = ""
@@ -69,22 +69,22 @@ class ResponseRequest(msgspec.Struct):
     include: list[str] | None = None
 
 
-def answer(exchange: MockExchange) -> Answer:
-    """Answer a response request."""
+def respond(exchange: MockExchange) -> MockResponse:
+    """Respond to a Responses request."""
     body = decode(exchange.request.body, ResponseRequest)
     openai_stream.check_tool_choice(body.tool_choice, refuse=exchange.behaviour.refuse_allowed_tools)
     check_model(body.model)
     items, sizes = _items(body)
-    said = _stored(exchange, body) + sum(size for _, size in sizes)
-    prompt = said + _overhead(body)
+    conversation = _stored(exchange, body) + sum(size for _, size in sizes)
+    prompt = conversation + _overhead(body)
     check_response(exchange, body.model, prompt)
     rules = rules_of(exchange.provider.strict, body.model)
     if rules is not NO_RULES:
         response_rules.check(rules, exchange.provider, decode(exchange.request.body, JsonObject), items)
     if items and items[-1].get("type") == _TRIGGER and exchange.behaviour.compaction != "ignored":
         return _compacted(exchange, body, prompt, len(items) - 1)
-    ask = _ask(body, items)
-    reply = response_rules.with_reasoning(rules, ask, decide(ask, exchange.turn, exchange.behaviour))
+    model_input = _model_input(body, items)
+    reply = response_rules.with_reasoning(rules, model_input, decide(model_input, exchange.turn, exchange.behaviour))
     counted = MockUsage(
         input=prompt,
         output=reply.output_tokens,
@@ -92,7 +92,7 @@ def answer(exchange: MockExchange) -> Answer:
         reasoning=reply.reasoning_tokens,
     )
     usage = exchange.settle(counted)
-    _store(exchange, body, said + reply.output_tokens)
+    _store(exchange, body, conversation + reply.output_tokens)
     shape = _Shape(exchange, body, reply, usage, form=_Form.of(rules, body))
     if body.background:
         exchange.provider.keep(_response_id(exchange), shape.running("in_progress"), shape.finished())
@@ -101,26 +101,26 @@ def answer(exchange: MockExchange) -> Answer:
     return Whole(shape.running("queued") if body.background else shape.finished(), body.model, usage)
 
 
-def compact(exchange: MockExchange) -> Answer:
-    """Compact a conversation: the output that replaces it."""
+def compact(exchange: MockExchange) -> MockResponse:
+    """Respond to a compaction request with the output that replaces the conversation."""
     if exchange.behaviour.compaction != "made":
         raise ApiError(404, "Invalid URL (POST /v1/responses/compact)")
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
     usage = exchange.settle(MockUsage(sum(size for _, size in sizes) + _overhead(body), _COMPACTION_TOKENS))
-    made: JsonObject = {
+    content: JsonObject = {
         "id": _response_id(exchange),
         "object": "response.compaction",
         "created_at": int(time.time()),
         "output": [_compaction(exchange)],
         "usage": _usage_json(usage),
     }
-    return Whole(made, body.model, usage)
+    return Whole(content, body.model, usage)
 
 
-def _compacted(exchange: MockExchange, body: ResponseRequest, prompt: int, place: int) -> Answer:
-    """Answer a request that ends with a compaction trigger."""
+def _compacted(exchange: MockExchange, body: ResponseRequest, prompt: int, place: int) -> MockResponse:
+    """Respond to a request that ends with a compaction trigger, which is the input item number `place`."""
     if exchange.behaviour.compaction == "refused":
         raise ApiError(400, f"Invalid value: '{_TRIGGER}'.", param=f"input[{place}]", code="invalid_value")
     usage = exchange.settle(MockUsage(prompt, _COMPACTION_TOKENS))
@@ -135,20 +135,20 @@ def _compaction(exchange: MockExchange) -> JsonObject:
     return {"id": name, "type": "compaction", "encrypted_content": seal("compaction", name)}
 
 
-def fetch(exchange: MockExchange) -> Answer:
-    """A response that is made in the background, as it is now; with `/cancel` behind its id it is made no further."""
+def fetch(exchange: MockExchange) -> MockResponse:
+    """Return the present state of a background response. A path that ends with `/cancel` cancels it."""
     _, _, _, name, *action = exchange.request.path.split("/")
-    found = exchange.provider.fetch(name, cancel=bool(action))
-    if found is None:
+    response = exchange.provider.fetch(name, cancel=bool(action))
+    if response is None:
         raise ApiError(404, f"Response with id '{name}' not found.", param="id")
     if "stream=true" not in exchange.request.query:
-        return Whole(found)
-    last = {"type": f"response.{found['status']}", "sequence_number": 9, "response": found}
+        return Whole(response)
+    last = {"type": f"response.{response['status']}", "sequence_number": 9, "response": response}
     return Stream([named_frame(last, "done")])
 
 
-def count_input(exchange: MockExchange) -> Answer:
-    """Count the input of a response request; bills nothing."""
+def count_input(exchange: MockExchange) -> MockResponse:
+    """Count the input tokens of a Responses request. Nothing is billed."""
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
@@ -158,7 +158,7 @@ def count_input(exchange: MockExchange) -> Answer:
 
 
 def _items(body: ResponseRequest) -> tuple[list[JsonObject], list[tuple[bytes, int]]]:
-    """The input's items, and the raw JSON of each with its tokens; a bare text is one user message."""
+    """Return the items of the input, and the raw JSON and tokens of each. A string is one user message."""
     if isinstance(body.input, str):
         size = tokens.count(body.input) + tokens.MESSAGE_TOKENS
         return [{"role": "user", "content": body.input}], [(body.input.encode(), size)]
@@ -170,45 +170,46 @@ def _items(body: ResponseRequest) -> tuple[list[JsonObject], list[tuple[bytes, i
 
 
 def _overhead(body: ResponseRequest) -> int:
-    """Tokens of what each request says for itself, and nobody keeps."""
+    """Return the tokens of instructions, tools and text format, which are not stored with a conversation."""
     system = tokens.count(body.instructions) + tokens.MESSAGE_TOKENS if body.instructions else 0
     return system + extra_tokens(body.tools, body.text)
 
 
 def _stored(exchange: MockExchange, body: ResponseRequest) -> int:
-    """Tokens of what the request goes on from; an id that is not known stands for nothing."""
+    """Return the tokens of the stored response or conversation that the request continues; 0 if its id is unknown."""
     provider = exchange.provider
     return provider.stored_tokens(body.previous_response_id) or provider.stored_tokens(_conversation(body))
 
 
-def _store(exchange: MockExchange, body: ResponseRequest, said: int) -> None:
-    """Keep what was said up to this answer for whoever goes on from it."""
+def _store(exchange: MockExchange, body: ResponseRequest, size: int) -> None:
+    """Store the tokens up to this response, for requests that continue it."""
     conversation = _conversation(body)
     if body.store is not False:
-        exchange.provider.store(_response_id(exchange), said)
+        exchange.provider.store(_response_id(exchange), size)
     if conversation is not None:
-        exchange.provider.store(conversation, said)
+        exchange.provider.store(conversation, size)
 
 
 def _conversation(body: ResponseRequest) -> str | None:
-    named = body.conversation
-    found = named.get("id") if isinstance(named, dict) else named
-    return found if isinstance(found, str) else None
+    """Return the id of the conversation that the request continues, or None."""
+    conversation = body.conversation
+    name = conversation.get("id") if isinstance(conversation, dict) else conversation
+    return name if isinstance(name, str) else None
 
 
 def _response_id(exchange: MockExchange) -> str:
     return f"resp_mock{exchange.number}"
 
 
-def _ask(body: ResponseRequest, items: list[JsonObject]) -> Ask:
+def _model_input(body: ResponseRequest, items: list[JsonObject]) -> ModelInput:
     last = items[-1] if items else {}
     chosen = body.tool_choice
     named = chosen.get("name") if isinstance(chosen, dict) and chosen.get("type") == "function" else None
     offered = [tool for tool in body.tools or [] if tool.get("type") == "function"]
-    choice, tools = among(
+    choice, tools = tool_choice_of(
         chosen, tuple(Tool(str(tool.get("name")), schema_of(tool.get("parameters"))) for tool in offered)
     )
-    return Ask(
+    return ModelInput(
         user_text=last_text(items),
         tool_result=text_of(last.get("output")) if last.get("type") == "function_call_output" else None,
         tools=tools,
@@ -221,12 +222,12 @@ def _ask(body: ResponseRequest, items: list[JsonObject]) -> Ask:
 
 
 def _schema(text: JsonObject) -> Schema | None:
-    wanted = text.get("format")
-    if not isinstance(wanted, dict):
+    schema_format = text.get("format")
+    if not isinstance(schema_format, dict):
         return None
-    if wanted.get("type") == "json_object":
+    if schema_format.get("type") == "json_object":
         return ANY_OBJECT
-    return schema_of(wanted.get("schema")) if wanted.get("type") == "json_schema" else None
+    return schema_of(schema_format.get("schema")) if schema_format.get("type") == "json_schema" else None
 
 
 def _usage_json(usage: MockUsage) -> JsonObject:
@@ -240,14 +241,14 @@ def _usage_json(usage: MockUsage) -> JsonObject:
 
 
 class _Form(NamedTuple):
-    """Additions of the model's rules to the items of a response."""
+    """Parts of a response that the rules of its model add."""
 
     reasoning: bool
-    """It begins with a reasoning item."""
+    """The response starts with a reasoning item."""
     ciphertext: bool
-    """That item brings its `encrypted_content`."""
+    """The reasoning item has `encrypted_content`."""
     phases: bool
-    """Its message has a `phase`."""
+    """The message has a `phase`."""
 
     @classmethod
     def of(cls, rules: StrictRules, body: ResponseRequest) -> _Form:
@@ -263,7 +264,7 @@ _PLAIN: Final = _Form(reasoning=False, ciphertext=False, phases=False)
 
 
 class _Shape:
-    """One response in its wire format: at once, or as the events that build it up."""
+    """Render one response: as a whole, or as the events of a stream."""
 
     def __init__(
         self,
@@ -285,25 +286,25 @@ class _Shape:
         self._numbers = count()
 
     def finished(self) -> JsonObject:
-        """The response when all of it is there."""
+        """Return the finished response."""
         response = self._response(self._status, [item for item, _ in self._outputs(self._status)])
         return {**response, "completed_at": self._created} if self._status == "completed" else response
 
     def running(self, status: str) -> JsonObject:
-        """The response while it is being made."""
+        """Return the response while it is running."""
         return self._response(status, [])
 
     def frames(self) -> Iterator[SentEvent]:
-        """The events of a stream, in the API's order."""
+        """Yield the events of a stream, in the order of the API."""
         started = self._response("in_progress", [])
         yield self._event("response.created", response=started)
         yield self._event("response.in_progress", response=started)
         finished = self._outputs(self._status)
-        for index, (opened, call) in enumerate(self._outputs("in_progress")):
-            yield self._event("response.output_item.added", output_index=index, item=opened)
+        for index, (item, call) in enumerate(self._outputs("in_progress")):
+            yield self._event("response.output_item.added", output_index=index, item=item)
             if call:
                 yield from self._arguments(index, call)
-            elif opened["type"] == "message":
+            elif item["type"] == "message":
                 yield from self._text(index)
             yield self._event("response.output_item.done", output_index=index, item=finished[index][0])
         last = self._event(f"response.{self._status}", response=self.finished())
@@ -319,9 +320,9 @@ class _Shape:
         return named_frame(event, "content" if delta else "meta")
 
     def _response(self, status: str, output: list[JsonObject]) -> JsonObject:
-        """The response object in a state; usage and the reason of an early end only once it is over."""
+        """Return the response object with this status. Usage is added only when the response has ended."""
         body = self._body
-        over = status not in _RUNNING
+        has_ended = status not in _RUNNING
         conversation = _conversation(body)
         incomplete = {"reason": _INCOMPLETE[self._reply.finish_reason]} if status == "incomplete" else None
         return {
@@ -349,37 +350,40 @@ class _Shape:
             "tools": body.tools or [],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": _usage_json(self._usage) if over and self._exchange.show_usage else None,
+            "usage": _usage_json(self._usage) if has_ended and self._exchange.show_usage else None,
             "user": None,
             "metadata": body.metadata or {},
         }
 
     def _outputs(self, status: str) -> list[tuple[JsonObject, ToolCall | None]]:
-        """The output items in a state (empty while in progress), each with its tool call if it is one."""
+        """Return the output items with this status, each with its tool call or None.
+
+        While in progress, the items have no content.
+        """
         if self._compaction is not None:
             return [(self._compaction, None)]
-        opened, form, number = status == "in_progress", self._form, self._exchange.number
-        found: list[tuple[JsonObject, ToolCall | None]] = []
+        is_running, form, number = status == "in_progress", self._form, self._exchange.number
+        outputs: list[tuple[JsonObject, ToolCall | None]] = []
         if form.reasoning:
-            item = response_rules.reasoning_item(number, is_sealed=form.ciphertext, is_done=not opened)
-            found.append((item, None))
+            item = response_rules.reasoning_item(number, is_sealed=form.ciphertext, is_done=not is_running)
+            outputs.append((item, None))
         if self._reply.text or not self._reply.tool_calls:
-            content = [] if opened else [_part(self._reply.text)]
+            content = [] if is_running else [_part(self._reply.text)]
             phase = {"phase": "commentary" if self._reply.tool_calls else "final_answer"} if form.phases else {}
             item = {"type": "message", "status": status, "role": "assistant", "content": content, **phase}
-            found.append(({"id": self._id("msg", len(found)), **item}, None))
+            outputs.append(({"id": self._id("msg", len(outputs)), **item}, None))
         for call in self._reply.tool_calls:
-            index = len(found)
+            index = len(outputs)
             item = {
                 "id": self._id("fc", index),
                 "type": "function_call",
                 "status": status,
-                "arguments": "" if opened else call.arguments,
+                "arguments": "" if is_running else call.arguments,
                 "call_id": self._id("call", index),
                 "name": call.name,
             }
-            found.append((item, call))
-        return found
+            outputs.append((item, call))
+        return outputs
 
     def _id(self, prefix: str, index: int) -> str:
         return f"{prefix}_mock{self._exchange.number}_{index}"

@@ -1,4 +1,4 @@
-"""Make values that satisfy a JSON schema."""
+"""Create sample values that satisfy a JSON schema."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ _FORMATS: Final = {
 
 
 def sample(schema: Schema) -> object:
-    """A JSON value that satisfies `schema` by type, required fields, enums and bounds (not by pattern)."""
+    """Return a value that satisfies a schema: types, required fields, enums and bounds, but not patterns."""
     return _sample(schema, schema, "value", 0)
 
 
 def _sample(schema: object, root: Schema, name: str, depth: int) -> object:
-    """`name` is the property's name, which a made-up string quotes; `root` is where `$ref` begins."""
+    """Return a value for a part of a schema.
+
+    Args:
+        schema: the part.
+        root: the whole schema, to which `$ref` refers.
+        name: the name of the property, which sample strings quote.
+        depth: the number of enclosing schemas.
+    """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     if "const" in schema:
@@ -41,7 +48,7 @@ def _sample(schema: object, root: Schema, name: str, depth: int) -> object:
 
 
 def _branch(schema: Schema, root: Schema) -> object:
-    """The schema that stands for this one: what it refers to, its first alternative, or None."""
+    """Return the schema to use instead of this one: the target of its `$ref`, or its first alternative, or None."""
     ref = schema.get("$ref")
     if isinstance(ref, str):
         return _resolve(ref, root)
@@ -53,12 +60,12 @@ def _branch(schema: Schema, root: Schema) -> object:
 
 
 def _resolve(ref: str, root: Schema) -> object:
-    """The part of `root` at the JSON pointer `ref` (`#/a/b`), or an empty schema."""
-    found: object = root
+    """Return the part of `root` at the JSON pointer `ref` (`#/a/b`), or an empty schema."""
+    part: object = root
     for step in ref.removeprefix("#").strip("/").split("/"):
         if step:
-            found = found.get(step) if isinstance(found, Mapping) else None
-    return found if found is not None else {}
+            part = part.get(step) if isinstance(part, Mapping) else None
+    return part if part is not None else {}
 
 
 def _of_type(schema: Schema, root: Schema, name: str, depth: int) -> object:
@@ -81,7 +88,7 @@ def _of_type(schema: Schema, root: Schema, name: str, depth: int) -> object:
 
 
 def _object(schema: Schema, root: Schema, depth: int) -> dict[str, object]:
-    """Its required properties; all of them where it does not say which are required."""
+    """Return an object with the required properties, or with all properties if the schema does not name them."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -91,10 +98,10 @@ def _object(schema: Schema, root: Schema, depth: int) -> dict[str, object]:
 
 
 def _array(schema: Schema, root: Schema, name: str, depth: int) -> list[object]:
-    least = schema.get("minItems")
-    length = least if isinstance(least, int) else 1
-    # A list that holds itself ends here, before the depth limit puts a null where an object belongs.
-    if depth > _MAX_DEPTH // 2 and least is None:
+    min_items = schema.get("minItems")
+    length = min_items if isinstance(min_items, int) else 1
+    # A list that contains itself ends here. At the depth limit, it would contain a null instead of an object.
+    if depth > _MAX_DEPTH // 2 and min_items is None:
         return []
     return [_sample(schema.get("items", {}), root, name, depth + 1) for _ in range(length)]
 
@@ -109,7 +116,7 @@ def _number(schema: Schema) -> int | float:
 
 def _string(schema: Schema, name: str) -> str:
     text = _FORMATS.get(str(schema.get("format")), f"sample {name}")
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(least, int):
-        text = text.ljust(least, "x")
-    return text[:most] if isinstance(most, int) else text
+    min_length, max_length = schema.get("minLength"), schema.get("maxLength")
+    if isinstance(min_length, int):
+        text = text.ljust(min_length, "x")
+    return text[:max_length] if isinstance(max_length, int) else text

@@ -1,4 +1,4 @@
-"""Serve the provider on a real port, in its own thread."""
+"""Serve the mock provider on a real port, in its own thread."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _LOGGERS: Final = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
-#: Seconds a stop waits for answers still under way: none, as one may hang for ever on purpose.
+#: Seconds that a stop waits for running responses. Zero, because a test may have asked for a response that never ends.
 _GRACE_S: Final = 0
 _BACKLOG: Final = 2048
-#: Longer than any client keeps an idle connection, so that it is never this side that closes it under a request.
+#: Longer than any client keeps an idle connection, so that the server never closes one while a request arrives.
 _KEEP_ALIVE_S: Final = 300
 
 
 class _Config(uvicorn.Config):
-    """A configuration that leaves the process's logging alone; another server may live in it."""
+    """A configuration of uvicorn that does not change logging, because the process may run another server."""
 
     def configure_logging(self) -> None:
         """Do nothing."""
 
 
 class MockServer:
-    """Serves a provider on `host`:`port` (0: a free one) from `start` to `stop`, or as a context manager.
+    """Serve a provider on `host`:`port` (0: a free port) from `start` to `stop`, or as a context manager.
 
-    `url` is there from the constructor on: the port is bound, and connections wait in its backlog until `start`.
+    The constructor binds the port and sets `url`. Connections wait in the backlog until `start`.
     """
 
     def __init__(self, provider: MockProvider | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -55,12 +55,12 @@ class MockServer:
         self._thread = threading.Thread(target=self._run, name="mock-provider", daemon=True)
 
     def start(self) -> Self:
-        """Begin to serve."""
+        """Start to serve requests."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Close the port and every connection, in well under a second."""
+        """Close the port and all connections. This takes much less than a second."""
         if not self._thread.is_alive():
             self._socket.close()
             return
@@ -78,14 +78,14 @@ class MockServer:
     def _run(self) -> None:
         ident = threading.get_ident()
 
-        def elsewhere(record: logging.LogRecord) -> bool:
+        def is_of_other_thread(record: logging.LogRecord) -> bool:
             return record.thread != ident
 
-        # uvicorn's loggers are global, so what this server says is recognised by its thread.
+        # uvicorn's loggers are global, so the messages of this server are recognised by their thread.
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(elsewhere)
+            logging.getLogger(name).addFilter(is_of_other_thread)
         try:
             self._server.run(sockets=[self._socket])
         finally:
             for name in _LOGGERS:
-                logging.getLogger(name).removeFilter(elsewhere)
+                logging.getLogger(name).removeFilter(is_of_other_thread)

@@ -1,7 +1,7 @@
-"""Define the request rules of models other than Claude, as data.
+"""Request rules of models other than Claude, as data.
 
-Off by default. `Provider(strict=STRICT_MODELS)` refuses what the real API of a matching model refuses, with the same
-text, and adds to its answers what the client has to send back: reasoning, signatures, ciphertext.
+The rules are off by default. `MockProvider(strict=STRICT_MODELS)` refuses the same requests as the real API of a model,
+with the same messages. It adds to its responses what the client must send back: reasoning, signatures, ciphertext.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MARK_BYTES: Final = 12
-#: Roles that may not follow each other: Mistral's own API, and a chat template that wants user and assistant by turns.
+#: Roles that must not follow each other: in Mistral's own API, and in a chat template that requires user and assistant
+#: messages to alternate.
 _MISTRAL_ORDER: Final = frozenset({("tool", "user"), ("tool", "system"), ("user", "tool"), ("assistant", "system")})
 _TEMPLATE_ORDER: Final = _MISTRAL_ORDER | {("user", "user"), ("assistant", "assistant")}
 
@@ -29,34 +30,36 @@ class StrictRules:
 
     models: tuple[str, ...] = ()
     errors: Literal["openai", "google", "mistral"] = "openai"
-    """Shape of the body of a refusal."""
+    """The format of error bodies."""
     refused_fields: tuple[str, ...] = ()
-    """Fields that may not be given, as dotted paths; `path=value` refuses this value only."""
+    """Refused fields, as dotted paths; `path=value` refuses only this value."""
 
     signatures: bool = False
-    """Chat: the first tool call of each answer carries a thought signature, which must come back in its turn."""
+    """Chat: the first tool call of each response has a thought signature. The client must send it back in its turn."""
     reasoning: bool = False
-    """Chat: answers carry `reasoning_content`, unless the request turns thinking off."""
+    """Chat: responses have `reasoning_content`, unless the request turns thinking off."""
     reasoning_back: Literal["none", "turn", "calls", "turns"] = "none"
-    """Chat: the assistant messages that must bring `reasoning_content` back while thinking is on.
+    """Chat: the assistant messages that must contain `reasoning_content` while thinking is on.
 
-    `turn`: tool calls since the last user message. `calls`: all tool calls. `turns`: all messages of turns with a call.
+    - `turn`: messages with tool calls since the last user message
+    - `calls`: all messages with tool calls
+    - `turns`: all messages of turns with tool calls
     """
     reasoning_missing: str = ""
-    """Text of that refusal; `{index}` is the number of the message."""
+    """Chat: the error message for missing reasoning; `{index}` is the number of the message."""
     forced_choice: str = ""
-    """Chat: text that refuses a forced tool choice while thinking is on; `{choice}` is `required` or `specified`."""
+    """Chat: the error message for a forced tool choice while thinking is on. `{choice}`: `required` or `specified`."""
     refused_order: frozenset[tuple[str, str]] = frozenset()
-    """Chat: roles that may not follow each other."""
+    """Chat: roles that must not follow each other."""
     refused_last: frozenset[str] = frozenset()
-    """Chat: roles that the last message may not have."""
+    """Chat: roles that the last message must not have."""
     tool_id: str = ""
-    """Chat: expression that the ids of tool calls must match."""
+    """Chat: the regular expression that ids of tool calls must match."""
 
     reasoning_items: bool = False
-    """Responses: answers begin with an encrypted reasoning item, and items must come back in order and unchanged."""
+    """Responses: a response starts with an encrypted reasoning item. Items must come back in order and unchanged."""
     phases: bool = False
-    """Responses: assistant messages carry `phase`; without it the answer is degraded, but not refused."""
+    """Responses: assistant messages have a `phase`. Without it, the response is degraded, but the request is valid."""
 
 
 NO_RULES: Final = StrictRules()
@@ -70,7 +73,7 @@ _MISTRAL: Final = StrictRules(
     tool_id=r"[a-zA-Z0-9]{9}",
 )
 
-#: Rules of today's models; the first row that matches holds.
+#: The rules of current models; the first entry that matches applies.
 STRICT_MODELS: Final = (
     StrictRules(  # developers.openai.com, models/gpt-6.2-sol
         models=("*gpt-6*sol*",),
@@ -104,7 +107,7 @@ STRICT_MODELS: Final = (
             "required or object in thinking mode"
         ),
     ),
-    # Served with its own chat template, which refuses two messages of one role in a row.
+    # This model is served with a chat template that refuses two consecutive messages of one role.
     replace(_MISTRAL, models=("*ministral*",), refused_order=_TEMPLATE_ORDER),
     _MISTRAL,
 )
@@ -113,17 +116,17 @@ STRICT_MODELS: Final = (
 def rules_of(table: Sequence[StrictRules], model: str) -> StrictRules:
     """Return the first rules that match the model; `NO_RULES` if none do."""
     name = model.lower()
-    return next((rules for rules in table if any(fnmatchcase(name, one) for one in rules.models)), NO_RULES)
+    return next((rules for rules in table if any(fnmatchcase(name, pattern) for pattern in rules.models)), NO_RULES)
 
 
-def seal(*said: str) -> str:
-    """Return an opaque text from which only `unseal` gets these texts back. It stands for a signature or ciphertext."""
-    payload = "\n".join(said).encode()
+def seal(*texts: str) -> str:
+    """Return an opaque text that `unseal` decodes. It is used as a signature or ciphertext."""
+    payload = "\n".join(texts).encode()
     return base64.b64encode(_mark(payload) + payload).decode()
 
 
 def unseal(text: str) -> list[str] | None:
-    """Return the texts that were sealed; None if the sealed text was changed or comes from somewhere else."""
+    """Return the sealed texts; None if the sealed text was changed or was not created by `seal`."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -133,7 +136,7 @@ def unseal(text: str) -> list[str] | None:
 
 
 def matches(expression: str, text: object) -> bool:
-    """Return True if the whole text matches the expression."""
+    """Return True if the whole text matches the regular expression."""
     return isinstance(text, str) and re.fullmatch(expression, text) is not None
 
 

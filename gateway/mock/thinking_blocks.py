@@ -1,6 +1,6 @@
 """Sign thinking and compaction blocks, and read signatures back.
 
-A signature holds all that a later request is checked against.
+A signature contains everything that is needed to check the block in a later request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 #: Types of content blocks that hold thinking.
 THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking"})
 
-#: Not a secret: signatures must be the same in every run, so that recorded sessions can be replayed.
+#: This key is not a secret: signatures must be the same in every run, so that recorded sessions can be replayed.
 _KEY: Final = b"built-in provider"
 _MAC_BYTES: Final = 12
 
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):
-    """What a signature says about its thinking block."""
+    """The signed data of a thinking block."""
 
     account: str
     """The only account that may send the block; empty: every account."""
@@ -33,34 +33,34 @@ class Seal(msgspec.Struct, frozen=True, array_like=True):
     prefix: bytes
     """The digest of the content before the block."""
     previous: bytes
-    """The identifier of the thinking block before it when it was created; empty if there was none."""
+    """The identifier of the previous thinking block at that time; empty if there was none."""
     depth: int
-    """The number of thinking blocks before it when it was created."""
+    """The number of earlier thinking blocks at that time."""
     chain: bytes
-    """The digest of the identifiers of all these blocks."""
+    """The digest of the identifiers of all earlier thinking blocks."""
     response: int
-    """The number of the call that created it."""
+    """The number of the call that created the block."""
     index: int
-    """Its place among the thinking blocks of its response."""
+    """The position of the block among the thinking blocks of its response."""
     count: int
     """The number of thinking blocks in its response."""
     compaction: bytes = b""
-    """The identifier of the signed compaction block that was in place when it was created; empty if there was none."""
+    """The identifier of the signed compaction block in the request at that time; empty if there was none."""
 
 
 class CompactionSeal(msgspec.Struct, frozen=True, array_like=True):
-    """What a signature says about its compaction block."""
+    """The signed data of a compaction block."""
 
     content: bytes
     """The digest of the summary."""
     start: bytes
     """The digest of the system prompt and the tools of the request."""
     end: bytes
-    """The digest of the whole request, which kept turns go on from; empty if their thinking does not stay valid."""
+    """The digest of the whole request, which kept turns continue; empty if their thinking does not stay valid."""
     role: str
     """The role of the last summarized message."""
     before: list[bytes]
-    """The identifiers of the signed compaction blocks that it replaces."""
+    """The identifiers of the signed compaction blocks that this block replaces."""
 
 
 def sign(seal: Seal | CompactionSeal) -> str:
@@ -70,7 +70,7 @@ def sign(seal: Seal | CompactionSeal) -> str:
 
 
 def read(signature: str, kind: type[S]) -> S | None:
-    """Return what `signature` says of a block of this `kind`, or None if this provider did not create it."""
+    """Return the signed data of a block, decoded as `kind`, or None if this provider did not create the signature."""
     try:
         raw = base64.b64decode(signature, validate=True)
         mac, data = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
@@ -82,14 +82,14 @@ def read(signature: str, kind: type[S]) -> S | None:
 def identifier(signature: str) -> bytes:
     """Return a short identifier of the block with this signature.
 
-    The visible text is not part of it: the real API accepts a block whose text was edited, because the signature holds
-    the thinking itself.
+    It does not depend on the visible text. The real API accepts a block with edited text, because the signature
+    contains the thinking itself.
     """
     return hashlib.blake2b(signature.encode(), digest_size=8).digest()
 
 
 def signature_of(block: dict[str, object]) -> object:
-    """Return the signature of a thinking block as the request gives it; redacted thinking has it under `data`."""
+    """Return the signature of a thinking block as sent; redacted thinking has it under `data`."""
     return block.get("data" if block.get("type") == "redacted_thinking" else "signature")
 
 

@@ -1,8 +1,12 @@
-"""Count tokens in a fixed way, without a tokenizer.
+"""Count tokens by simple rules, without a tokenizer.
 
-One token is a run of ASCII letters and underscores, a run of ASCII digits, or any other single character that is not
-ASCII whitespace (so each CJK character is one). `count` and `pieces` agree on this; `count` never builds the pieces,
-which keeps a body of 4 MB well under 100 ms.
+One token is one of these:
+
+- a sequence of ASCII letters and underscores
+- a sequence of ASCII digits
+- any other single character that is not ASCII whitespace, for example a CJK character
+
+`count` and `pieces` use the same rules. `count` does not build the pieces, so a body of 4 MB takes less than 100 ms.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ import string
 from itertools import islice
 from typing import Final
 
-#: What an inlined file (`data:` URL) costs, whatever its size: nobody bills base64 as text.
+#: Tokens of an inlined file (`data:` URL) of any size, because providers do not bill base64 as text.
 FILE_TOKENS: Final = 85
-#: What each message costs beyond its text.
+#: Tokens of each message in addition to its text.
 MESSAGE_TOKENS: Final = 4
 
 _PIECE: Final = re.compile(r"\s*(?:[A-Za-z_]+|[0-9]+|[^\sA-Za-z_0-9])", re.ASCII)
@@ -26,12 +30,12 @@ _CONTINUATION: Final = frozenset(range(0x80, 0xC0))
 
 _WORD_TABLE: Final = bytes(ord("x") if byte in _LETTERS else ord(" ") for byte in range(256))
 _DIGIT_TABLE: Final = bytes(ord("x") if byte in _DIGITS else ord(" ") for byte in range(256))
-#: UTF-8 bytes that do not begin a token of their own: a character outside ASCII counts once, by its first byte.
+#: UTF-8 bytes that are not counted as single tokens. A character outside ASCII is counted once, by its first byte.
 _NOT_SINGLE: Final = bytes(sorted(_LETTERS | _DIGITS | _SPACE | _CONTINUATION))
 
 
 def count(text: str) -> int:
-    """Tokens of `text`, >= 0."""
+    """Return the number of tokens of a text."""
     data = b" " + text.encode("utf-8", "surrogatepass")
     words = data.translate(_WORD_TABLE).count(b" x")
     digits = data.translate(_DIGIT_TABLE).count(b" x")
@@ -39,18 +43,18 @@ def count(text: str) -> int:
 
 
 def pieces(text: str) -> list[str]:
-    """The tokens of `text`, each with the whitespace before it; whitespace at the end joins the last one."""
-    found = _PIECE.findall(text)
-    tail = text[sum(map(len, found)) :]
-    if found:
-        found[-1] += tail
+    """Split a text into tokens, each with the whitespace before it. The last one also has the whitespace after it."""
+    parts = _PIECE.findall(text)
+    tail = text[sum(map(len, parts)) :]
+    if parts:
+        parts[-1] += tail
     elif tail:
-        found.append(tail)
-    return found
+        parts.append(tail)
+    return parts
 
 
 def truncate(text: str, limit: int | None) -> tuple[str, bool]:
-    """The first `limit` tokens of `text` (None: all), and whether anything was cut."""
+    """Return the first `limit` tokens of a text (None: all), and True if the text was longer."""
     if limit is None or count(text) <= limit:
         return text, False
     kept = islice(_PIECE.finditer(text), limit)
@@ -59,17 +63,17 @@ def truncate(text: str, limit: int | None) -> tuple[str, bool]:
 
 
 def count_json(value: object) -> int:
-    """Tokens of all text inside a decoded JSON value; keys and the tags `type` and `role` are not text."""
+    """Return the tokens of all text in a JSON value, without its keys and the values of `type` and `role`."""
     total = 0
-    waiting = [value]  # No function that calls itself: JSON can be read deeper than functions may call each other.
-    while waiting:
-        item = waiting.pop()
+    pending = [value]  # no recursion: JSON can be nested more deeply than Python's recursion limit
+    while pending:
+        item = pending.pop()
         if isinstance(item, str):
             total += FILE_TOKENS if item.startswith("data:") else count(item)
         elif isinstance(item, list):
-            waiting += item
+            pending += item
         elif isinstance(item, dict):
-            waiting += (inner for key, inner in item.items() if key not in {"type", "role"})
+            pending += (inner for key, inner in item.items() if key not in {"type", "role"})
         else:
             total += item is not None
     return total

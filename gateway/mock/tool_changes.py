@@ -1,6 +1,6 @@
-"""Read system messages that change tools inside a conversation, and refuse misplaced and malformed ones.
+"""Read system messages that change the tools inside a conversation, and refuse invalid ones.
 
-(https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages, "Limitations")
+Source: https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages, "Limitations".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHANGES: Final = ("tool_addition", "tool_removal")
 def refuse_tool_changes(
     tools: Sequence[JsonObject], rules: ModelRules, messages: Sequence[JsonObject], betas: frozenset[str]
 ) -> None:
-    """Refuse tool changes in a wrong place, and those that the model, the headers or the tools do not allow.
+    """Refuse tool changes in a wrong place, without model support, without beta, or of undeclared tools.
 
     Raises:
         ApiError: 400.
@@ -38,7 +38,7 @@ def refuse_tool_changes(
 
 
 def withdrawn_tools(messages: Sequence[JsonObject]) -> list[str]:
-    """Return the names of the tools that are withdrawn at the end of a conversation, which the model cannot call."""
+    """Return the names of the tools that are withdrawn at the end of a conversation; the model cannot call them."""
     names: dict[str, None] = {}
     for message in messages:
         for block in blocks_of(message.get("content")) if message.get("role") == "system" else ():
@@ -54,7 +54,7 @@ def withdrawn_tools(messages: Sequence[JsonObject]) -> list[str]:
 
 
 def _check_place(number: int, messages: Sequence[JsonObject]) -> None:
-    """Refuse a system message that does not follow the user and precede the assistant or the end."""
+    """Refuse a system message unless a user message precedes it, and an assistant message or the end follows it."""
     roles = [message.get("role") for message in messages]
     before = next((role for role in reversed(roles[:number]) if role != "system"), None)
     after = next((role for role in roles[number:] if role != "system"), "assistant")

@@ -1,4 +1,4 @@
-"""Define what a test can ask of the provider: scripted turns, delays and faults."""
+"""Scripted turns and behaviours (delays, faults, usage) that a test can request from the mock provider."""
 
 from __future__ import annotations
 
@@ -9,67 +9,75 @@ from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Where usage appears in an answer. `trailing`: as the API itself does it. `none`: nowhere. The others are habits of
-#: OpenAI-compatible servers and send usage in a stream whether it was asked for or not: `finish` on the chunk with the
-#: finish reason; `running` on every chunk, cumulative; `groq` only under `x_groq.usage` of the last chunk; `groq_both`
-#: there and at the usual key; `twice` on the finish chunk and again on a trailing one.
+#: Where usage appears in a response.
+#:
+#: - `trailing`: where the API itself reports it
+#: - `none`: nowhere
+#:
+#: The others are habits of OpenAI-compatible servers. They report usage in a stream even if the client does not ask:
+#:
+#: - `finish`: on the chunk with the finish reason
+#: - `running`: on every chunk, cumulative
+#: - `groq`: only under `x_groq.usage` of the last chunk
+#: - `groq_both`: under `x_groq.usage` and under the usual key
+#: - `twice`: on the chunk with the finish reason, and again on a trailing chunk
 UsagePlacement = Literal["trailing", "none", "finish", "running", "groq", "groq_both", "twice"]
 
+#: `made`: compact as OpenAI does. `refused`: return the error of servers without compaction. `ignored`: ignore it.
 Compaction = Literal["made", "refused", "ignored"]
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Timing and faults of one answer. Each field is also a key of the `x-mock` header."""
+    """Timing and faults of one response. Each field is also a key of the `x-mock` header."""
 
     delay: float = 0.0
     """Seconds before the first byte."""
     interval: float = 0.0
     """Seconds between two content chunks of a stream."""
     chunks: int | None = None
-    """Number of content chunks; None: one per token. Free text is lengthened where it is too short."""
+    """Number of content chunks; None: one per token. Text that is too short for it is extended."""
     status: int | None = None
-    """Answer with this status and an error in the API's shape."""
+    """Respond with this status and an error in the format of the API."""
     retry_after: str | None = None
-    """Value of the `retry-after` header that goes with `status`."""
+    """Value of the `retry-after` header sent with `status`."""
     usage: UsagePlacement = "trailing"
     tokens: tuple[int, int] | None = None
-    """(input, output) tokens to report and bill instead of the counted ones."""
+    """(input, output) tokens to report and bill instead of the counted tokens."""
     window: int | None = None
-    """Refuse a chat, response or message request whose counted input is over this; None: as the provider does."""
+    """Refuse a chat, response or message request with more input tokens; None: use the provider's `windows`."""
     refuse_stream_options: bool = False
     """Refuse a body with the field `stream_options`, as some servers do."""
     refuse_allowed_tools: bool = False
-    """Refuse a `tool_choice` among some tools, as servers do that do not know it."""
+    """Refuse a `tool_choice` of type `allowed_tools`, as servers do that do not support it."""
     compaction: Compaction = "made"
-    """Compact a conversation as OpenAI does, refuse to as servers do that do not know it, or ignore the trigger."""
     gzip: bool = False
-    """Compress the answer, whatever the client accepts."""
+    """Compress the response, even if the client does not accept compression."""
     die: int | None = None
-    """Close the connection after this many content chunks; 0: before any byte of the answer."""
+    """Close the connection after this many content chunks; 0: before the first byte of the response."""
     hang: bool = False
-    """Never answer; wait until the client leaves."""
+    """Never respond; wait until the client disconnects."""
     no_done: bool = False
-    """Leave out the event that ends a stream."""
+    """Omit the event that ends a stream."""
     malformed: bool = False
-    """Put a broken event in the middle of a stream, or cut a whole answer short of valid JSON."""
+    """Insert a broken event in the middle of a stream, or truncate a response so that its JSON is not valid."""
     html: bool = False
-    """Answer 502 with an HTML page."""
+    """Respond with status 502 and an HTML page."""
     cookie: bool = False
     """Set a cookie."""
     echo_headers: bool = False
-    """Put the received headers under `received_headers` of a whole JSON answer."""
+    """Add the received headers to a JSON response, as `received_headers`."""
     pad: int = 0
     """Bytes of content to add to the text."""
     account: str = "account"
-    """The account that a request to a Claude model comes from; some thinking blocks work in one account only."""
+    """The account that sends a request to a Claude model; some thinking blocks are valid in one account only."""
     old_account: bool = False
     """That account was created before 2026-08-31, when Claude's check of thinking blocks became the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool. `arguments` is JSON text."""
+    """A tool call. `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -77,26 +85,26 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One scripted answer. A field left None is decided as without a script."""
+    """One scripted response. A field that is None is chosen as without a script."""
 
     text: str | None = None
     thinking: tuple[str, ...] = ()
-    """The text of each thinking block, where the model thinks."""
+    """The text of each thinking block, if the model thinks."""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str | None = None
-    """In OpenAI's words (`stop`, `length`, `tool_calls`, `content_filter`); other formats translate it."""
+    """OpenAI's finish reason: `stop`, `length`, `tool_calls` or `content_filter`. Other formats translate it."""
     usage: tuple[int, int] | None = None
-    """(input, output) tokens to report and bill; `behaviour.tokens` goes before it."""
+    """(input, output) tokens to report and bill; `behaviour.tokens` takes precedence."""
     behaviour: Behaviour | None = None
-    """None: the provider's default."""
+    """None: the provider's default behaviour."""
     refusals: tuple[str | None, ...] = ()
-    """Messages: the categories with which models refuse the request, one for each of the first models asked."""
+    """Messages API: the categories with which the first models refuse the request, one per model in order."""
     refused_text: str = ""
-    """Messages: what the first of them said before it refused."""
+    """Messages API: the text that the first model sends before it refuses."""
 
 
 class BadBehaviourError(ValueError):
-    """An `x-mock` header that cannot be read."""
+    """An `x-mock` header with an unknown key or a wrong value."""
 
 
 def _flag(value: str) -> bool:
@@ -139,10 +147,12 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
 
 @lru_cache(maxsize=1024)
 def with_header(base: Behaviour, header: str) -> Behaviour:
-    """`base` with the keys of an `x-mock` header (`key=value` items between `;` or `,`) laid over it.
+    """Return the behaviour with the fields of an `x-mock` header replaced.
+
+    The header holds `key=value` items, separated by `;` or `,`.
 
     Raises:
-        BadBehaviourError: an unknown key or a value of the wrong kind.
+        BadBehaviourError: a key is unknown, or a value has the wrong type.
     """
     overrides: dict[str, object] = {}
     for item in header.replace(",", ";").split(";"):

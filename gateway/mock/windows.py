@@ -1,4 +1,4 @@
-"""Refuse input that is too long for a model, in each API's words."""
+"""Refuse input that exceeds the context window of a model, with the error messages of each API."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gateway.mock.wire import ApiError
 if TYPE_CHECKING:
     from gateway.mock.provider import MockExchange
 
-#: Tokens of input by model, for a provider that is to be as strict as its models are said to be.
+#: Maximum of input tokens by model, for a provider that enforces the documented limits.
 MODEL_WINDOWS: Final = {"mock-small": 16_000, "mock-large": 128_000}
 
 _CODE: Final = "context_length_exceeded"
 
 
 def check_chat(exchange: MockExchange, model: str, messages: int, functions: int) -> None:
-    """Refuse a chat whose messages and functions are together too long.
+    """Refuse a chat request whose messages and functions together exceed the context window.
 
     Raises:
-        ApiError: 400, in the words of OpenAI's chat API.
+        ApiError: 400, with the message of OpenAI's chat API.
     """
     tokens = messages + functions
     window = _exceeded(exchange, model, tokens)
@@ -35,10 +35,10 @@ def check_chat(exchange: MockExchange, model: str, messages: int, functions: int
 
 
 def check_response(exchange: MockExchange, model: str, tokens: int) -> None:
-    """Refuse an input that is too long for a response.
+    """Refuse a Responses request whose input exceeds the context window.
 
     Raises:
-        ApiError: 400, in the words OpenAI has for its newer models. Another wording of theirs says no number.
+        ApiError: 400, with OpenAI's message for newer models. Another message of OpenAI has no numbers.
     """
     window = _exceeded(exchange, model, tokens)
     if window is not None:
@@ -50,10 +50,10 @@ def check_response(exchange: MockExchange, model: str, tokens: int) -> None:
 
 
 def check_message(exchange: MockExchange, model: str, tokens: int) -> None:
-    """Refuse a prompt that is too long for a message.
+    """Refuse a Messages request whose prompt exceeds the context window.
 
     Raises:
-        ApiError: 400, in Anthropic's words.
+        ApiError: 400, with Anthropic's message.
     """
     window = _exceeded(exchange, model, tokens)
     if window is not None:
@@ -61,7 +61,8 @@ def check_message(exchange: MockExchange, model: str, tokens: int) -> None:
 
 
 def _exceeded(exchange: MockExchange, model: str, tokens: int) -> int | None:
-    """The window that an input of `tokens` is too long for; None where it fits, or there is none."""
-    asked = exchange.behaviour.window
-    window = exchange.provider.windows.get(model) if asked is None else asked
+    """Return the context window if the input exceeds it; None if the input fits or there is no limit."""
+    window = exchange.behaviour.window
+    if window is None:
+        window = exchange.provider.windows.get(model)
     return window if window is not None and tokens > window else None

@@ -1,4 +1,4 @@
-"""Define requests, responses and errors that all formats share."""
+"""Requests, responses, usage and errors that all wire formats of the mock provider share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A decoded JSON object, or one about to be encoded.
+#: A JSON object.
 JsonObject = dict[str, object]
-#: Tokens that an answer may take at the most; a negative number would cut it from its end.
+#: A limit of output tokens. A negative one would truncate the text from its end.
 Limit = Annotated[int, msgspec.Meta(ge=0)]
-#: Answers to one request: OpenAI's own bound. Without one, a call could take all memory there is.
+#: The number of choices in one response. 128 is OpenAI's limit; without it, a call could use up all memory.
 Number = Annotated[int, msgspec.Meta(ge=1, le=128)]
 
-#: The broad kind of an error, by status, in each API's words: (OpenAI, Anthropic).
+#: The type of an error by status: (OpenAI, Anthropic).
 _ERROR_TYPES: Final = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("invalid_request_error", "authentication_error"),
@@ -34,7 +34,7 @@ _FIRST_SERVER_ERROR: Final = 500
 
 
 class ApiError(Exception):
-    """A refusal, not yet in an API's shape."""
+    """An error response, before it is rendered in the format of an API."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.body = body
-        """The JSON to send, for an API with an error shape of its own; None: the shape of the endpoint."""
+        """The JSON to send, for an API with its own error format; None: the format of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCall:
-    """A call as received. Header names are lower case; `query` has no `?`."""
+    """A request as received. Header names are lower case; `query` has no `?`."""
 
     method: str
     path: str
@@ -65,7 +65,7 @@ class ReceivedCall:
     body: bytes
 
     def header(self, name: str) -> str | None:
-        """The first value of the header `name` (lower case)."""
+        """Return the first value of the header `name` (lower case), or None."""
         for key, value in self.headers:
             if key == name:
                 return value
@@ -74,7 +74,7 @@ class ReceivedCall:
 
 @dataclass(frozen=True, slots=True)
 class MockUsage:
-    """Tokens of one call, >= 0. `cached` is a part of `input`, `reasoning` of `output`."""
+    """Tokens of one call. `cached` is a part of `input`, and `reasoning` is a part of `output`."""
 
     input: int
     output: int
@@ -83,11 +83,11 @@ class MockUsage:
 
     @property
     def total(self) -> int:
-        """Input and output together."""
+        """Return the sum of input and output."""
         return self.input + self.output
 
     def plus(self, other: MockUsage) -> MockUsage:
-        """Return this and what another pass used."""
+        """Return the sum of this usage and another one."""
         return MockUsage(
             self.input + other.input,
             self.output + other.output,
@@ -104,7 +104,7 @@ class Share(NamedTuple):
 
 
 class SentEvent(NamedTuple):
-    """One event of a stream as sent. `content` counts for `chunks`, `interval` and `die`; `done` ends the stream."""
+    """One event of a stream. `content` events count for `chunks`, `interval` and `die`; `done` ends the stream."""
 
     data: bytes
     kind: Literal["meta", "content", "done"] = "meta"
@@ -112,7 +112,7 @@ class SentEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An answer sent at once. `usage` is what it bills, None: nothing. A dict is sent as JSON."""
+    """A response that is sent at once. `usage` is billed; None: nothing. A dict is sent as JSON."""
 
     content: JsonObject | bytes
     model: str = ""
@@ -121,30 +121,30 @@ class Whole:
     content_type: str = "application/json"
     headers: Sequence[tuple[str, str]] = field(default=())
     shares: Sequence[Share] = ()
-    """What each model bills; empty: `model` bills all of it."""
+    """What is billed for each model; empty: all of `usage` is billed for `model`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer sent as server-sent events. `usage` is what it bills; None: nothing."""
+    """A response that is sent as server-sent events. `usage` is billed; None: nothing."""
 
     frames: list[SentEvent]
     model: str = ""
     usage: MockUsage | None = None
     shares: Sequence[Share] = ()
-    """What each model bills; empty: `model` bills all of it."""
+    """What is billed for each model; empty: all of `usage` is billed for `model`."""
 
 
-Answer = Whole | Stream
+MockResponse = Whole | Stream
 
 encode = msgspec.json.Encoder().encode
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """`body` as a `kind`.
+    """Return a JSON body decoded as `kind`.
 
     Raises:
-        ApiError: 400, it is not JSON or lacks what a `kind` needs.
+        ApiError: 400, the body is not JSON, or a field is missing or has the wrong type.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -155,20 +155,20 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def data_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> SentEvent:
-    """An event without a name, as OpenAI's older APIs send them."""
+    """Return an event without a name, as in OpenAI's older APIs."""
     return SentEvent(b"data: " + encode(value) + b"\n\n", kind)
 
 
 def named_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> SentEvent:
-    """An event named by the `type` of its data."""
+    """Return an event whose name is the `type` of its data."""
     return SentEvent(b"event: " + str(value["type"]).encode() + b"\ndata: " + encode(value) + b"\n\n", kind)
 
 
 def check_model(model: str) -> None:
-    """Every model is known, except those whose name starts with `missing`.
+    """Refuse a model whose name starts with `missing`; all other models exist.
 
     Raises:
-        ApiError: 404, it is unknown.
+        ApiError: 404, the model does not exist.
     """
     if model.startswith("missing"):
         message = f"The model `{model}` does not exist or you do not have access to it."
@@ -176,14 +176,14 @@ def check_model(model: str) -> None:
 
 
 def openai_error(error: ApiError) -> JsonObject:
-    """The body of `error` in OpenAI's shape."""
+    """Return the body of an error in OpenAI's format."""
     server = "server_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
     kind = _ERROR_TYPES.get(error.status, (server, ""))[0]
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def anthropic_error(error: ApiError, request_id: str) -> JsonObject:
-    """The body of `error` in Anthropic's shape."""
+    """Return the body of an error in Anthropic's format."""
     other = "api_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
     kind = _ERROR_TYPES.get(error.status, ("", other))[1]
     body: JsonObject = {"type": kind, "message": error.message}

@@ -1,6 +1,7 @@
-"""Log the requests to providers and their responses, if that is enabled.
+"""Log the bodies of requests to providers and of their responses, if that is enabled.
 
-Bodies hold whatever users write, and go where the log goes. Headers, with the credentials in them, are not written.
+Bodies contain what users write, and go to the same place as the log. Headers are not logged, because they contain
+credentials.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from gateway.core.http.headers import header
 from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 
-#: bytes that are kept of each body, and shown of what is packed in them
-MOST: Final = 64 * 1024
-#: Fields of a body that hold a credential, such as that of an MCP server. The text may break off inside of an escape.
+#: bytes of each body that are kept, and bytes that are shown after decompression
+MAX_BYTES: Final = 64 * 1024
+#: Fields of a body that hold a credential, for example that of an MCP server. The text may end within an escape.
 _SECRET: Final = re.compile(
     r'("(?:authorization|authorization_token|access_token|api[-_]?key|x-api-key|client_secret|password)"\s*:\s*")'
     r'[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)',
@@ -30,71 +31,73 @@ _SECRET: Final = re.compile(
 
 
 class _Body:
-    """The beginning of a body, and how long it was."""
+    """The first bytes of a body, and its size."""
 
     def __init__(self, encoding: str = "") -> None:
         self.size = 0
         self._encoding = encoding
         self._kept = bytearray()
 
-    def add(self, piece: bytes) -> None:
-        self.size += len(piece)
-        self._kept += piece[: MOST - len(self._kept)]
+    def add(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        self._kept += chunk[: MAX_BYTES - len(self._kept)]
 
     @property
     def text(self) -> str:
-        """What may be shown of it."""
+        """Return the text to log, without credentials; a note if the body is not text or cannot be decompressed."""
         try:
             plain = self._decompressed() if self._encoding else bytes(self._kept)
         except (Corrupt, TooLarge):
-            return f"({self.size} bytes, packed: {self._encoding})"
-        is_cut = self.size > len(self._kept) or len(plain) == MOST
+            return f"({self.size} bytes, compressed: {self._encoding})"
+        is_truncated = self.size > len(self._kept) or len(plain) == MAX_BYTES
         try:
-            # The cut may have gone through a letter.
-            text = plain.decode("utf-8", "ignore" if is_cut else "strict")
+            # A truncated text may end within a character.
+            text = plain.decode("utf-8", "ignore" if is_truncated else "strict")
         except UnicodeDecodeError:
-            return f"({self.size} bytes that are no text)"
-        return _SECRET.sub(r"\1***\2", text) + ("…" if is_cut else "")
+            return f"({self.size} bytes that are not text)"
+        return _SECRET.sub(r"\1***\2", text) + ("…" if is_truncated else "")
 
     def _decompressed(self) -> bytes:
         if self._encoding not in SUPPORTED:
             raise Corrupt
         plain = bytearray()
-        for part in Unpacker(None).feed(bytes(self._kept), at_most=MOST):
+        for part in Unpacker(None).feed(bytes(self._kept), at_most=MAX_BYTES):
             plain += part
-            if len(plain) >= MOST:
+            if len(plain) >= MAX_BYTES:
                 break
-        return bytes(plain[:MOST])
+        return bytes(plain[:MAX_BYTES])
 
 
 class _Exchange:
-    """One request to a provider, and its answer as far as it came."""
+    """One request to a provider, and the part of its response that has arrived."""
 
     def __init__(self, provider: str, request: Outgoing) -> None:
         self._provider = provider
         self._request = request
-        self._began = time.time()
+        self._started_at = time.time()
         self._status: int | None = None
         self._sent, self._received = _Body(), _Body()
         self._sent.add(request.body)
 
-    def heard(self, reply: UpstreamReply) -> UpstreamReply:
+    def observe(self, reply: UpstreamReply) -> UpstreamReply:
+        """Return a reply that also copies each chunk to the log."""
         self._status = reply.status
         self._received = _Body(header(reply.headers, b"content-encoding").strip().lower().decode("latin-1"))
-        return _Heard(reply, self._received.add)
+        return _ObservedReply(reply, self._received.add)
 
     def line(self, *, as_json: bool) -> str:
+        """Return the log line of the exchange."""
         path, sent, received = urlsplit(self._request.url).path, self._sent, self._received
         if not as_json:
             quoted = [msgspec.json.encode(body.text).decode() for body in (sent, received)]
             return (
                 f"bodies {self._request.call_id} · {self._provider} {self._request.method} {path} · "
                 f"sent {sent.size:,} bytes {quoted[0]} · "
-                f"{self._status or 'no answer'} {received.size:,} bytes {quoted[1]}"
+                f"{self._status or 'no response'} {received.size:,} bytes {quoted[1]}"
             )
         fields = {
             "event": "bodies",
-            "time": self._began,
+            "time": self._started_at,
             "call_id": self._request.call_id,
             "provider": self._provider,
             "method": self._request.method,
@@ -108,41 +111,41 @@ class _Exchange:
         return msgspec.json.encode(fields).decode()
 
 
-class _Heard:
-    """An `UpstreamReply` of which each piece is heard as it passes."""
+class _ObservedReply:
+    """An `UpstreamReply` that passes a copy of each chunk to `observe`."""
 
-    def __init__(self, reply: UpstreamReply, hear: Callable[[bytes], None]) -> None:
+    def __init__(self, reply: UpstreamReply, observe: Callable[[bytes], None]) -> None:
         self._reply = reply
-        self._hear = hear
+        self._observe = observe
 
     @property
     def status(self) -> int:
-        """See `UpstreamReply.status`."""
+        """Return the status."""
         return self._reply.status
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """See `UpstreamReply.headers`."""
+        """Return the headers."""
         return self._reply.headers
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """See `UpstreamReply.chunks`."""
-        return _Pieces(self._reply.chunks(), self._hear)
+        """Return the chunks of the body."""
+        return _ObservedChunks(self._reply.chunks(), self._observe)
 
 
-class _Pieces(AsyncIterator[bytes]):
-    def __init__(self, pieces: AsyncIterator[bytes], hear: Callable[[bytes], None]) -> None:
-        self._pieces = pieces
-        self._hear = hear
+class _ObservedChunks(AsyncIterator[bytes]):
+    def __init__(self, chunks: AsyncIterator[bytes], observe: Callable[[bytes], None]) -> None:
+        self._chunks = chunks
+        self._observe = observe
 
     async def __anext__(self) -> bytes:
-        piece = await anext(self._pieces)
-        self._hear(piece)
-        return piece
+        chunk = await anext(self._chunks)
+        self._observe(chunk)
+        return chunk
 
 
 class LoggedUpstream(Upstream):
-    """The way to a provider, of which all that goes by is written down. `put` takes a line of the log."""
+    """An upstream that logs all bodies that pass through it. `put` writes a line to the log."""
 
     def __init__(self, inner: Upstream, provider: str, put: Callable[[str], None], *, as_json: bool) -> None:
         self._inner = inner
@@ -151,7 +154,7 @@ class LoggedUpstream(Upstream):
         self._as_json = as_json
 
     def send(self, request: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        """See `Upstream.send`. The line is written when the answer has been read, or nobody reads on."""
+        """Send a request. Log both bodies when the response has been read, or when its reader stops."""
         return self._send(request)
 
     @asynccontextmanager
@@ -159,10 +162,10 @@ class LoggedUpstream(Upstream):
         exchange = _Exchange(self._provider, request)
         try:
             async with self._inner.send(request) as reply:
-                yield exchange.heard(reply)
+                yield exchange.observe(reply)
         finally:
             self._put(exchange.line(as_json=self._as_json))
 
     async def aclose(self) -> None:
-        """See `Upstream.aclose`."""
+        """Close the connections."""
         await self._inner.aclose()

@@ -1,6 +1,7 @@
-"""Send events to a user's own code and to webhooks: calls, usage and steps.
+"""Send events about calls, usage and steps to the user's own Python code and to webhooks.
 
-An event is a mapping of what /api shows, made once and only where somebody wants it. Prompts and answers are in none.
+An event contains the same fields as /api. It is built once, and only if an observer or a webhook wants it. It never
+contains prompts or responses.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from gateway.core.values import dataclass
 from gateway.telemetry.webhooks import WebhookSender
 
 logger = logging.getLogger("gateway")
-#: what a stranger's code may end with; one that calls `sys.exit` must not take the gateway with it
-_FAULTS: Final = (Exception, SystemExit)
+#: errors of the user's code that are caught; code that calls `sys.exit` must not stop the gateway
+_USER_ERRORS: Final = (Exception, SystemExit)
 
 EVENTS: Final = ("on_usage", "on_finish", "on_step")
-#: seconds that receivers have when the gateway stops
+#: seconds to wait for webhooks when the gateway stops
 _MAX_WAIT_S: Final = 3.0
-#: fields of a call that its usage event repeats
-_CHARGED: Final = ("call_id", "request_id", "session", "provider", "model", "usage", "usage_source", "cost_usd")
+#: fields of a call that its usage event also contains
+_USAGE_FIELDS: Final = ("call_id", "request_id", "session", "provider", "model", "usage", "usage_source", "cost_usd")
 
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """How calls, sessions and totals are shown to whoever may see all."""
+    """Functions that turn calls, sessions and totals into JSON values, as shown to an administrator."""
 
     call: Callable[[CallRecord], Event]
     session: Callable[[SessionKey], str]
@@ -51,47 +52,50 @@ class Shapes:
 
 
 class CallbackObserver(Observer):
-    """Tells a user's own observers, and webhooks."""
+    """Notify the user's own observers and webhooks."""
 
     def __init__(self, observers: Sequence[object], webhooks: Sequence[WebhookSender], shapes: Shapes) -> None:
         self._webhooks = webhooks
         self._shapes = shapes
-        self._listeners = {name: [getattr(one, name) for one in observers if hasattr(one, name)] for name in EVENTS}
+        self._listeners = {
+            name: [getattr(observer, name) for observer in observers if hasattr(observer, name)] for name in EVENTS
+        }
         self._wanted = {name for name in EVENTS if self._listeners[name]}
         self._wanted |= {name for webhook in webhooks for name in webhook.events}
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nobody to tell anything."""
+        """Return True if no observer and no webhook wants any event."""
         return not self._wanted
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
-        """See `Observer.record`."""
+        """Send the usage and finish events of a call."""
         is_charged = call.charge is not None and "on_usage" in self._wanted
         if not is_charged and "on_finish" not in self._wanted:
             return
         shown = self._shapes.call(call)
         if is_charged:
-            self._tell("on_usage", f"usage_{call.call_id}", self._usage(shown, totals, left))
+            self._send("on_usage", f"usage_{call.call_id}", self._usage(shown, totals, left))
         if "on_finish" in self._wanted:
-            # Receivers know an event that is sent again by its id, and the call that is pending comes once more.
+            # Receivers ignore an event whose id they know. A pending call is reported again when it has finished, so
+            # its two events need different ids.
             kind = "pending" if call.outcome == PENDING else "finish"
-            self._tell("on_finish", f"{kind}_{call.call_id}", shown)
+            self._send("on_finish", f"{kind}_{call.call_id}", shown)
 
     def _usage(self, call: Event, totals: Totals | None, left: Allowance | None) -> Event:
         is_priced = totals is not None and not totals.unpriced_calls
         return {
-            **{name: call[name] for name in _CHARGED},
+            **{name: call[name] for name in _USAGE_FIELDS},
             "totals": self._shapes.totals(totals) if totals is not None else None,
             "total_cost_usd": f"{totals.cost_usd:.6f}" if totals is not None and is_priced else None,
             "budget": _left_json(left) if left is not None else None,
         }
 
     def stepped(self, change: StepChange) -> None:
-        """See `Observer.stepped`."""
+        """Send the event of a step change."""
         if "on_step" in self._wanted:
             unique = call_id(time.time_ns() // 1_000_000, random.randbytes(10))  # noqa: S311  # no secret
-            self._tell("on_step", f"step_{unique}", self._step(change))
+            self._send("on_step", f"step_{unique}", self._step(change))
 
     def _step(self, change: StepChange) -> Event:
         return {
@@ -104,11 +108,11 @@ class CallbackObserver(Observer):
             "at": time_text(change.at),
         }
 
-    def _tell(self, name: str, message_id: str, data: Event) -> None:
+    def _send(self, name: str, message_id: str, data: Event) -> None:
         for listener in self._listeners[name]:
             try:
                 listener(data)
-            except _FAULTS:
+            except _USER_ERRORS:
                 logger.exception("callbacks.observers: %s failed", getattr(listener, "__qualname__", name))
         receivers = [webhook for webhook in self._webhooks if name in webhook.events]
         if receivers:
@@ -117,7 +121,7 @@ class CallbackObserver(Observer):
                 webhook.put(message_id, body)
 
     async def aclose(self) -> None:
-        """Send what waits, for a few seconds."""
+        """Send the queued events, for a few seconds at most."""
         await asyncio.gather(*(webhook.aclose(_MAX_WAIT_S) for webhook in self._webhooks))
 
 
@@ -131,34 +135,35 @@ def _left_json(left: Allowance) -> Event:
 
 
 def made(paths: Sequence[str]) -> list[object]:
-    """A user's own observers by their dotted paths: an object as it is, of a class a new one.
+    """Load the user's own observers from their dotted paths. A class is instantiated, another object is used directly.
 
     Raises:
-        ConfigError: one cannot be made, or hears nothing.
+        ConfigError: an observer cannot be loaded, or has no method for any event.
     """
-    found, problems = [], []
+    observers, problems = [], []
     for number, path in enumerate(paths):
         try:
-            found.append(_made(path))
-        except _FAULTS as error:  # whatever a stranger's module does when it is loaded
-            said = str(error) if isinstance(error, _Deaf) else f"cannot be made: {type(error).__name__}: {error}"
-            problems.append(f"callbacks.observers[{number}]: {path} {said}")
+            observers.append(_load(path))
+        except _USER_ERRORS as error:  # importing the user's module can raise anything
+            is_unusable = isinstance(error, _UnusableObserverError)
+            problem = str(error) if is_unusable else f"cannot be loaded: {type(error).__name__}: {error}"
+            problems.append(f"callbacks.observers[{number}]: {path} {problem}")
     if problems:
         raise ConfigError(problems)
-    return found
+    return observers
 
 
-class _Deaf(Exception):
-    """Something that cannot be told of events."""
+class _UnusableObserverError(Exception):
+    """An observer without methods that can be called with events."""
 
 
-def _made(path: str) -> object:
+def _load(path: str) -> object:
     module, _, name = path.replace(":", ".").rpartition(".")
-    found = getattr(importlib.import_module(module), name)
-    one = found() if isinstance(found, type) else found
-    listeners = [getattr(one, event) for event in EVENTS if hasattr(one, event)]
+    loaded = getattr(importlib.import_module(module), name)
+    observer = loaded() if isinstance(loaded, type) else loaded
+    listeners = [getattr(observer, event) for event in EVENTS if hasattr(observer, event)]
     if not listeners:
-        raise _Deaf(f"has none of {', '.join(EVENTS)}")
+        raise _UnusableObserverError(f"has none of {', '.join(EVENTS)}")
     if any(not callable(listener) or inspect.iscoroutinefunction(listener) for listener in listeners):
-        raise _Deaf("has methods that are not plain functions: they are called without await")
-    return one
+        raise _UnusableObserverError("has methods that are not plain functions: they are called without await")
+    return observer

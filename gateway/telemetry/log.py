@@ -1,8 +1,8 @@
-"""Write one line per call to stderr, as text or JSON.
+"""Write one log line per call to stderr, as text or JSON.
 
-No credential; prompts and answers in `bodies.py`.
+Lines contain no credentials, prompts or responses; `bodies.py` logs requests and responses if that is enabled.
 
-Nobody ever waits for whoever reads stderr: all lines go through a bounded queue to a thread. When the queue is full,
+Calls never wait for the reader of stderr: all lines go through a bounded queue to a thread. When the queue is full,
 lines are dropped and counted.
 """
 
@@ -28,27 +28,28 @@ from gateway.core.record import FAILED, REFUSED, CallRecord, ContextRecord
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 
-#: lines that may wait to be written, and characters of them
+#: limits of the queue: lines, and characters in all of them
 _MAX_LINES: Final = 10_000
 _MAX_CHARACTERS: Final = 32 * 1024 * 1024
-#: lines that are written at once
+#: lines of one write
 _BATCH: Final = 500
-#: how long the thread rests after each batch: under load it wakes up for many lines, not for each
+#: seconds that the thread sleeps after each batch, so that under load it wakes up for many lines at once
 _REST_S: Final = 0.01
 _FLUSH_S: Final = 1.0
-#: lines a minute, for each error code, of requests that are refused before they become calls: anybody can send those
+#: Lines per minute and error code for requests that are refused before they become calls. Clients without a key can
+#: send any number of these requests.
 _REFUSALS_A_MINUTE: Final = 10
 _MINUTE_S: Final = 60.0
-#: the note that has the hash of an unknown credential
+#: name of the note that holds the hash of an unknown credential
 _CREDENTIAL: Final = "credential"
 
 
 class _Writer:
-    """Writes lines to one stream in a thread of its own, which begins with the first line."""
+    """Write lines to one stream in its own thread, which starts with the first line."""
 
     def __init__(self, stream: TextIO) -> None:
         self.as_json = False
-        #: process id to mark lines with, where several workers write to the stream
+        #: process id that is added to each line if several workers write to the stream
         self.worker: int | None = None
         self._stream = stream
         self._queue = SimpleQueue[str | threading.Event]()
@@ -58,11 +59,11 @@ class _Writer:
         self._lock = threading.Lock()
 
     def writes_to(self, stream: TextIO) -> bool:
-        """Whether this is the writer of a stream."""
+        """Return True if this writer writes to the stream."""
         return self._stream is stream
 
     def put(self, line: str) -> None:
-        """Have a line written, or drop it where too many wait."""
+        """Queue a line, or drop it if the queue is full."""
         if self._queue.qsize() >= _MAX_LINES or self._waiting >= _MAX_CHARACTERS:
             with self._lock:
                 self._dropped += 1
@@ -72,14 +73,14 @@ class _Writer:
             self._start()
 
     def _marked(self, line: str) -> str:
-        """Return a line of text with the time before it, a JSON object as it is; both with the worker, if any."""
+        """Return the line with the worker, if it is set. A line of text also gets the time; JSON already has it."""
         if self.as_json:
             return line if self.worker is None else f'{line[:-1]},"worker":{self.worker}}}'
         worker = "" if self.worker is None else f" worker {self.worker}"
         return f"{time_text(time.time())}{worker} {line}"
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until what was put before is written, at most so long."""
+        """Wait until all queued lines are written, `timeout_s` seconds at most."""
         if self._thread is not None:
             written = threading.Event()
             self._add(self._dropped_line())
@@ -100,7 +101,7 @@ class _Writer:
     def _run(self) -> None:
         while True:
             items = [self._queue.get()]
-            # Nobody else takes any.
+            # Only this thread takes items, so `get` cannot block here.
             while len(items) < _BATCH and not self._queue.empty():
                 items.append(self._queue.get())
             text = "".join([item for item in items if isinstance(item, str)])
@@ -108,7 +109,7 @@ class _Writer:
                 self._waiting -= len(text)
             if self._dropped and self._queue.empty():
                 text += self._dropped_line()
-            # A stream that is closed or whose reader has gone stops nothing.
+            # A stream that is closed, or that has no reader, must not stop the thread.
             with contextlib.suppress(OSError, ValueError):
                 self._write(text)
             for item in items:
@@ -123,7 +124,8 @@ class _Writer:
             self._stream.write(text)
             self._stream.flush()
             return
-        # Past the stream's buffer: its lock, held while nobody reads, would keep the process from ending.
+        # Write to the descriptor and not to the stream: while its reader is slow, a write to the stream would hold the
+        # lock of its buffer, and the process could not end.
         rest = memoryview(text.encode("utf-8", "backslashreplace"))
         while rest:
             try:
@@ -136,7 +138,7 @@ class _Writer:
             dropped, self._dropped = self._dropped, 0
         if not dropped:
             return ""
-        message = f"{dropped} lines of the log were dropped: nobody read it in time"
+        message = f"{dropped} log lines were dropped: the reader of the log is too slow"
         record = logging.LogRecord("gateway", logging.WARNING, "", 0, message, (), None)
         return self._marked(_formatter(as_json=self.as_json).format(record)) + "\n"
 
@@ -145,7 +147,10 @@ _writers: Final[list[_Writer]] = []
 
 
 def _writer_for(stream: TextIO, *, as_json: bool) -> _Writer:
-    """The one writer of a stream: a reload of the configuration takes it over, and lines stay in order."""
+    """Return the writer of a stream.
+
+    There is only one per stream, also after a reload of the configuration, so that lines stay in order.
+    """
     writer = next((known for known in _writers if known.writes_to(stream)), None)
     if writer is None:
         writer = _Writer(stream)
@@ -155,7 +160,7 @@ def _writer_for(stream: TextIO, *, as_json: bool) -> _Writer:
 
 
 def flush(timeout_s: float = _FLUSH_S) -> None:
-    """Wait until all lines are written, at most so long; a process that ends does so by itself."""
+    """Wait until all lines are written, `timeout_s` seconds at most. This also happens when the process ends."""
     deadline = time.monotonic() + timeout_s
     for writer in _writers.copy():
         writer.flush(max(0.0, deadline - time.monotonic()))
@@ -165,33 +170,33 @@ atexit.register(flush)
 
 
 def put(stream: TextIO, *, as_json: bool) -> Callable[[str], None]:
-    """What takes lines for a stream, among those of calls."""
+    """Return a function that queues a line for the stream, in order with the lines of calls."""
     return _writer_for(stream, as_json=as_json).put
 
 
 class _Sampler:
-    """Lets the first lines of each minute pass, for each error code, and counts those that it keeps back."""
+    """Limit the lines per minute of each error code, and count the lines that are left out."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        #: by code: when its minute began, lines that passed in it, lines kept back since the last one that passed
+        #: by error code: start of its minute, lines written in it, lines left out since the last written one
         self._seen: dict[str, tuple[float, int, int]] = {}
 
-    def passes(self, code: str) -> int | None:
-        """Return how many lines were kept back before this one, or None if this one is kept back too."""
+    def admit(self, code: str) -> int | None:
+        """Return the number of lines left out before this one, or None if this line is to be left out too."""
         now = self._clock()
-        since, passed, kept_back = self._seen.get(code, (now, 0, 0))
-        if now - since >= _MINUTE_S:
-            since, passed = now, 0
-        if passed >= _REFUSALS_A_MINUTE:
-            self._seen[code] = since, passed, kept_back + 1
+        minute, written, left_out = self._seen.get(code, (now, 0, 0))
+        if now - minute >= _MINUTE_S:
+            minute, written = now, 0
+        if written >= _REFUSALS_A_MINUTE:
+            self._seen[code] = minute, written, left_out + 1
             return None
-        self._seen[code] = since, passed + 1, 0
-        return kept_back
+        self._seen[code] = minute, written + 1, 0
+        return left_out
 
 
 class CallLog(Observer):
-    """Writes each call's line. `failures_only`: only calls that failed or were refused."""
+    """Write a line for each call. `failures_only`: only for calls that failed or were refused."""
 
     def __init__(
         self,
@@ -207,15 +212,18 @@ class CallLog(Observer):
         self._failures_only = failures_only
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
-        """See `Observer.record`."""
+        """Log a call that has ended."""
         if self._failures_only and call.outcome not in FAILED and call.outcome != REFUSED:
             return
         line = json_line(call, totals) if self._as_json else text_line(call, totals, left)
         self._writer.put(line)
 
     def refused(self, call: CallRecord) -> None:
-        """See `Observer.refused`. A few lines a minute for each error code; a line says how many were left out."""
-        left_out = self._sampler.passes(call.error_code or "")
+        """Log a request that was refused before it became a call.
+
+        Only a few lines per minute are written for each error code. A line shows how many were left out before it.
+        """
+        left_out = self._sampler.admit(call.error_code or "")
         if left_out is None:
             return
         if self._as_json:
@@ -226,7 +234,7 @@ class CallLog(Observer):
 
 
 def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> str:
-    """One line.
+    """Return the line of a call as text.
 
     `chat m · session 7f3c · 41 items 18,204→7,960 tok (condense 12) · used 7,951+212 · session 63,410 tok ·
     36,590 of 100,000 left · 1.9 s`
@@ -247,7 +255,8 @@ def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = 
     if totals is not None and call.session is not None:
         price = "" if totals.unpriced_calls else f", ${totals.cost_usd:.6f}"
         parts.append(f"session {totals.total_tokens:,} tok{price}")
-    # Of the narrowest budget, which may be a parent's or the key's: so not as a part of the session's total.
+    # The rest of the smallest budget, which may belong to a parent session or to the key. It is therefore not shown as
+    # a part of the session's total.
     if left is not None and left.limit_tokens is not None:
         parts.append(f"{left.left_tokens or 0:,} of {left.limit_tokens:,} left")
     parts.append(f"{call.duration_s:.1f} s")
@@ -262,9 +271,10 @@ def _trimmed(context: ContextRecord) -> str:
 
 
 def json_line(call: CallRecord, totals: Totals | None, left_out: int | None = None) -> str:
-    """Return the record as one JSON object.
+    """Return the line of a call as a JSON object.
 
-    `left_out`: of a request that was refused before it became a call, how many lines like it were left out before it.
+    `left_out`: for a request that was refused before it became a call, the number of similar lines left out before it;
+    None for a call.
     """
     charge, context = call.charge, call.context
     fields = {
@@ -297,10 +307,10 @@ def json_line(call: CallRecord, totals: Totals | None, left_out: int | None = No
 
 
 class JsonFormatter(logging.Formatter):
-    """The gateway's own messages as JSON lines, tracebacks included."""
+    """Format the gateway's own log messages as JSON lines, including tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
+        """Return a message as a JSON line."""
         fields = {
             "event": "log",
             "time": record.created,
@@ -313,17 +323,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.Handler):
-    """The gateway's own messages, through the writer of the calls' lines."""
+    """Send the gateway's own log messages to the writer that also writes the lines of calls."""
 
     def __init__(self, writer: _Writer) -> None:
         super().__init__()
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
+        """Queue a message."""
         try:
             self._writer.put(self.format(record))
-        except Exception:  # noqa: BLE001  # as the handlers of the standard library do
+        except Exception:  # noqa: BLE001  # like the handlers of the standard library
             self.handleError(record)
 
 
@@ -332,9 +342,9 @@ def _formatter(*, as_json: bool) -> logging.Formatter:
 
 
 def configure(*, as_json: bool, level: str, worker: int | None = None) -> None:
-    """Send what the gateway itself has to say to stderr; uvicorn says nothing.
+    """Send the gateway's own log messages to stderr, and silence uvicorn.
 
-    `worker`: the id of this process where several write there. All lines are marked with it, those of calls too.
+    `worker`: the id of this process if several workers write to stderr. It is added to all lines, also those of calls.
     """
     writer = _writer_for(sys.stderr, as_json=as_json)
     writer.worker = worker
@@ -345,6 +355,6 @@ def configure(*, as_json: bool, level: str, worker: int | None = None) -> None:
         log.handlers[:] = [handler]
         log.propagate = False
         log.setLevel(level.upper())
-    # What it would say is either said by us already, or about a connection that we broke on purpose.
+    # The gateway already logs what uvicorn would log, except for connections that it closed on purpose.
     for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

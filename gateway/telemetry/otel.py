@@ -1,8 +1,8 @@
 """Export calls as OpenTelemetry spans and metrics.
 
-https://opentelemetry.io/docs/specs/semconv/gen-ai/. A span is written when its call has ended; both are sent by threads
-of the SDK's own, out of bounded queues, as the usual OTEL_* variables say. Its packages are an extra, loaded only
-where `telemetry.otel` is on. Prompts and answers are in none of it.
+Attribute names follow https://opentelemetry.io/docs/specs/semconv/gen-ai/. A span is created when its call has ended.
+Threads of the SDK send spans and metrics from bounded queues; the usual OTEL_* variables configure them. The packages
+are an optional extra and are loaded only if `telemetry.otel` is on. Prompts and responses are never exported.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
-_NANO: Final = 1_000_000_000
-#: the statuses from which on a call has failed
+_NANOSECONDS: Final = 1_000_000_000
+#: calls with this status or a higher one have failed
 _FAILED: Final = 500
-#: names of models that metrics tell apart; the SDK keeps a histogram of each for as long as the worker lives
-MOST_NAMES: Final = 400
-#: and the same of operations: where a path is not known, one is called as the path begins
-MOST_OPERATIONS: Final = 40
-#: the statuses from which on an answer says nothing of whether there is such a model, or such a path
-_REFUSED_FROM: Final = 400
+#: model names with metrics of their own; the SDK keeps a histogram of each name until the worker ends
+MAX_NAMES: Final = 400
+#: operations with metrics of their own; the operation of an unknown path is named after the path
+MAX_OPERATIONS: Final = 40
+#: a response with this status or a higher one does not prove that the model or the path exists
+_ERROR_STATUS: Final = 400
 _OTHER: Final = "other"
-#: modules that need all of its packages
-_NEEDED: Final = (
+#: modules that together import every required package
+_REQUIRED: Final = (
     "opentelemetry.sdk.metrics",
     "opentelemetry.sdk.trace",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 )
-#: seconds that a collector has when the gateway stops
+#: seconds to wait for the collector when the gateway stops
 _MAX_WAIT_S: Final = 3.0
-#: the conventions' own words for providers, where ours differ
+#: provider names of the conventions, if they differ from ours
 _PROVIDERS: Final[Mapping[str, str]] = {
     "azure": "azure.ai.openai",
     "gemini": "gcp.gemini",
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-#: as the conventions advise for gen_ai.client.token.usage and gen_ai.client.operation.duration
+#: bounds that the conventions recommend for gen_ai.client.token.usage and gen_ai.client.operation.duration
 _TOKEN_BUCKETS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 _SECOND_BUCKETS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
@@ -58,25 +58,25 @@ Attributes = dict[str, str | int | float | bool | tuple[str, ...]]
 
 
 def load_packages() -> None:
-    """Load what `Otel` needs.
+    """Import the OpenTelemetry packages.
 
     Raises:
-        ConfigError: the packages are not installed, or not all of them.
+        ConfigError: a package is not installed.
     """
     try:
-        for name in _NEEDED:
+        for name in _REQUIRED:
             importlib.import_module(name)
     except ImportError:
         raise ConfigError(
-            ["telemetry.otel: needs its packages: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"]
+            ["telemetry.otel: packages missing: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"]
         ) from None
 
 
 class Otel(Observer):
-    """Sends each call as a span, and its tokens and times as histograms."""
+    """Export each call as a span, and its tokens and duration as histograms."""
 
     def __init__(self, version: str) -> None:
-        """Set up what the OTEL_* variables say.
+        """Create the exporters that the OTEL_* variables configure.
 
         Raises:
             ConfigError: the packages are not installed.
@@ -88,7 +88,7 @@ class Otel(Observer):
         self._tracers, self._meters = _providers(version)
         self._tracer = self._tracers.get_tracer("gateway", version)
         self._propagator = TraceContextTextMapPropagator()
-        #: provider and model as asked for; and these with the model that answered
+        #: provider and requested model, with and without the model that responded
         self._names: set[tuple[str, ...]] = set()
         self._operations = {"chat", "text_completion", "embeddings"}
         self._kind = trace.SpanKind.SERVER
@@ -108,21 +108,21 @@ class Otel(Observer):
         )
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
-        """See `Observer.record`."""
+        """Export a call that has ended."""
         del left
         common = _common(call)
-        begin = int(call.started_at * _NANO)
+        start = int(call.started_at * _NANOSECONDS)
         parent = {"traceparent": call.notes["traceparent"]} if "traceparent" in call.notes else {}
         span = self._tracer.start_span(
             f"{call.operation} {call.model}".strip(),
             context=self._propagator.extract(parent),
             kind=self._kind,
             attributes={**common, **_details(call, totals)},
-            start_time=begin,
+            start_time=start,
         )
         if "error.type" in common:
             span.set_status(self._error)
-        span.end(begin + int(call.duration_s * _NANO))
+        span.end(start + int(call.duration_s * _NANOSECONDS))
         common = self._bounded(call, common)
         if not call.was_fetched:
             self._duration.record(call.duration_s, common)
@@ -132,36 +132,46 @@ class Otel(Observer):
             self._tokens.record(usage.output_tokens, {**common, "gen_ai.token.type": "output"})
 
     def _bounded(self, call: CallRecord, attributes: Attributes) -> Attributes:
-        """With the names of models and paths that answered, and not too many of them: callers can name anything."""
-        found, asked = dict(attributes), (call.provider, call.model)
-        if call.status < _REFUSED_FROM and len(self._operations) < MOST_OPERATIONS:
+        """Return the attributes for metrics, with a limited number of model and operation names.
+
+        Clients can send any name. A name is kept only after a call with it has succeeded.
+        """
+        bounded, requested = dict(attributes), (call.provider, call.model)
+        if call.status < _ERROR_STATUS and len(self._operations) < MAX_OPERATIONS:
             self._operations.add(call.operation)
         if call.operation not in self._operations:
-            found["gen_ai.operation.name"] = _OTHER
-        if call.model and not self._is_told_apart(call, asked):
-            found["gen_ai.request.model"] = _OTHER
-        if call.response_model is not None and not self._is_told_apart(call, (*asked, call.response_model)):
-            del found["gen_ai.response.model"]
-        return found
+            bounded["gen_ai.operation.name"] = _OTHER
+        if call.model and not self._has_metrics(call, requested):
+            bounded["gen_ai.request.model"] = _OTHER
+        if call.response_model is not None and not self._has_metrics(call, (*requested, call.response_model)):
+            del bounded["gen_ai.response.model"]
+        return bounded
 
-    def _is_told_apart(self, call: CallRecord, names: tuple[str, ...]) -> bool:
-        is_real = call.charge is not None and call.status < _REFUSED_FROM
-        if is_real and len(self._names) < MOST_NAMES:
+    def _has_metrics(self, call: CallRecord, names: tuple[str, ...]) -> bool:
+        """Return True if these names have metrics of their own; add them if the call succeeded and there is room."""
+        is_real = call.charge is not None and call.status < _ERROR_STATUS
+        if is_real and len(self._names) < MAX_NAMES:
             self._names.add(names)
         return names in self._names
 
     def close(self) -> None:
-        """Send what waits. Blocks, for a few seconds at the most: the SDK tries a collector that is away for long."""
-        ending = [Thread(target=one.shutdown, daemon=True) for one in (self._tracers, self._meters)]
-        for thread in ending:
+        """Send everything that is queued. Block for a few seconds at most.
+
+        Without this limit, the SDK would try for a long time to reach a collector that is unavailable.
+        """
+        threads = [Thread(target=provider.shutdown, daemon=True) for provider in (self._tracers, self._meters)]
+        for thread in threads:
             thread.start()
         deadline = time.monotonic() + _MAX_WAIT_S
-        for thread in ending:
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _providers(version: str) -> tuple[TracerProvider, MeterProvider]:
-    """Not the global ones: an application that embeds the gateway has its own."""
+    """Create the providers of spans and metrics.
+
+    They are not set as the global providers, because an application that embeds the gateway has its own.
+    """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
@@ -170,8 +180,8 @@ def _providers(version: str) -> tuple[TracerProvider, MeterProvider]:
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "llm-session-gateway"}
-    resource = Resource.create({**named, "service.version": version, "process.pid": os.getpid()})
+    name = os.environ.get("OTEL_SERVICE_NAME") or "llm-session-gateway"
+    resource = Resource.create({"service.name": name, "service.version": version, "process.pid": os.getpid()})
     tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     reader = PeriodicExportingMetricReader(OTLPMetricExporter())
@@ -179,23 +189,24 @@ def _providers(version: str) -> tuple[TracerProvider, MeterProvider]:
 
 
 def _common(call: CallRecord) -> Attributes:
-    """What spans and metrics are told apart by. No session: there are far too many."""
-    found: Attributes = {
+    """Return the attributes that spans and metrics share. The session is not one of them: there are too many."""
+    attributes: Attributes = {
         "gen_ai.operation.name": call.operation,
         "gen_ai.provider.name": _PROVIDERS.get(call.provider, call.provider),
         "gen_ai.request.model": call.model,
     }
     if call.response_model is not None:
-        found["gen_ai.response.model"] = call.response_model
+        attributes["gen_ai.response.model"] = call.response_model
     if call.error_code is not None:
-        found["error.type"] = call.error_code
+        attributes["error.type"] = call.error_code
     elif call.status >= _FAILED or call.outcome not in {"ok", PENDING}:
-        found["error.type"] = str(call.status) if call.outcome == "provider_error" else call.outcome
-    return found
+        attributes["error.type"] = str(call.status) if call.outcome == "provider_error" else call.outcome
+    return attributes
 
 
 def _details(call: CallRecord, totals: Totals | None) -> Attributes:
-    found: Attributes = {
+    """Return the attributes that only spans have."""
+    attributes: Attributes = {
         "http.response.status_code": call.status,
         "gateway.call.id": call.call_id,
         "gateway.request.id": call.request_id,
@@ -205,24 +216,24 @@ def _details(call: CallRecord, totals: Totals | None) -> Attributes:
         "gateway.overhead_s": call.overhead_s,
     }
     if call.session is not None:
-        found["gen_ai.conversation.id"] = call.session.id
-        found["gateway.client"] = call.session.namespace
+        attributes["gen_ai.conversation.id"] = call.session.id
+        attributes["gateway.client"] = call.session.namespace
     if call.finish_reason is not None:
-        found["gen_ai.response.finish_reasons"] = (call.finish_reason,)
+        attributes["gen_ai.response.finish_reasons"] = (call.finish_reason,)
     if call.charge is not None:
-        found["gen_ai.usage.input_tokens"] = call.charge.usage.input_tokens
-        found["gen_ai.usage.output_tokens"] = call.charge.usage.output_tokens
-        found["gen_ai.usage.cache_read.input_tokens"] = call.charge.usage.cache_read_tokens
-        found["gateway.usage.source"] = call.charge.source
+        attributes["gen_ai.usage.input_tokens"] = call.charge.usage.input_tokens
+        attributes["gen_ai.usage.output_tokens"] = call.charge.usage.output_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = call.charge.usage.cache_read_tokens
+        attributes["gateway.usage.source"] = call.charge.source
         if call.charge.cost_usd is not None:
-            found["gateway.cost_usd"] = float(call.charge.cost_usd)
+            attributes["gateway.cost_usd"] = float(call.charge.cost_usd)
     if call.first_byte_s is not None:
-        found["gateway.time_to_first_byte_s"] = call.first_byte_s
+        attributes["gateway.time_to_first_byte_s"] = call.first_byte_s
     if call.context is not None:
-        found["gateway.context.tokens"] = call.context.tokens
-        found["gateway.context.original_tokens"] = call.context.original_tokens
+        attributes["gateway.context.tokens"] = call.context.tokens
+        attributes["gateway.context.original_tokens"] = call.context.original_tokens
     if call.tools:
-        found["gateway.tools"] = call.tools
+        attributes["gateway.tools"] = call.tools
     if totals is not None:
-        found["gateway.session.total_tokens"] = totals.total_tokens
-    return found
+        attributes["gateway.session.total_tokens"] = totals.total_tokens
+    return attributes

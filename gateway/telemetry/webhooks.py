@@ -1,10 +1,9 @@
 """Send events to webhooks, signed as in Standard Webhooks 1.0.0.
 
-No call waits for a receiver.
-
-Each webhook of each worker has a queue and a few senders. What the queue has no room for is dropped and counted; what
-is not taken is sent again a few times, later each time. Only the host of a URL is ever logged: paths and queries of
-such URLs are often secrets.
+- Calls never wait for a receiver: each webhook has a queue and a few senders in each worker.
+- Events beyond the size of the queue are dropped and counted.
+- A failed event is retried a few times, with growing delays.
+- Only the host of a URL is logged, because paths and queries of webhook URLs often contain secrets.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")
 
-#: events that may wait for one webhook in one worker
-MOST_WAITING: Final = 1000
-#: events of one webhook that a worker sends at once
+#: size of the queue of one webhook in one worker
+MAX_WAITING: Final = 1000
+#: events of one webhook that a worker sends at the same time
 SENDERS: Final = 4
-TRIES: Final = 6
-_LONGEST_WAIT_S: Final = 60.0
-#: asked again: too many requests, and whatever is the receiver's own trouble
-_AGAIN: Final = frozenset({408, 429, *range(500, 600)})
-#: bytes of an answer that are read so that its connection can be used again; for more that is not worth it
+MAX_TRIES: Final = 6
+_MAX_DELAY_S: Final = 60.0
+#: statuses that are retried: timeout, too many requests, and errors of the receiver itself
+_RETRIED: Final = frozenset({408, 429, *range(500, 600)})
+#: A response is read up to this size, so that its connection can be reused. A larger one is not worth reading.
 _READ_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookTarget:
-    """Where events go.
+    """The receiver of one webhook.
 
     Attributes:
-        shown: what may be said of `url`.
-        key: that events are signed with; None: they are not signed.
-        timeout_s: for one try, with the answer.
+        shown: the part of `url` that may be logged.
+        key: signs the events; None to send them unsigned.
+        timeout_s: time limit of one try, including the response.
     """
 
     url: str
@@ -65,17 +64,20 @@ class _Message:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What became of one try. `said`: for the log; `wait_s`: seconds that the receiver asks to wait, if it does."""
+class _TryResult:
+    """The result of one try. `problem`: for the log; `wait_s`: seconds that the receiver asks to wait, or None."""
 
-    is_taken: bool
-    may_be_tried_again: bool
-    said: str
+    is_accepted: bool
+    may_be_retried: bool
+    problem: str
     wait_s: float | None = None
 
 
 class WebhookSender:
-    """Sends events to one receiver. Construct it where an event loop runs; `counted` hears what became of each."""
+    """Send events to one receiver. Create it while an event loop is running.
+
+    `counted` is called with the result of each event: "sent", "failed" or "dropped".
+    """
 
     def __init__(
         self,
@@ -94,16 +96,16 @@ class WebhookSender:
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
-        self._queue = asyncio.Queue[_Message](MOST_WAITING)
+        self._queue = asyncio.Queue[_Message](MAX_WAITING)
         self._senders: list[asyncio.Task[None]] = []
-        self._under_way = 0
-        #: events dropped since the queue was full
+        self._sending = 0
+        #: events dropped since the queue became full
         self._dropped = 0
-        #: whether the last event was not taken
+        #: True if the last event failed
         self._is_failing = False
 
     def put(self, message_id: str, body: bytes) -> None:
-        """Have an event sent, or drop it where too many wait."""
+        """Queue an event, or drop it if the queue is full."""
         try:
             self._queue.put_nowait(_Message(message_id, body))
         except asyncio.QueueFull:
@@ -115,7 +117,7 @@ class WebhookSender:
     def _drop(self) -> None:
         if not self._dropped:
             logger.warning(
-                "webhook %s: %d events wait for it, further ones are dropped", self._target.shown, MOST_WAITING
+                "webhook %s: %d events are waiting; further events are dropped", self._target.shown, MAX_WAITING
             )
         self._dropped += 1
         self._counted("dropped")
@@ -123,48 +125,50 @@ class WebhookSender:
     async def _send_all(self) -> None:
         while True:
             message = await self._queue.get()
-            self._under_way += 1
+            self._sending += 1
             try:
                 await self._send(message)
             except Exception:
-                logger.exception("webhook %s: an event was not sent", self._target.shown)
+                logger.exception("webhook %s: sending an event failed", self._target.shown)
             finally:
                 self._queue.task_done()
-            self._under_way -= 1
-            if self._dropped and self._queue.qsize() <= MOST_WAITING // 2:
+            self._sending -= 1
+            if self._dropped and self._queue.qsize() <= MAX_WAITING // 2:
                 logger.warning("webhook %s: %d events were dropped", self._target.shown, self._dropped)
                 self._dropped = 0
 
     async def _send(self, message: _Message) -> None:
-        for number in range(1, TRIES + 1):
-            answer = await self._try(message)
-            if answer.is_taken or not answer.may_be_tried_again or number == TRIES:
+        for number in range(1, MAX_TRIES + 1):
+            result = await self._try(message)
+            if result.is_accepted or not result.may_be_retried or number == MAX_TRIES:
                 break
             backoff = 2 ** (number - 1) * (0.5 + self._chance() / 2)
-            await self._sleep(min(_LONGEST_WAIT_S, max(backoff, answer.wait_s or 0.0)))
-        self._counted("sent" if answer.is_taken else "failed")
-        self._did(answer)
+            await self._sleep(min(_MAX_DELAY_S, max(backoff, result.wait_s or 0.0)))
+        self._counted("sent" if result.is_accepted else "failed")
+        self._log_change(result)
 
-    def _did(self, answer: _Answer) -> None:
-        if answer.is_taken == self._is_failing:
-            self._is_failing = not answer.is_taken
-            said = "takes events again" if answer.is_taken else f"does not take events: {answer.said}"
-            logger.warning("webhook %s %s", self._target.shown, said)
+    def _log_change(self, result: _TryResult) -> None:
+        """Log that the webhook began to fail, or that it works again."""
+        if result.is_accepted == self._is_failing:
+            self._is_failing = not result.is_accepted
+            change = "accepts events again" if result.is_accepted else f"does not accept events: {result.problem}"
+            logger.warning("webhook %s %s", self._target.shown, change)
 
-    async def _try(self, message: _Message) -> _Answer:
+    async def _try(self, message: _Message) -> _TryResult:
         request = Outgoing("POST", self._target.url, self._headers(message), message.body)
-        answer = _Answer(is_taken=False, may_be_tried_again=True, said=f"no answer in {self._target.timeout_s:g} s")
+        problem = f"no response within {self._target.timeout_s:g} s"
+        result = _TryResult(is_accepted=False, may_be_retried=True, problem=problem)
         try:
             async with asyncio.timeout(self._target.timeout_s), self._upstream.send(request) as reply:
-                # This is the answer, whatever becomes of its body.
-                answer = _answer_of(reply, self._clock())
+                # The status decides, even if reading the body fails or takes too long.
+                result = _result_of(reply, self._clock())
                 with contextlib.suppress(GatewayError):
-                    await _read(reply.chunks())
+                    await _drain(reply.chunks())
         except TimeoutError:
-            return answer
+            return result
         except GatewayError as fault:
-            return replace(answer, said=fault.code)
-        return answer
+            return replace(result, problem=fault.code)
+        return result
 
     def _headers(self, message: _Message) -> Headers:
         now = int(self._clock())
@@ -181,28 +185,28 @@ class WebhookSender:
         return headers
 
     async def aclose(self, max_wait_s: float) -> None:
-        """Send what waits, for at most so long."""
+        """Send the queued events, for at most `max_wait_s` seconds, and close the connections."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max_wait_s):
                 await self._queue.join()
-        left = self._queue.qsize() + self._under_way
+        unsent = self._queue.qsize() + self._sending
         for sender in self._senders:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
-        if left:
-            logger.warning("webhook %s: %d events were not sent before the end", self._target.shown, left)
+        if unsent:
+            logger.warning("webhook %s: %d events were not sent before the gateway stopped", self._target.shown, unsent)
         await self._upstream.aclose()
 
 
-def _answer_of(reply: UpstreamReply, now: float) -> _Answer:
+def _result_of(reply: UpstreamReply, now: float) -> _TryResult:
     wait_s = asked_wait(reply.headers, now)
-    return _Answer(is_success(reply.status), reply.status in _AGAIN, f"it says {reply.status}", wait_s)
+    return _TryResult(is_success(reply.status), reply.status in _RETRIED, f"status {reply.status}", wait_s)
 
 
-async def _read(chunks: AsyncIterator[bytes]) -> None:
-    """Read to the end, so that the connection can be used again; or give up where that is far."""
+async def _drain(chunks: AsyncIterator[bytes]) -> None:
+    """Read a response to its end, so that the connection can be reused. Stop early if it is too large."""
     size = 0
-    async for piece in chunks:
-        size += len(piece)
+    async for chunk in chunks:
+        size += len(chunk)
         if size > _READ_BYTES:
             return

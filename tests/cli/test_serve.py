@@ -495,7 +495,7 @@ def test_half_of_the_packages_of_telemetry_are_not_enough(gateway_command: Comma
     done = gateway_command.process("serve", "-c", file, "--port", "0", env=env)
     assert done.code == 1
     assert len(done.err.splitlines()) == 1
-    assert "telemetry.otel: needs its packages: pip install" in done.err
+    assert "telemetry.otel: packages missing: pip install" in done.err
 
 
 # --- reload -------------------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ def test_workers_that_cannot_start_end_with_1(workers: str, gateway_command: Com
     file.write_text("callbacks:\n  observers: [no_such_package.Thing]\nstore: {url: sqlite://gateway.db}\n")
     done = gateway_command.process("serve", "-c", file, "--port", "0", "--workers", workers)
     assert done.code == 1
-    assert "callbacks.observers[0]: no_such_package.Thing cannot be made" in done.err
+    assert "callbacks.observers[0]: no_such_package.Thing cannot be loaded" in done.err
     assert "OPENAI_BASE_URL" not in done.err, "nobody is invited to what takes no calls"
 
 

@@ -182,7 +182,7 @@ def test_a_translated_provider_is_one_that_litellm_knows(gateway_command: Comman
 def test_an_observer_that_cannot_be_made_is_a_problem(gateway_command: Commands) -> None:
     done = gateway_command("check", "-c", gateway_command.file("{callbacks: {observers: [no.such.Thing]}}"))
     assert done.code == 3
-    assert done.out.startswith("callbacks.observers[0]: no.such.Thing cannot be made: ModuleNotFoundError")
+    assert done.out.startswith("callbacks.observers[0]: no.such.Thing cannot be loaded: ModuleNotFoundError")
 
 
 def test_what_keeps_a_worker_from_starting_is_found_in_every_part_at_once(gateway_command: Commands) -> None:

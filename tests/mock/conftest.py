@@ -1,4 +1,4 @@
-"""One server for all tests of the folder, reset between them, and a plain HTTP client for what SDKs hide."""
+"""Fixtures: one mock server for all tests of this folder, reset between tests, and a plain HTTP client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reply:
 
     @property
     def data_lines(self) -> list[str]:
-        """The data of each event."""
+        """Return the data of each event."""
         body = gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
         return [line.removeprefix("data: ") for line in body.decode().splitlines() if line.startswith("data: ")]
 
@@ -61,7 +61,7 @@ class Http:
         return self.send("GET", path)
 
     def chat(self, mock: str = "", **fields: object) -> Reply:
-        """A chat call that says "hi", with an `x-mock` header."""
+        """Send a chat request with the message "hi" and an `x-mock` header."""
         body = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}], **fields}
         return self.send("POST", CHAT, body, {"x-mock": mock})
 

@@ -1,4 +1,4 @@
-"""What becomes of thinking blocks that a request sends back: rows of the table in the documentation of Claude.
+"""Test how thinking blocks in a request are treated: the rows of the table in Claude's documentation.
 
 https://platform.claude.com/docs/en/build-with-claude/preserved-thinking, "What counts as a change".
 """
@@ -46,7 +46,7 @@ def first(name: str) -> str:
 
 
 class Agent:
-    """Sends its history back, changed or not."""
+    """An agent that sends its history back, changed or unchanged."""
 
     def __init__(self, web: Http, model: str = "claude-opus-5-5", mock: str = "") -> None:
         self._web = web
@@ -249,7 +249,7 @@ def test_with_the_beta_the_error_does_not_mention_it(agent: Agent) -> None:
     assert answer.json["error"]["message"] == f"messages.1.content.0: {BOUND}{SYSTEM}"
 
 
-def test_the_cause_is_left_out_where_the_old_content_is_forgotten(agent: Agent, provider: MockProvider) -> None:
+def test_error_has_no_cause_if_the_old_prefix_is_no_longer_stored(agent: Agent, provider: MockProvider) -> None:
     provider.reset()
     answer = agent.send(agent.changed(edit("system", "")))
     assert answer.json["error"]["message"] == f"messages.1.content.0: {BOUND}{NEEDS_BETA}"
@@ -341,7 +341,7 @@ def test_a_stream_reports_in_its_first_event(agent: Agent) -> None:
     assert events[1]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
 
 
-def test_dropping_is_asked_for_with_each_request(agent: Agent) -> None:
+def test_dropping_must_be_requested_in_each_request(agent: Agent) -> None:
     agent.body = agent.changed(edit("system", "be quick"))
     agent.step(**BOTH)
     body = agent.changed(lambda _: None)
@@ -351,7 +351,7 @@ def test_dropping_is_asked_for_with_each_request(agent: Agent) -> None:
     assert places(again) == prefix_drops(1, 3, 6, 8)
 
 
-#: (model, is the account old, `thinking`) -> what a changed system prompt leads to, with the beta
+#: (model, account is old, `thinking`) -> result of a changed system prompt, with the beta
 UNSET: dict[tuple[str, bool, str], str] = {
     (model, old, setting): outcome
     for model, old, outcomes in [
@@ -376,7 +376,9 @@ UNSET: dict[tuple[str, bool, str], str] = {
 
 
 @pytest.mark.parametrize(("model", "old", "setting"), UNSET)
-def test_what_a_mismatch_leads_to(model: str, old: bool, setting: str, web: Http, provider: MockProvider) -> None:
+def test_result_of_a_mismatch_by_setting_and_account(
+    model: str, old: bool, setting: str, web: Http, provider: MockProvider
+) -> None:
     provider.claude = CLAUDE_RULES
     agent = Agent(web, model, "old_account=1" if old else "")
     config = {"unset": {"type": "adaptive"}, "error": ERROR, "drop_block": DROP}[setting]
@@ -472,7 +474,7 @@ def test_some_blocks_work_in_one_account_only(model: str, is_dropped: bool, web:
 
 @pytest.mark.parametrize("config", [{"type": "adaptive"}, DROP])
 @pytest.mark.parametrize("signature", ["c2lnbmF0dXJl", "?", ""])
-def test_a_forged_signature_is_refused_whatever_is_asked_for(signature: str, config: Body, agent: Agent) -> None:
+def test_forged_signature_is_always_refused(signature: str, config: Body, agent: Agent) -> None:
     body = agent.changed(edit("messages/3/content/0/signature", signature))
     answer = agent.send(body, beta=True, thinking=config)
     assert answer.json["error"]["message"] == "messages.3.content.0: Invalid `signature` in `thinking` block"
@@ -495,7 +497,7 @@ def test_a_missing_signature_and_unknown_redacted_thinking_are_refused(agent: Ag
     )
 
 
-#: which of three blocks are sent back, in which order -> is it accepted
+#: numbers of the blocks that are sent back, in order -> accepted
 LATEST = {(): True, (0, 1, 2): True, (0, 1): False, (1, 2): False, (0, 2): False, (2,): False, (1, 0, 2): False}
 
 
@@ -570,6 +572,6 @@ def test_a_split_response_counts_as_one_latest_message(web: Http, provider: Mock
     assert "cannot be modified" in agent.send(body).json["error"]["message"]
 
 
-def test_thinking_stays_valid_when_the_provider_forgets_its_calls(agent: Agent, provider: MockProvider) -> None:
+def test_thinking_stays_valid_after_a_reset_of_the_provider(agent: Agent, provider: MockProvider) -> None:
     provider.reset()
     assert agent.send(agent.changed(lambda _: None)).status == 200

@@ -53,7 +53,7 @@ def test_a_whole_answer_has_every_field_of_the_api(web: Http) -> None:
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
 
 
-def test_a_stream_has_the_api_s_chunks(web: Http) -> None:
+def test_stream_has_the_chunks_of_the_api(web: Http) -> None:
     answer = web.stream()
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.data_lines[-1] == "[DONE]"
@@ -109,7 +109,7 @@ def test_several_choices(client: openai.OpenAI, web: Http) -> None:
     assert sorted(finished) == [0, 1, 2]
 
 
-def test_a_loop_with_a_tool(client: openai.OpenAI) -> None:
+def test_tool_loop(client: openai.OpenAI) -> None:
     messages = say("weather please")
     first = client.chat.completions.create(model="m", messages=messages, tools=[WEATHER, TIME])
     assert first.choices[0].finish_reason == "tool_calls"
@@ -223,7 +223,7 @@ def test_scripted_turns(web: Http, provider: MockProvider) -> None:
     assert fourth["choices"][0]["message"]["content"] == "You said: hi"
 
 
-def test_errors_have_the_api_s_shape(web: Http, client: openai.OpenAI) -> None:
+def test_errors_have_the_format_of_the_api(web: Http, client: openai.OpenAI) -> None:
     for body in (b"", b"{", b"[]", b'{"model":"m"}', b'{"model":"m","messages":[1]}'):
         answer = web.send("POST", "/v1/chat/completions", body)
         assert answer.status == 400
@@ -240,7 +240,7 @@ def test_unknown_paths_and_methods(web: Http) -> None:
     assert web.get("/v1/chat/completions").status == 405
 
 
-def test_a_key_is_insisted_on(web: Http) -> None:
+def test_api_key_is_required_if_configured(web: Http) -> None:
     with MockServer(MockProvider(api_key="right")) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as wrong:
             with pytest.raises(openai.AuthenticationError):

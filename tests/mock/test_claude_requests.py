@@ -1,4 +1,4 @@
-"""What the requests of Claude models are refused for, whatever thinking they send back."""
+"""Test which requests to Claude models are refused, apart from the thinking that they send back."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_haiku_takes_one_sampling_parameter(claude: Http) -> None:
 
 THOUGHT = ["thinking", "tool_use"]
 PLAIN = ["tool_use"]
-#: model -> what these values of `thinking.type` lead to: not set, adaptive, enabled, between_tools, disabled
+#: model -> result of these values of `thinking.type`: not set, adaptive, enabled, between_tools, disabled
 MODES: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     **dict.fromkeys(NEW[:5], (THOUGHT, THOUGHT, 400, 400, 400)),
     "sonnet-5-5": (THOUGHT, THOUGHT, 400, PLAIN, 400),
@@ -282,6 +282,6 @@ def test_the_rules_of_a_model_by_its_name(model: str, name: str | None) -> None:
     assert (rules and rules.name) == name
 
 
-def test_rules_name_only_rules_that_there_are() -> None:
+def test_rules_refer_only_to_existing_rules() -> None:
     names = {rules.name for rules in CLAUDE_RULES}
     assert {read for rules in CLAUDE_RULES for read in rules.reads} <= names

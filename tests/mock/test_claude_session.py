@@ -37,7 +37,7 @@ class Session:
         )
 
     def step(self, text: str) -> None:
-        """Ask, and answer the tool calls of the response."""
+        """Send a message, and return results for the tool calls of the response."""
         self.history.append({"role": "user", "content": text})
         while True:
             response = self.ask()

@@ -46,7 +46,7 @@ class Agent:
         return found
 
     def compact(self, count: int, **fields: object) -> Json:
-        """Replace the first messages by their summary."""
+        """Replace the first messages with their summary."""
         answer = self.send(self.messages[:count], **{**SUMMARIZE, **fields})
         assert answer.json["stop_reason"] == "compaction", answer.json
         self.messages[:count] = [{"role": "assistant", "content": answer.json["content"]}]
@@ -103,7 +103,7 @@ KEEP = (2, 3, 4, 6)
 
 @pytest.mark.parametrize("count", KEEP)
 def test_kept_turns_keep_their_thinking(agent: Agent, count: int) -> None:
-    # Three messages end with the user's, so that the kept turns begin with the response to it.
+    # The third message is a user message, so the kept turns start with the response to it.
     agent.compact(count)
     for number in range(2):
         assert agent.step(f"and now {number}")["input_transformations"] == []
@@ -117,7 +117,7 @@ def test_thinking_stays_valid_through_a_second_compaction(agent: Agent) -> None:
     old = agent.messages[0]
     agent.compact(4)
     assert agent.step("in the end")["input_transformations"] == []
-    # What was created since belongs to the newest block.
+    # Thinking created after the newest block is bound to that block.
     agent.messages[0] = old
     agent.messages.append({"role": "user", "content": "and again"})
     assert "bound to a different conversation" in error(agent.send())
@@ -182,14 +182,14 @@ def test_a_compaction_by_a_model_without_the_check_invalidates_kept_thinking(age
 def test_kept_turns_that_begin_with_the_role_of_the_last_summarized_message_lose_their_thinking(agent: Agent) -> None:
     agent.messages[2:] = [{"role": "assistant", "content": "One more thing."}]
     agent.step("question")
-    # The summary ends with the assistant's message, and so do the kept turns begin.
+    # The last summarized message is an assistant message, and the kept turns start with one too.
     agent.compact(2)
     agent.messages.append({"role": "user", "content": "go on"})
     assert "bound to a different conversation" in error(agent.send())
 
 
 PLACES: dict[str, tuple[Callable[[Json], list[Json]], str | None, str]] = {
-    "behind a message": (
+    "after a message": (
         lambda block: [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [block]}],
         "compaction_block_misplaced",
         "must be sent first",
@@ -315,7 +315,7 @@ def test_haiku_does_not_compact(agent: Agent) -> None:
     assert "does not support `compact_20260112`" in error(agent.send(**COMPACTS))
 
 
-# The threshold.
+# Compaction at a threshold.
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class Agent:
 
 @pytest.fixture
 def agent(web: Http, provider: MockProvider) -> Agent:
-    """An agent after five calls of tools, each with thinking."""
+    """An agent after five tool calls, each with thinking."""
     provider.claude = CLAUDE_RULES
     made = Agent(web)
     for number in range(5):
@@ -114,14 +114,14 @@ def test_old_thinking_is_cleared(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("kept", ["all", {"type": "all"}, None])
-def test_all_thinking_is_kept_where_the_request_or_the_model_says_so(agent: Agent, kept: object) -> None:
+def test_all_thinking_is_kept_by_request_or_by_default_of_the_model(agent: Agent, kept: object) -> None:
     edit = {"type": THINKING, **({"keep": kept} if kept else {})}
     assert agent.edited(edit).json["context_management"] == {"applied_edits": []}
 
 
 def test_haiku_keeps_the_thinking_of_the_last_response(agent: Agent) -> None:
     agent.model = "claude-haiku-5-5"
-    # It does not read what another model thought.
+    # It does not read the thinking of another model.
     assert agent.edited({"type": THINKING}).json["context_management"] == {"applied_edits": []}
     agent.messages = agent.messages[:1]
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_haiku_keeps_the_thinking_of_the_last_response(agent: Agent) -> None:
     assert applied["cleared_thinking_turns"] == 1
 
 
-def test_a_clear_is_no_change_of_what_thinking_is_bound_to(agent: Agent) -> None:
+def test_clearing_does_not_invalidate_thinking(agent: Agent) -> None:
     edits = ({"type": THINKING, "keep": {"type": "thinking_turns", "value": 1}}, uses(**keep(0)))
     for context_management in (None, {"edits": edits}, None):
         answer = agent.send(context_management=context_management).json

@@ -1,4 +1,4 @@
-"""Refusals of Claude models, and the models that answer instead where a request asks for that."""
+"""Test refusals of Claude models, and the fallback models of a request."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_stream_names_the_model_that_answers(caller: Caller, provider: MockPro
 
 
 def blocks_of(events: list[Json]) -> list[Json]:
-    """Return the content of a stream, with all that its deltas say."""
+    """Return the content blocks of a stream, built from its deltas."""
     found = [dict(event["content_block"]) for event in events if event["type"] == "content_block_start"]
     for event in events:
         if event["type"] == "content_block_delta":
@@ -117,7 +117,7 @@ def test_a_stream_goes_on_after_a_refusal_in_the_middle(caller: Caller, provider
     assert content[0]["text"] == "some words"
     assert events[-2]["input_transformations"] == []
     assert provider.billed_by_model() == {MODEL: Billed(5, 2, 7, 1), "claude-opus-5": Billed(5, 3, 8, 1)}
-    # The thinking was created after those words: with them, and with the mark between the two, it stays valid.
+    # The thinking was created after that text. It stays valid with the text and the fallback block before it.
     caller.take(content)
     assert caller.send().json["input_transformations"] == []
     caller.messages[1]["content"] = content[1:]
@@ -139,7 +139,7 @@ def test_thinking_of_the_model_that_refuses_is_dropped_for_the_other(caller: Cal
     assert (dropped["path"], dropped["reason"]) == ("messages.1.content.0", "model_binding_mismatch")
     first, second = answer["usage"]["iterations"]
     assert second["input_tokens"] < first["input_tokens"]
-    # The first model reads what the other one thought.
+    # The first model reads the thinking of the other model.
     caller.take(answer["content"])
     assert caller.send().json["input_transformations"] == []
 

@@ -172,7 +172,7 @@ def test_hangs_until_the_client_leaves(web: Http, provider: MockProvider) -> Non
     assert provider.billed().calls == 1
 
 
-def test_a_stop_does_not_wait_for_what_hangs() -> None:
+def test_stop_does_not_wait_for_a_hanging_response() -> None:
     with MockServer() as server:
         connections = []
         for mock in ("hang=1", "chunks=5;interval=60", "delay=60"):
@@ -231,7 +231,7 @@ def test_html_cookie_and_echoed_headers(web: Http, provider: MockProvider) -> No
     ],
 )
 def test_a_number_that_no_api_takes_is_refused(web: Http, path: str, body: dict[str, object]) -> None:
-    """It would be a bug's 500 (a text cut from its end), or take all memory."""
+    """Without this check, the text would be truncated from its end, or the call would use up all memory."""
     answer = web.send("POST", path, {"model": "any-name", **body})
     assert answer.status == 400
     assert answer.json["error"]["type"] == "invalid_request_error"

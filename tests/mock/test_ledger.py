@@ -15,7 +15,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/v1/chat/completions"
 
 
-def test_bills_in_all_and_by_session(web: Http, provider: MockProvider) -> None:
+def test_usage_is_billed_in_total_and_by_session(web: Http, provider: MockProvider) -> None:
     for session in ("a", "b", "a"):
         web.send("POST", CHAT, BODY, {"x-session-id": session})
     web.send("POST", CHAT, BODY)
@@ -26,12 +26,12 @@ def test_bills_in_all_and_by_session(web: Http, provider: MockProvider) -> None:
     assert provider.billed_by_session() == {"a": Billed(10, 8, 18, 2), "b": Billed(5, 4, 9, 1)}
 
 
-def test_bills_in_full_what_is_not_reported(web: Http, provider: MockProvider) -> None:
+def test_unreported_usage_is_billed(web: Http, provider: MockProvider) -> None:
     web.stream("usage=none")
     assert provider.billed() == Billed(5, 4, 9, 1)
 
 
-def test_bills_in_full_when_the_client_leaves_in_mid_stream(web: Http, provider: MockProvider) -> None:
+def test_full_usage_is_billed_when_the_client_disconnects_in_a_stream(web: Http, provider: MockProvider) -> None:
     connection = web.connect()
     body = json.dumps({**BODY, "stream": True})
     connection.request("POST", CHAT, body, {"x-mock": "chunks=1000;interval=0.01", "x-session-id": "s"})

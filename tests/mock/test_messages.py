@@ -112,7 +112,7 @@ def test_usage_can_be_missing_or_whole_at_the_end(web: Http) -> None:
     assert (final["usage"]["input_tokens"], final["usage"]["output_tokens"]) == (30, 9)
 
 
-def test_errors_have_the_api_s_shape(web: Http) -> None:
+def test_errors_have_the_format_of_the_api(web: Http) -> None:
     answer = web.send("POST", PATH, {"model": "m", "messages": []})
     assert answer.status == 400
     assert answer.json["type"] == "error"

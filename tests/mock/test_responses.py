@@ -60,7 +60,7 @@ def test_the_sdk_builds_up_a_stream(client: openai.OpenAI) -> None:
     assert len({call.call_id for call in calls}) == 2
 
 
-def test_a_loop_with_a_tool(client: openai.OpenAI) -> None:
+def test_tool_loop(client: openai.OpenAI) -> None:
     history: list[Any] = [{"role": "user", "content": "look it up"}]
     first = client.responses.create(model="m", input=history, tools=[LOOKUP])
     call = first.output[0]
@@ -129,7 +129,7 @@ def test_errors(web: Http) -> None:
     assert web.send("POST", PATH, b"nonsense").status == 400
 
 
-def test_what_it_keeps_is_billed_again_without_what_each_request_says_for_itself(client: openai.OpenAI) -> None:
+def test_stored_history_is_billed_again_without_instructions_and_tools(client: openai.OpenAI) -> None:
     def billed(**asked: Any) -> tuple[Any, int]:
         answer = client.responses.create(model="m", input="hi there", **asked)
         assert answer.usage is not None

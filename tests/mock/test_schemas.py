@@ -30,11 +30,11 @@ from gateway.mock.schemas import sample
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}, 1),
     ],
 )
-def test_makes_up_a_value(schema: dict[str, Any], expected: object) -> None:
+def test_sample_satisfies_the_schema(schema: dict[str, Any], expected: object) -> None:
     assert sample(schema) == expected
 
 
-def test_a_schema_that_holds_itself_comes_to_an_end() -> None:
+def test_recursive_schema_terminates() -> None:
     node = {
         "type": "object",
         "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
@@ -45,7 +45,7 @@ def test_a_schema_that_holds_itself_comes_to_an_end() -> None:
     assert "None" not in str(value)
 
 
-def test_cuts_text_into_chunks() -> None:
+def test_text_is_split_into_chunks() -> None:
     assert chunked("abcdef", 3) == ["ab", "cd", "ef"]
     assert chunked("ab", 5) == ["a", "b"]
     assert chunked("one two", None) == ["one", " two"]

@@ -1,4 +1,4 @@
-"""The request rules of real models: each is refused as the real API refuses it, and accepted where it accepts it."""
+"""Test that requests are refused and accepted by the same rules as in the real APIs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask(web: Http, model: str, messages: list[Json], **fields: object) -> Reply:
 
 
 def called(web: Http, strict: MockProvider, model: str, messages: list[Json], calls: int = 1) -> list[Json]:
-    """The messages after one more answer that calls tools, with their results."""
+    """Return the messages after one more response with tool calls, and their results."""
     strict.push(Turn(tool_calls=(LOOKUP,) * calls))
     message = ask(web, model, messages).json["choices"][0]["message"]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "found"} for call in message["tool_calls"]]
@@ -48,12 +48,12 @@ def called(web: Http, strict: MockProvider, model: str, messages: list[Json], ca
 
 
 def answered(web: Http, model: str, messages: list[Json]) -> list[Json]:
-    """The messages after one more answer in text."""
+    """Return the messages after one more response with text."""
     return [*messages, ask(web, model, messages).json["choices"][0]["message"]]
 
 
 def without(messages: list[Json], index: int, field: str) -> list[Json]:
-    """The messages, of which one lacks a field."""
+    """Return the messages without one field of one message."""
     kept = {key: value for key, value in messages[index].items() if key != field}
     return [*messages[:index], kept, *messages[index + 1 :]]
 
@@ -66,7 +66,7 @@ def refusal(reply: Reply) -> str:
 
 
 def unsigned(messages: list[Json], index: int, signature: str | None = None, call: int = 0) -> list[Json]:
-    """The messages, of which one call has another signature, or none."""
+    """Return the messages with another signature of one tool call, or without it."""
     changed = json.loads(json.dumps(messages))
     made = changed[index]["tool_calls"][call]
     made.pop("extra_content", None)
@@ -80,7 +80,7 @@ def signature_of(messages: list[Json], index: int, call: int = 0) -> str | None:
     return found if found is None else str(found)
 
 
-def test_no_rule_holds_by_default(web: Http, provider: MockProvider) -> None:
+def test_no_rules_apply_by_default(web: Http, provider: MockProvider) -> None:
     provider.strict = ()
     reply = ask(web, DEEPSEEK, [TASK], tool_choice="required").json["choices"][0]["message"]
     assert "reasoning_content" not in reply
@@ -91,7 +91,7 @@ def test_other_models_have_no_rules(web: Http) -> None:
     assert ask(web, "gpt-4o", [TASK], tool_choice="required").status == 200
 
 
-def test_gemini_wants_the_signature_of_every_step_of_the_turn(web: Http, strict: MockProvider) -> None:
+def test_gemini_requires_signatures_in_the_current_turn(web: Http, strict: MockProvider) -> None:
     messages = called(web, strict, GEMINI, called(web, strict, GEMINI, [TASK]))
     assert ask(web, GEMINI, messages).status == 200
     for index in (1, 3):
@@ -111,12 +111,12 @@ def test_gemini_signs_the_first_of_parallel_calls_only(web: Http, strict: MockPr
     assert ask(web, GEMINI, unsigned(messages, 1)).status == 400
 
 
-def test_gemini_wants_no_signature_of_an_earlier_turn(web: Http, strict: MockProvider) -> None:
+def test_gemini_requires_no_signatures_in_earlier_turns(web: Http, strict: MockProvider) -> None:
     messages = answered(web, GEMINI, called(web, strict, GEMINI, [TASK]))
     assert ask(web, GEMINI, [*unsigned(messages, 1), TASK]).status == 200
 
 
-def test_gemini_refuses_the_signature_of_another_model_and_takes_the_dummy(web: Http, strict: MockProvider) -> None:
+def test_gemini_refuses_signatures_of_other_models_and_accepts_the_placeholder(web: Http, strict: MockProvider) -> None:
     messages = called(web, strict, GEMINI, [TASK])
     other = signature_of(called(web, strict, "gemini-3-flash", [TASK]), 1)
     for signature in (other, f"{signature_of(messages, 1)}A", "none at all"):
@@ -145,14 +145,16 @@ def test_thinking_models_answer_with_reasoning(web: Http, strict: MockProvider, 
 
 @pytest.mark.parametrize("off", [{"thinking": {"type": "disabled"}}, {"enable_thinking": False}])
 @pytest.mark.parametrize("model", [DEEPSEEK, KIMI, QWEN])
-def test_nothing_is_demanded_while_thinking_is_off(web: Http, strict: MockProvider, model: str, off: Json) -> None:
+def test_reasoning_is_not_required_while_thinking_is_off(
+    web: Http, strict: MockProvider, model: str, off: Json
+) -> None:
     messages = called(web, strict, model, [TASK])
     reply = ask(web, model, without(messages, 1, "reasoning_content"), tool_choice="required", **off)
     assert reply.status == 200
     assert "reasoning_content" not in reply.json["choices"][0]["message"]
 
 
-def test_deepseek_wants_the_reasoning_of_all_turns_with_calls(web: Http, strict: MockProvider) -> None:
+def test_deepseek_requires_reasoning_of_all_turns_with_calls(web: Http, strict: MockProvider) -> None:
     messages = [*answered(web, DEEPSEEK, called(web, strict, DEEPSEEK, [TASK])), TASK]
     assert ask(web, DEEPSEEK, messages).status == 200
     for index in (1, 3):
@@ -163,9 +165,7 @@ def test_deepseek_wants_the_reasoning_of_all_turns_with_calls(web: Http, strict:
 @pytest.mark.parametrize(
     ("reading", "refused"), [("none", set()), ("turn", {5}), ("calls", {1, 5}), ("turns", {1, 3, 5})]
 )
-def test_each_reading_of_what_reasoning_must_come_back(
-    web: Http, strict: MockProvider, reading: Any, refused: set[int]
-) -> None:
+def test_required_reasoning_for_each_setting(web: Http, strict: MockProvider, reading: Any, refused: set[int]) -> None:
     strict.strict = [replace(rules, reasoning_back=reading) for rules in STRICT_MODELS]
     first = [*answered(web, DEEPSEEK, called(web, strict, DEEPSEEK, [TASK])), TASK]
     messages = called(web, strict, DEEPSEEK, first)
@@ -197,7 +197,7 @@ def test_kimi_says_which_message_lacks_its_reasoning(web: Http, strict: MockProv
         (QWEN, "lookup", "The tool_choice parameter does not support being set to required or object"),
     ],
 )
-def test_no_call_can_be_forced_while_a_model_thinks(web: Http, model: str, choice: str, text: str) -> None:
+def test_forced_tool_choice_is_refused_while_thinking_is_on(web: Http, model: str, choice: str, text: str) -> None:
     forced = choice if choice == "required" else {"type": "function", "function": {"name": choice}}
     assert text in refusal(ask(web, model, [TASK], tool_choice=forced))
     assert ask(web, model, [TASK], tool_choice="auto").status == 200
@@ -205,7 +205,7 @@ def test_no_call_can_be_forced_while_a_model_thinks(web: Http, model: str, choic
 
 
 @pytest.mark.parametrize("model", [GEMINI, MISTRAL])
-def test_a_call_can_be_forced_elsewhere(web: Http, model: str) -> None:
+def test_forced_tool_choice_is_accepted_by_other_models(web: Http, model: str) -> None:
     assert ask(web, model, [TASK], tool_choice="required").status == 200
 
 
@@ -231,13 +231,13 @@ def test_mistral_refuses_other_ids(web: Http, strict: MockProvider) -> None:
 
 
 @pytest.mark.parametrize("role", ["assistant", "system"])
-def test_mistral_wants_a_user_or_a_tool_to_speak_last(web: Http, role: str) -> None:
+def test_mistral_requires_a_user_or_tool_message_at_the_end(web: Http, role: str) -> None:
     code, text = mistral_refusal(ask(web, MISTRAL, [{"role": role, "content": "hi"}]))
     assert code == "3230"
     assert text == f"Expected last role User or Tool (or Assistant with prefix True) for serving but got {role}"
 
 
-def test_mistral_takes_an_answer_to_go_on_with(web: Http) -> None:
+def test_mistral_accepts_an_assistant_prefix_at_the_end(web: Http) -> None:
     assert ask(web, MISTRAL, [TASK, {"role": "assistant", "content": "hi", "prefix": True}]).status == 200
 
 
@@ -281,7 +281,7 @@ def respond(web: Http, model: str, items: list[Json], **fields: object) -> Reply
 
 
 def run(web: Http, strict: MockProvider, model: str, **turn: Any) -> list[Json]:
-    """The items after an answer that thinks, says something and calls a tool, with the tool's result."""
+    """Return the items after a response with reasoning, text and a tool call, and the tool result."""
     strict.push(Turn(**{"text": "I look.", "tool_calls": (LOOKUP,), **turn}))
     output = respond(web, model, [TASK]).json["output"]
     results = [
@@ -373,9 +373,7 @@ def test_gpt_refuses_changed_ciphertext(web: Http, strict: MockProvider) -> None
 
 
 @pytest.mark.parametrize("model", [CODEX, GPT, SOL])
-def test_a_message_says_its_phase_and_degrades_the_answer_without_it(
-    web: Http, strict: MockProvider, model: str
-) -> None:
+def test_message_without_phase_degrades_the_response(web: Http, strict: MockProvider, model: str) -> None:
     items = run(web, strict, model)
     final = respond(web, model, items).json["output"]
     assert (items[2]["phase"], final[-1]["phase"]) == ("commentary", "final_answer")
@@ -427,13 +425,13 @@ def test_sol_takes_another_effort_and_refuses_logprobs_of_a_chat(web: Http) -> N
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def test_patterns_are_in_lower_case_and_no_row_is_hidden_by_one_above_it() -> None:
+def test_patterns_are_lower_case_and_every_entry_can_match() -> None:
     patterns = [pattern for rules in STRICT_MODELS for pattern in rules.models]
     assert patterns == [pattern.lower() for pattern in patterns]
     assert len(patterns) == len(set(patterns))
 
 
-def test_a_table_of_ones_own(web: Http, strict: MockProvider) -> None:
+def test_custom_rules(web: Http, strict: MockProvider) -> None:
     strict.strict = [StrictRules(models=("own-*",), refused_fields=("seed",))]
     assert "'seed'" in refusal(ask(web, "Own-Model", [TASK], seed=1))
     assert ask(web, "other", [TASK], seed=1).status == 200

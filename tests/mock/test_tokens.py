@@ -57,7 +57,7 @@ def test_counts_four_megabytes_without_building_their_pieces() -> None:
     assert most < 10 * len(text)
 
 
-def test_what_is_nested_deeper_than_functions_may_call_each_other_is_counted() -> None:
+def test_json_nested_deeper_than_the_recursion_limit_is_counted() -> None:
     deep: object = "bottom"
     for _ in range(5_000):
         deep = [{"content": deep}]

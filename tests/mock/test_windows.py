@@ -42,7 +42,7 @@ def test_an_input_over_the_window_is_refused_and_costs_nothing(
     assert (provider.billed().calls, provider.calls[-1].status, provider.calls[-1].billed) == (1, 400, None)
 
 
-def test_each_api_refuses_in_its_own_words(web: Http) -> None:
+def test_each_api_has_its_own_error_message(web: Http) -> None:
     chat, response, message = (send(web, path, "window=9") for path in BODIES)
     assert chat.json == {
         "error": {
@@ -69,7 +69,7 @@ def test_each_api_refuses_in_its_own_words(web: Http) -> None:
     }
 
 
-def test_the_sdks_know_the_refusal(server: MockServer, provider: MockProvider) -> None:
+def test_sdks_recognize_the_error(server: MockServer, provider: MockProvider) -> None:
     provider.behaviour = Behaviour(window=1)
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
@@ -104,7 +104,7 @@ def test_everything_that_is_billed_as_input_counts(web: Http) -> None:
         assert send(web, path, "window=10", **{field: "be brief"}).status == 400
 
 
-def test_what_the_provider_is_told_to_bill_is_not_what_it_counts(web: Http) -> None:
+def test_fixed_usage_does_not_change_the_window_check(web: Http) -> None:
     assert web.chat("window=9;tokens=10/1").status == 200
     assert web.chat("window=1;tokens=0/1").status == 400
 
@@ -124,13 +124,11 @@ def test_counting_is_never_refused(web: Http) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_models_have_the_windows_the_provider_was_given_and_others_have_none(
-    path: str, web: Http, provider: MockProvider
-) -> None:
+def test_only_listed_models_have_a_window(path: str, web: Http, provider: MockProvider) -> None:
     key = "input" if path == "/v1/responses" else "messages"
 
     def ask(model: str, words: int, mock: str = "") -> int:
-        # A message costs 4 tokens beside its words.
+        # A message has 4 tokens in addition to its words.
         body = {**BODIES[path], "model": model, key: [{"role": "user", "content": "w " * (words - 4)}]}
         return web.send("POST", path, body, {"x-mock": mock}).status
 
@@ -142,6 +140,6 @@ def test_models_have_the_windows_the_provider_was_given_and_others_have_none(
     assert ask("m", 130_000) == 200
 
 
-def test_the_windows_are_those_the_gateway_knows_of_these_models() -> None:
+def test_windows_equal_those_in_the_model_catalog() -> None:
     known = yaml.safe_load((Path(__file__).parents[2] / "config" / "models.yaml").read_text("utf-8"))
     assert {name: known[f"mock/{name}"]["window"] for name in MODEL_WINDOWS} == MODEL_WINDOWS

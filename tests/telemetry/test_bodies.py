@@ -1,4 +1,4 @@
-"""Bodies in the log: what was sent and what came back, of each answer, and nothing that is a credential."""
+"""Test that requests and responses of providers are logged, without credentials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.core.errors import UpstreamUnreachable
 from gateway.core.http.request import Outgoing
 from gateway.core.ports import UpstreamReply
 from gateway.mock import MockProvider, MockServer
-from gateway.telemetry.bodies import MOST, LoggedUpstream
+from gateway.telemetry.bodies import MAX_BYTES, LoggedUpstream
 from tests.conftest import StartProcess, closed_port
 from tests.support.gateways import GatewayProcess, until
 from tests.support.web import HI
@@ -24,8 +24,8 @@ CHAT = "/v1/chat/completions"
 SENT = Outgoing("POST", "https://host/v1/chat?key=secret", [(b"authorization", b"Bearer secret")], b"{}", call_id="c1")
 
 
-class Answer:
-    """An answer in some pieces."""
+class FakeReply:
+    """A response in several chunks."""
 
     def __init__(self, pieces: Sequence[bytes], encoding: str = "") -> None:
         self.status = 200
@@ -37,40 +37,40 @@ class Answer:
             yield piece
 
 
-class Way:
-    """The way to a provider that gives this answer, or cannot be reached."""
+class FakeUpstream:
+    """An upstream that returns this response; None: it cannot be reached."""
 
-    def __init__(self, answer: Answer | None) -> None:
-        self.answer = answer
+    def __init__(self, reply: FakeReply | None) -> None:
+        self.reply = reply
         self.is_closed = False
 
     @asynccontextmanager
     async def send(self, request: Outgoing) -> AsyncIterator[UpstreamReply]:
         del request
-        if self.answer is None:
+        if self.reply is None:
             raise UpstreamUnreachable("nobody is there")
-        yield self.answer
+        yield self.reply
 
     async def aclose(self) -> None:
         self.is_closed = True
 
 
-async def lines_of(answer: Answer | None, request: Outgoing = SENT, *, as_json: bool = True) -> list[str]:
+async def lines_of(reply: FakeReply | None, request: Outgoing = SENT, *, as_json: bool = True) -> list[str]:
     lines = list[str]()
-    upstream = LoggedUpstream(Way(answer), "openai", lines.append, as_json=as_json)
-    async with upstream.send(request) as reply:
-        async for _ in reply.chunks():
+    upstream = LoggedUpstream(FakeUpstream(reply), "openai", lines.append, as_json=as_json)
+    async with upstream.send(request) as received:
+        async for _ in received.chunks():
             assert not lines, "it is not over yet"
     return lines
 
 
-async def told(answer: Answer, body: bytes = b"{}") -> Any:
-    (line,) = await lines_of(answer, Outgoing("POST", "https://host/v1/chat", [], body, call_id="c1"))
+async def logged(reply: FakeReply, body: bytes = b"{}") -> Any:
+    (line,) = await lines_of(reply, Outgoing("POST", "https://host/v1/chat", [], body, call_id="c1"))
     return json.loads(line)
 
 
-async def test_a_line_says_what_was_sent_and_what_came() -> None:
-    (line,) = await lines_of(Answer([b'{"a":', b'"\xc3\xb6\\n"}']))
+async def test_json_line_contains_request_and_response() -> None:
+    (line,) = await lines_of(FakeReply([b'{"a":', b'"\xc3\xb6\\n"}']))
     fields = json.loads(line)
     assert fields.pop("time") > 1_000_000_000
     assert fields == {
@@ -79,77 +79,77 @@ async def test_a_line_says_what_was_sent_and_what_came() -> None:
     }  # fmt: skip
 
 
-async def test_for_people_it_is_one_line_too() -> None:
-    (line,) = await lines_of(Answer([b"one\ntwo"]), as_json=False)
+async def test_text_line_contains_request_and_response() -> None:
+    (line,) = await lines_of(FakeReply([b"one\ntwo"]), as_json=False)
     assert line == 'bodies c1 · openai POST /v1/chat · sent 2 bytes "{}" · 200 7 bytes "one\\ntwo"'
 
 
-async def test_neither_headers_nor_a_query_are_written() -> None:
+async def test_headers_and_query_are_not_logged() -> None:
     for as_json in (True, False):
-        assert "secret" not in str(await lines_of(Answer([b"x"]), as_json=as_json))
+        assert "secret" not in str(await lines_of(FakeReply([b"x"]), as_json=as_json))
 
 
 @pytest.mark.parametrize(
     "field",
     ["authorization", "authorization_token", "Authorization", "api_key", "api-key", "apiKey", "x-api-key", "password"],
 )
-async def test_fields_that_hold_a_credential_are_masked(field: str) -> None:
+async def test_credential_fields_are_masked(field: str) -> None:
     body = json.dumps({"tools": [{"type": "mcp", field: 'se"cret\\'}], "messages": ["stays"]}).encode()
-    request = (await told(Answer([b""]), body))["request"]
+    request = (await logged(FakeReply([b""]), body))["request"]
     assert "cret" not in request
     assert json.loads(request) == {"tools": [{"type": "mcp", field: "***"}], "messages": ["stays"]}
 
 
-async def test_a_credential_that_is_cut_is_masked_as_well() -> None:
-    body = b'{"messages":"' + b"x" * (MOST - 40) + b'","api_key":"' + b"s3cret" * 100 + b'"}'
-    assert "s3" not in (await told(Answer([b""]), body))["request"]
+async def test_truncated_credential_is_masked() -> None:
+    body = b'{"messages":"' + b"x" * (MAX_BYTES - 40) + b'","api_key":"' + b"s3cret" * 100 + b'"}'
+    assert "s3" not in (await logged(FakeReply([b""]), body))["request"]
 
 
-async def test_of_a_long_body_the_beginning_is_kept_and_its_size_is_said() -> None:
-    fields = await told(Answer([b"a" * 1000] * 200), "ö".encode() * MOST)
-    assert fields["response"] == "a" * MOST + "…"
-    assert (fields["response_bytes"], fields["request_bytes"]) == (200_000, 2 * MOST)
-    assert fields["request"] == "ö" * (MOST // 2) + "…"
-    odd = await told(Answer([b"x", "ö".encode() * MOST]))
-    assert odd["response"] == "x" + "ö" * (MOST // 2 - 1) + "…", "half a letter is left out"
+async def test_long_body_is_truncated_and_its_size_is_logged() -> None:
+    fields = await logged(FakeReply([b"a" * 1000] * 200), "ö".encode() * MAX_BYTES)
+    assert fields["response"] == "a" * MAX_BYTES + "…"
+    assert (fields["response_bytes"], fields["request_bytes"]) == (200_000, 2 * MAX_BYTES)
+    assert fields["request"] == "ö" * (MAX_BYTES // 2) + "…"
+    odd = await logged(FakeReply([b"x", "ö".encode() * MAX_BYTES]))
+    assert odd["response"] == "x" + "ö" * (MAX_BYTES // 2 - 1) + "…", "half a letter is left out"
 
 
 @pytest.mark.parametrize(
     ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)]
 )
-async def test_a_packed_answer_is_unpacked_for_the_log(encoding: str, pack: Any) -> None:
+async def test_compressed_response_is_decompressed_for_the_log(encoding: str, pack: Any) -> None:
     compressed = pack(b'{"a":1}')
-    assert (await told(Answer([compressed[:5], compressed[5:]], encoding)))["response"] == '{"a":1}'
+    assert (await logged(FakeReply([compressed[:5], compressed[5:]], encoding)))["response"] == '{"a":1}'
     bomb = pack(b"x" * 10_000_000)
-    assert (await told(Answer([bomb], encoding)))["response"] == "x" * MOST + "…"
+    assert (await logged(FakeReply([bomb], encoding)))["response"] == "x" * MAX_BYTES + "…"
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"),
+    ("reply", "text"),
     [
-        (Answer([b"\xff\xfe\x00"]), "(3 bytes that are no text)"),
-        (Answer([b"abc"], "br"), "(3 bytes, packed: br)"),
-        (Answer([b"\x1f\x8b" + b"x" * 30], "gzip"), "(32 bytes, packed: gzip)"),
-        (Answer([]), ""),
+        (FakeReply([b"\xff\xfe\x00"]), "(3 bytes that are not text)"),
+        (FakeReply([b"abc"], "br"), "(3 bytes, compressed: br)"),
+        (FakeReply([b"\x1f\x8b" + b"x" * 30], "gzip"), "(32 bytes, compressed: gzip)"),
+        (FakeReply([]), ""),
     ],
 )
-async def test_what_cannot_be_shown_is_named(answer: Answer, text: str) -> None:
-    assert (await told(answer))["response"] == text
+async def test_body_that_is_not_text_is_replaced_by_a_note(reply: FakeReply, text: str) -> None:
+    assert (await logged(reply))["response"] == text
 
 
-async def test_a_provider_that_cannot_be_reached_has_no_answer() -> None:
+async def test_unreachable_provider_is_logged_without_response() -> None:
     lines = list[str]()
     for as_json in (True, False):
-        upstream = LoggedUpstream(Way(None), "openai", lines.append, as_json=as_json)
+        upstream = LoggedUpstream(FakeUpstream(None), "openai", lines.append, as_json=as_json)
         with pytest.raises(UpstreamUnreachable):
             async with upstream.send(SENT):
                 pass
     assert (json.loads(lines[0])["status"], json.loads(lines[0])["response"]) == (None, "")
-    assert "no answer 0 bytes" in lines[1]
+    assert "no response 0 bytes" in lines[1]
 
 
-async def test_it_closes_what_it_wraps() -> None:
-    way = Way(None)
+async def test_closing_closes_the_inner_upstream() -> None:
+    way = FakeUpstream(None)
     await LoggedUpstream(way, "openai", print, as_json=True).aclose()
     assert way.is_closed
 
@@ -158,7 +158,7 @@ async def test_it_closes_what_it_wraps() -> None:
 
 
 def lines_in(gateway: GatewayProcess, event: str, number: int) -> list[Any]:
-    """The lines of this event in its log, once there are so many: a call's and its bodies' come in any order."""
+    """Wait for so many log lines of this event and return them. The lines of a call and of its bodies have no order."""
 
     def found() -> list[Any]:
         lines = [json.loads(line) for line in gateway.errors.read_text().splitlines() if line.startswith('{"event"')]
@@ -168,7 +168,7 @@ def lines_in(gateway: GatewayProcess, event: str, number: int) -> list[Any]:
     return found()
 
 
-def test_a_fallback_has_a_line_of_its_own_and_a_retry_has_none(
+def test_fallback_has_its_own_line_and_retry_has_none(
     gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     nobody = {"base_url": f"http://127.0.0.1:{closed_port()}", "auth": "none", "retries": 1}
@@ -182,9 +182,7 @@ def test_a_fallback_has_a_line_of_its_own_and_a_retry_has_none(
     assert json.loads(lines[1]["request"])["model"] == "spare"
 
 
-def test_a_gateway_that_is_asked_to_logs_them_and_no_other_does(
-    gateway_process: StartProcess, mock_server: MockServer
-) -> None:
+def test_gateway_logs_bodies_only_if_configured(gateway_process: StartProcess, mock_server: MockServer) -> None:
     flags = {"telemetry.log.format": "json", "telemetry.log.level": "info"}
     silent = gateway_process(mock_server.url, **flags)
     gateway = gateway_process(mock_server.url, **flags, **{"telemetry.log.bodies": True})

@@ -1,4 +1,4 @@
-"""Who is told of what: a user's own observers, and webhooks."""
+"""Test the events that the user's own observers and webhooks receive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHAPES = Shapes(
 
 @dataclass
 class All:
-    """Hears everything."""
+    """An observer that records all events."""
 
     heard: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ AN_OBJECT = All()
 
 @dataclass
 class Queue:
-    """Stands for a webhook."""
+    """A webhook that records its events."""
 
     events: frozenset[str]
     put_in: list[tuple[str, Any]] = field(default_factory=list)
@@ -119,7 +119,7 @@ def told(*observers: object, webhooks: list[Queue] | None = None) -> CallbackObs
     return CallbackObserver(observers, cast("list[WebhookSender]", webhooks or []), SHAPES)
 
 
-def test_a_call_that_was_charged_is_told_as_usage_and_as_its_end() -> None:
+def test_charged_call_sends_usage_and_finish_events() -> None:
     one = All()
     told(one).record(CALL, TOTALS, LEFT)
     assert one.heard == [
@@ -148,7 +148,7 @@ def test_a_call_that_was_charged_is_told_as_usage_and_as_its_end() -> None:
     ]
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     one = All()
     told(one).record(CALL, replace(TOTALS, unpriced_calls=1), None)
     told(one).record(replace(CALL, session=None), None, None)
@@ -157,13 +157,13 @@ def test_what_is_not_known_is_null() -> None:
     assert (alone["totals"], alone["total_cost_usd"]) == (None, None)
 
 
-def test_a_call_that_was_not_charged_is_told_by_its_end_alone() -> None:
+def test_uncharged_call_sends_only_a_finish_event() -> None:
     one = All()
     told(one).record(replace(CALL, charge=None, outcome="refused"), None, None)
     assert [name for name, _ in one.heard] == ["on_finish"]
 
 
-def test_a_step_is_told_to_whoever_cares() -> None:
+def test_step_change_is_sent_to_its_listeners() -> None:
     one, other = All(), StepsOnly()
     both = told(one, other)
     both.stepped(CHANGE)
@@ -183,7 +183,7 @@ def test_a_step_is_told_to_whoever_cares() -> None:
     assert other.steps == 1
 
 
-def test_nothing_is_put_together_that_nobody_wants() -> None:
+def test_events_without_listeners_are_not_built() -> None:
     def fails(_: object) -> Any:
         raise AssertionError("nobody wants this")
 
@@ -193,7 +193,7 @@ def test_nothing_is_put_together_that_nobody_wants() -> None:
 
 
 @pytest.mark.parametrize("observer", [Broken(), Leaving()], ids=["fails", "exits"])
-def test_an_exception_in_one_is_logged_and_keeps_nothing_from_the_others(
+def test_exception_in_one_observer_is_logged_and_others_are_called(
     observer: object, heard: pytest.LogCaptureFixture
 ) -> None:
     one, queue = All(), Queue(frozenset({"on_finish"}))
@@ -205,7 +205,7 @@ def test_an_exception_in_one_is_logged_and_keeps_nothing_from_the_others(
     assert line.exc_info is not None
 
 
-def test_a_call_that_is_pending_and_what_became_of_it_are_events_of_their_own() -> None:
+def test_pending_call_and_its_end_have_different_event_ids() -> None:
     queue = Queue(frozenset(callbacks.EVENTS))
     observer = told(webhooks=[queue])
     observer.record(replace(CALL, outcome=PENDING, charge=None), TOTALS, LEFT)
@@ -213,7 +213,7 @@ def test_a_call_that_is_pending_and_what_became_of_it_are_events_of_their_own() 
     assert [message_id for message_id, _ in queue.put_in] == ["pending_01", "usage_01", "finish_01"]
 
 
-def test_a_webhook_gets_the_events_that_it_asked_for_each_under_an_id_of_its_own() -> None:
+def test_webhook_gets_its_events_with_unique_ids() -> None:
     all_of_them, usage = Queue(frozenset(callbacks.EVENTS)), Queue(frozenset({"on_usage"}))
     both = told(webhooks=[all_of_them, usage])
     both.record(CALL, TOTALS, LEFT)
@@ -229,7 +229,7 @@ def test_a_webhook_gets_the_events_that_it_asked_for_each_under_an_id_of_its_own
     assert message["data"]["totals"] == {"total_tokens": 30}
 
 
-def test_a_class_is_made_and_an_object_is_taken_as_it_is() -> None:
+def test_observer_class_is_instantiated_and_object_is_used_directly() -> None:
     here = __name__
     one, other, again = callbacks.made([f"{here}.All", f"{here}.AN_OBJECT", f"{here}:All"])
     assert type(one).__name__ == "All"
@@ -243,19 +243,19 @@ def test_a_class_is_made_and_an_object_is_taken_as_it_is() -> None:
     [
         ("Silent", "has none of on_usage, on_finish, on_step"),
         ("Asynchronous", "has methods that are not plain functions: they are called without await"),
-        ("Needy", "cannot be made: TypeError: "),
-        ("Unwilling", "cannot be made: SystemExit: 3"),
-        ("Missing", "cannot be made: AttributeError: "),
+        ("Needy", "cannot be loaded: TypeError: "),
+        ("Unwilling", "cannot be loaded: SystemExit: 3"),
+        ("Missing", "cannot be loaded: AttributeError: "),
     ],
 )
-def test_what_cannot_be_told_is_a_problem_of_the_configuration(name: str, problem: str) -> None:
+def test_unusable_observer_is_a_configuration_error(name: str, problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         callbacks.made([f"{__name__}.All", f"{__name__}.{name}", "no.such.module"])
     first, second = error.value.problems
     assert first.startswith(f"callbacks.observers[1]: {__name__}.{name} {problem}")
-    assert second.startswith("callbacks.observers[2]: no.such.module cannot be made: ModuleNotFoundError: ")
+    assert second.startswith("callbacks.observers[2]: no.such.module cannot be loaded: ModuleNotFoundError: ")
 
 
-async def test_it_ends_without_webhooks() -> None:
+async def test_closing_works_without_webhooks() -> None:
     async with asyncio.timeout(LIMIT_S):
         await told(All()).aclose()

@@ -57,13 +57,13 @@ Pipe = tuple[int, TextIO]
 FAILED = replace(CALL, status=502, outcome="upstream_failed", error_code="upstream_unreachable", charge=None)
 
 
-def test_a_line_for_people() -> None:
+def test_text_line_of_a_call() -> None:
     assert log.text_line(CALL, TOTALS) == (
         "chat gpt-5.1 · session 7f3c · used 7,951+212 · session 63,410 tok, $0.103200 · 1.9 s"
     )
 
 
-def test_a_line_for_people_says_what_went_wrong_and_what_is_not_known() -> None:
+def test_text_line_shows_errors_and_unknown_values() -> None:
     assert log.text_line(FAILED, None) == (
         "chat gpt-5.1 · session 7f3c · upstream_failed 502 upstream_unreachable · 1.9 s"
     )
@@ -72,14 +72,14 @@ def test_a_line_for_people_says_what_went_wrong_and_what_is_not_known() -> None:
     assert "$" not in log.text_line(CALL, replace(TOTALS, unpriced_calls=1))
 
 
-def test_a_line_for_people_says_what_is_left_of_a_budget_in_tokens() -> None:
+def test_text_line_shows_remaining_budget_tokens() -> None:
     assert log.text_line(CALL, TOTALS, Allowance(100_000, 36_590)).endswith(
         "· session 63,410 tok, $0.103200 · 36,590 of 100,000 left · 1.9 s"
     )
     assert "left" not in log.text_line(CALL, TOTALS, Allowance(limit_usd="1.000000", left_usd="0.500000"))
 
 
-def test_a_line_for_machines() -> None:
+def test_json_line_of_a_call() -> None:
     assert json.loads(log.json_line(CALL, TOTALS)) == {
         "event": "call",
         "time": 1_795_000_000.0,
@@ -127,21 +127,21 @@ TRIMMED = replace(
 )
 
 
-def test_a_line_says_what_was_trimmed() -> None:
+def test_text_line_shows_trimmed_messages() -> None:
     assert "· 41 items 18,204→7,960 tok (dedupe 3, condense 12) ·" in log.text_line(TRIMMED, TOTALS)
     machine = json.loads(log.json_line(TRIMMED, TOTALS))
     assert (machine["context_tokens"], machine["context_tokens_original"]) == (7_960, 18_204)
     assert machine["trimmed"] == {"dedupe": 3, "condense": 12}
 
 
-def test_a_line_says_what_would_have_been_trimmed() -> None:
+def test_text_line_shows_shadow_trimming() -> None:
     assert TRIMMED.context is not None
     shadow = replace(TRIMMED, context=replace(TRIMMED.context, shadow=True, tokens=18_204))
     assert "· 41 items 18,204 tok (shadow: dedupe 3, condense 12) ·" in log.text_line(shadow, TOTALS)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_each_call_is_one_line(as_json: bool) -> None:
+def test_each_call_is_logged_as_one_line(as_json: bool) -> None:
     stream = io.StringIO()
     observer = log.CallLog(stream, as_json=as_json)
     observer.record(CALL, TOTALS)
@@ -166,7 +166,7 @@ def test_only_calls_that_failed_or_were_refused_may_be_logged() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_requests_refused_before_they_were_calls_have_ten_lines_a_minute_for_each_code(as_json: bool) -> None:
+def test_early_refusals_are_limited_to_ten_lines_per_minute_and_code(as_json: bool) -> None:
     stream, now = io.StringIO(), [0.0]
     observer = log.CallLog(stream, as_json=as_json, failures_only=True, clock=lambda: now[0])
     unknown = replace(
@@ -190,12 +190,12 @@ def test_requests_refused_before_they_were_calls_have_ten_lines_a_minute_for_eac
         assert lines[-1].endswith("1,000 more before it not logged")
 
 
-def test_a_name_with_a_line_end_stays_on_its_line() -> None:
+def test_line_feed_in_a_name_does_not_break_the_line() -> None:
     call = replace(CALL, model="a\nevent: forged", session=SessionKey("a", "s"))
     assert "\n" not in log.json_line(call, TOTALS)
 
 
-def test_our_own_messages_are_json_with_their_traceback() -> None:
+def test_log_messages_are_json_with_traceback() -> None:
     try:
         raise ValueError("why")
     except ValueError:
@@ -207,7 +207,7 @@ def test_our_own_messages_are_json_with_their_traceback() -> None:
     assert "exception" not in json.loads(log.JsonFormatter().format(plain))
 
 
-def test_configuring_twice_does_not_say_things_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuring_twice_does_not_repeat_messages(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("gateway")
     before = logger.handlers[:], logger.propagate, logger.level
     try:
@@ -227,7 +227,7 @@ def test_configuring_twice_does_not_say_things_twice(capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    """The reading end and the writing end of a pipe."""
+    """Yield the reading end and the writing end of a pipe."""
     reader, writer = os.pipe()
     stream = open(writer, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     yield reader, stream
@@ -236,7 +236,7 @@ def pipe() -> Iterator[Pipe]:
         stream.close()
 
 
-def test_nobody_waits_for_a_pipe_that_nobody_reads(pipe: Pipe) -> None:
+def test_calls_do_not_wait_for_a_pipe_without_reader(pipe: Pipe) -> None:
     reader, stream = pipe
     observer = log.CallLog(stream, as_json=True)
 
@@ -257,10 +257,12 @@ def test_nobody_waits_for_a_pipe_that_nobody_reads(pipe: Pipe) -> None:
                 if found["event"] != "log":
                     counts["call"] += 1
                     continue
-                told = re.fullmatch(r"(\d+) lines of the log were dropped: nobody read it in time", found["message"])
+                told = re.fullmatch(
+                    r"(\d+) log lines were dropped: the reader of the log is too slow", found["message"]
+                )
                 assert told is not None, found
                 assert found["level"] == "warning"
-                # A slow machine may get through a part of them in between, and say it of each gap.
+                # On a slow machine, some lines may be written in between. Each gap then has its own message.
                 counts["dropped"] += int(told[1])
                 if sum(counts.values()) == 20_000:
                     return
@@ -270,7 +272,7 @@ def test_nobody_waits_for_a_pipe_that_nobody_reads(pipe: Pipe) -> None:
     assert counts["call"] >= 10_000
 
 
-def test_messages_of_the_gateway_do_not_wait_either(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_messages_do_not_wait_for_a_pipe_without_reader(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     _, stream = pipe
     monkeypatch.setattr(sys, "stderr", stream)
     logger = logging.getLogger("gateway")
@@ -309,7 +311,7 @@ def test_lines_and_messages_keep_their_order(monkeypatch: pytest.MonkeyPatch) ->
     assert [line.split()[2] for line in lines[1::2]] == [f"m{number}" for number in range(50)]
 
 
-def test_one_stream_has_one_thread_however_often_a_log_is_made_for_it() -> None:
+def test_one_stream_has_one_writer_thread() -> None:
     stream = io.StringIO()
     before = threading.active_count()
     observers = [log.CallLog(stream, as_json=False) for _ in range(5)]
@@ -320,7 +322,7 @@ def test_one_stream_has_one_thread_however_often_a_log_is_made_for_it() -> None:
     assert stream.getvalue().count("\n") == 5
 
 
-def test_a_log_that_was_closed_writes_on() -> None:
+def test_writer_continues_after_a_closed_stream() -> None:
     stream = io.StringIO()
     observer = log.CallLog(stream, as_json=False)
     log.flush(60)
@@ -330,7 +332,7 @@ def test_a_log_that_was_closed_writes_on() -> None:
     assert stream.getvalue().count("\n") == 2
 
 
-def test_a_reader_that_left_stops_nothing(pipe: Pipe) -> None:
+def test_writer_continues_after_its_reader_left(pipe: Pipe) -> None:
     reader, stream = pipe
     os.dup2(os.open(os.devnull, os.O_RDONLY), reader)  # the reading end is gone, its number is not
     observer = log.CallLog(stream, as_json=True)
@@ -355,7 +357,7 @@ def child(lines: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_the_lines_of_a_process_that_ends_are_written() -> None:
+def test_queued_lines_are_written_when_the_process_ends() -> None:
     with child(200) as process:  # as many as a pipe holds
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
@@ -363,6 +365,6 @@ def test_the_lines_of_a_process_that_ends_are_written() -> None:
     assert [line.split()[3] for line in lines] == [f"{number:06}" for number in range(200)]
 
 
-def test_a_process_whose_log_nobody_reads_can_end() -> None:
+def test_process_can_end_while_its_log_is_not_read() -> None:
     with child(5_000) as process:
         assert process.wait(60) == 0

@@ -1,4 +1,4 @@
-"""What is counted of calls, and how it is shown."""
+"""Test which metrics calls change, and their Prometheus text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.core.counting.context import ToolResultTokens
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
-from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
+from gateway.telemetry.metrics import FAMILIES, MAX_MODELS, MAX_TOOLS, Metrics, State
 from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
 from tests.support.timing import calls_made
@@ -51,7 +51,7 @@ def counted(*calls: CallRecord) -> Samples:
     return read(metrics.text())
 
 
-def test_a_call_is_counted_by_where_it_went_and_how_it_ended() -> None:
+def test_calls_are_counted_by_model_status_and_outcome() -> None:
     found = counted(CALL, CALL, replace(CALL, status=502, outcome="upstream_failed", charge=None))
     labels = {"dialect": "chat", **WHERE, "status": "2xx", "outcome": "ok"}
     assert found.value("gateway_calls_total", **labels) == 2
@@ -59,7 +59,7 @@ def test_a_call_is_counted_by_where_it_went_and_how_it_ended() -> None:
     assert found.value("gateway_calls_total", **failed) == 1
 
 
-def test_tokens_are_counted_by_kind_and_cost_in_dollars() -> None:
+def test_tokens_are_counted_by_type_and_cost_in_dollars() -> None:
     found = counted(CALL, CALL)
     tokens = {kind: found.value("gateway_tokens_total", type=kind, **WHERE) for kind in ("input", "output")}
     assert tokens == {"input": 200, "output": 40}
@@ -71,14 +71,14 @@ def test_tokens_are_counted_by_kind_and_cost_in_dollars() -> None:
     assert found.value("gateway_estimated_calls_total", **WHERE) == 0
 
 
-def test_a_call_without_a_price_or_a_report_says_so() -> None:
+def test_unpriced_and_estimated_calls_are_counted() -> None:
     found = counted(replace(CALL, charge=Charge(Usage.of(5, 1), "estimated")))
     assert found.value("gateway_unpriced_calls_total", **WHERE) == 1
     assert found.value("gateway_estimated_calls_total", **WHERE) == 1
     assert found.value("gateway_cost_usd_total", **WHERE) == 0
 
 
-def test_times_are_in_buckets_that_hold_all_smaller_ones() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     found = counted(CALL, replace(CALL, duration_s=0.1, first_byte_s=0.05), replace(CALL, duration_s=1_000.0))
     duration = "gateway_call_duration_seconds"
     assert found.value(f"{duration}_bucket", le="0.1", **WHERE) == 1
@@ -93,14 +93,14 @@ def test_times_are_in_buckets_that_hold_all_smaller_ones() -> None:
     assert found.value("gateway_overhead_seconds_bucket", le="0.002") == 0
 
 
-def test_a_refused_call_is_counted_by_its_code_and_has_no_times() -> None:
+def test_refused_call_is_counted_by_code_without_times() -> None:
     found = counted(REFUSED, REFUSED, replace(REFUSED, error_code="rate_limit_exceeded"))
     assert found.value("gateway_refusals_total", code="budget_exhausted") == 2
     assert found.value("gateway_refusals_total", code="rate_limit_exceeded") == 1
     assert found.value("gateway_overhead_seconds_count") == 0
 
 
-def test_what_was_trimmed_is_counted_by_rule_and_in_tokens() -> None:
+def test_trimmed_messages_are_counted_by_rule_and_tokens_by_strategy() -> None:
     found = counted(CALL)
     assert found.value("gateway_trimmed_messages_total", rule="drop") == 3
     assert found.value("gateway_trimmed_messages_total", rule="condense") == 1
@@ -110,14 +110,14 @@ def test_what_was_trimmed_is_counted_by_rule_and_in_tokens() -> None:
     assert shadow.family("gateway_trimmed_messages_total") == {}
 
 
-def test_tokens_that_were_not_sent_are_counted_by_what_left_them_out() -> None:
+def test_trimmed_tokens_are_counted_by_the_rule_that_saved_them() -> None:
     context = replace(CONTEXT, saved={"condense": 40, "drop": 40})
     found = counted(replace(CALL, context=context), replace(CALL, context=replace(context, trimmed={"drop": 3})))
     assert found.value("gateway_trimmed_tokens_total", strategy="condense", **WHERE) == 30
     assert found.value("gateway_trimmed_tokens_total", strategy="drop", **WHERE) == 30 + 60
 
 
-def test_refusals_for_a_budget_are_counted_apart_too() -> None:
+def test_budget_refusals_are_also_counted_separately() -> None:
     busy, other = replace(REFUSED, error_code="budget_busy"), replace(REFUSED, error_code="model_not_found")
     found = counted(REFUSED, busy, busy, other)
     assert found.family("gateway_budget_refusals_total") == {
@@ -126,14 +126,14 @@ def test_refusals_for_a_budget_are_counted_apart_too() -> None:
     }
 
 
-def test_the_time_of_a_provider_is_what_the_gateway_did_not_take() -> None:
+def test_upstream_time_excludes_gateway_overhead() -> None:
     found = counted(CALL, replace(CALL, overhead_s=0.4), REFUSED, replace(CALL, provider="groq"))
     assert found.value("gateway_upstream_seconds_count", provider="openai") == 2
     assert found.value("gateway_upstream_seconds_sum", provider="openai") == pytest.approx(0.297)
     assert found.value("gateway_upstream_seconds_count", provider="groq") == 1
 
 
-def test_errors_of_the_store_are_counted_once_for_all_workers(tmp_path: Path) -> None:
+def test_store_errors_of_all_workers_are_summed_once(tmp_path: Path) -> None:
     workers = [Metrics(tmp_path) for _ in range(2)]
     for errors in (2, 2, 3):
         for worker in workers:
@@ -141,7 +141,7 @@ def test_errors_of_the_store_are_counted_once_for_all_workers(tmp_path: Path) ->
     assert read(workers[0].text()).family("gateway_store_errors_total") == {(): 6}
 
 
-def test_the_error_of_the_estimate_is_a_share_of_what_was_reported_for_what_was_sent() -> None:
+def test_estimate_error_is_a_share_of_reported_input_tokens() -> None:
     labels = {"provider": "openai", "source": "learned"}
     error = "gateway_estimate_error_ratio"
     found = counted(CALL)
@@ -158,7 +158,7 @@ def test_the_error_of_the_estimate_is_a_share_of_what_was_reported_for_what_was_
     assert advised.value(f"{error}_sum", **labels) == pytest.approx(0.1)
 
 
-def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
+def test_tool_calls_retries_and_fallbacks_are_counted() -> None:
     found = counted(replace(CALL, notes={"retries": "2, the last after 503", "fallback": "a/b: 500"}), CALL)
     assert found.value("gateway_tool_calls_total", tool="search") == 4
     assert found.value("gateway_tool_calls_total", tool="read") == 2
@@ -166,7 +166,7 @@ def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
     assert found.value("gateway_fallbacks_total", **WHERE) == 1
 
 
-def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_for_them() -> None:
+def test_tool_result_tokens_are_counted_in_each_charged_call() -> None:
     counted_tokens = replace(CONTEXT, tool_weights={"search": ToolResultTokens(2, 25), "read": ToolResultTokens(1, 5)})
     refused = replace(REFUSED, context=counted_tokens)
     estimated = replace(CALL, context=counted_tokens, charge=Charge(Usage.of(90, 1), "estimated"))
@@ -175,52 +175,52 @@ def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_
     assert found.value("gateway_tool_result_tokens_total", tool="read") == 10
 
 
-def test_the_results_of_many_tools_are_counted_together_beyond_a_bound() -> None:
-    weights = {f"t{number}": ToolResultTokens(1, 3) for number in range(MOST_TOOLS + 50)}
+def test_tool_results_beyond_the_limit_are_counted_as_other() -> None:
+    weights = {f"t{number}": ToolResultTokens(1, 3) for number in range(MAX_TOOLS + 50)}
     tools = counted(replace(CALL, context=replace(CONTEXT, tool_weights=weights))).family(
         "gateway_tool_result_tokens_total"
     )
-    assert len(tools) == MOST_TOOLS + 1
+    assert len(tools) == MAX_TOOLS + 1
     assert tools[("tool", "other"),] == 150
 
 
-def test_many_models_are_counted_together_beyond_a_bound() -> None:
-    found = counted(*(replace(CALL, model=f"m{number}") for number in range(MOST_MODELS + 50)))
+def test_models_beyond_the_limit_are_counted_as_other() -> None:
+    found = counted(*(replace(CALL, model=f"m{number}") for number in range(MAX_MODELS + 50)))
     calls = found.family("gateway_calls_total")
-    assert len(calls) == MOST_MODELS + 1
-    assert sum(calls.values()) == MOST_MODELS + 50
+    assert len(calls) == MAX_MODELS + 1
+    assert sum(calls.values()) == MAX_MODELS + 50
     assert found.value("gateway_tokens_total", type="input", provider="openai", model="other") == 50 * 100
 
 
-def test_a_name_that_no_provider_answered_to_takes_no_place() -> None:
+def test_model_without_successful_call_gets_no_series() -> None:
     failed = [
         replace(CALL, model=f"junk{number}", status=404, outcome="provider_error", charge=None)
-        for number in range(MOST_MODELS + 50)
+        for number in range(MAX_MODELS + 50)
     ]
     found = counted(*failed, CALL)
     models = {dict(labels)["model"] for labels in found.family("gateway_calls_total")}
     assert models == {"other", "gpt-5"}
 
 
-def test_a_model_that_has_answered_keeps_its_name_when_it_fails() -> None:
+def test_known_model_keeps_its_series_when_a_call_fails() -> None:
     found = counted(CALL, replace(CALL, status=500, outcome="provider_error", charge=None))
     assert {dict(labels)["model"] for labels in found.family("gateway_calls_total")} == {"gpt-5"}
 
 
-def test_many_tools_are_counted_together_beyond_a_bound() -> None:
-    names = tuple(f"t{number}" for number in range(MOST_TOOLS + 50))
+def test_tools_beyond_the_limit_are_counted_as_other() -> None:
+    names = tuple(f"t{number}" for number in range(MAX_TOOLS + 50))
     tools = counted(replace(CALL, tools=names)).family("gateway_tool_calls_total")
-    assert len(tools) == MOST_TOOLS + 1
+    assert len(tools) == MAX_TOOLS + 1
     assert tools[("tool", "other"),] == 50
 
 
-def test_a_call_without_model_or_provider_has_labels_all_the_same() -> None:
+def test_call_without_model_and_provider_is_labelled_none() -> None:
     found = counted(replace(REFUSED, model="", provider=""))
     [labels] = found.family("gateway_calls_total")
     assert dict(labels)["model"] == dict(labels)["provider"] == "none"
 
 
-def test_names_are_bounded_and_no_text_breaks_the_format() -> None:
+def test_long_labels_are_truncated_and_special_characters_escaped() -> None:
     strange = 'a"b\\c\n{x="1"} 5\n# TYPE \ud800' + "y" * 1_000
     found = counted(replace(CALL, model=strange, tools=(strange,), provider="p"))
     [labels] = found.family("gateway_tool_calls_total")
@@ -228,14 +228,14 @@ def test_names_are_bounded_and_no_text_breaks_the_format() -> None:
     assert len(dict(labels)["tool"]) == 128
 
 
-def test_no_session_is_told_of() -> None:
+def test_metrics_contain_no_session() -> None:
     metrics = Metrics()
     metrics.record(CALL, None)
     assert "secret-session" not in metrics.text()
     assert "alice" not in metrics.text()
 
 
-def test_how_the_worker_is_doing_is_shown_as_it_was_noted_last() -> None:
+def test_gauges_show_the_last_state_of_the_worker() -> None:
     metrics = Metrics()
     metrics.look(replace(WELL, calls=9, is_store_unavailable=True))
     metrics.look(WELL)
@@ -252,7 +252,7 @@ def test_how_the_worker_is_doing_is_shown_as_it_was_noted_last() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_provider_that_is_configured_no_more_is_shown_no_more(tmp_path: Path, *, is_shared: bool) -> None:
+def test_removed_provider_is_no_longer_shown(tmp_path: Path, *, is_shared: bool) -> None:
     folder = tmp_path if is_shared else None
     metrics = Metrics(folder)
     watching = Metrics(folder) if is_shared else metrics
@@ -285,29 +285,29 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def one_that_is_killed(folder: Path, life: str) -> None:
-    """A worker that counts 251 calls, of as many models and tools, and is gone."""
+def run_killed_worker(folder: Path, life: str) -> None:
+    """Run a worker that counts 251 calls of different models and tools, and is killed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, str(folder), life]
     ended = subprocess.run(command, env=environment, input=pickle.dumps(CALL), check=False)
     assert ended.returncode == -signal.SIGKILL
 
 
-def test_workers_that_are_killed_again_and_again_use_up_no_slots(tmp_path: Path) -> None:
+def test_repeatedly_killed_workers_do_not_use_up_slots(tmp_path: Path) -> None:
     sizes = []
     for life in range(3):
-        one_that_is_killed(tmp_path, str(life))
+        run_killed_worker(tmp_path, str(life))
         sizes.append(len((tmp_path / "1.names").read_text("utf-8").splitlines()))
     assert sizes == [sizes[0]] * 3
     found = read(Metrics(tmp_path).text())
-    assert len(found.family("gateway_cost_usd_total")) == MOST_MODELS + 1
-    assert len(found.family("gateway_tool_calls_total")) == MOST_TOOLS + 1
+    assert len(found.family("gateway_cost_usd_total")) == MAX_MODELS + 1
+    assert len(found.family("gateway_tool_calls_total")) == MAX_TOOLS + 1
     assert sum(found.family("gateway_calls_total").values()) == 3 * 251
     assert found.value("gateway_tokens_total", type="input", provider="openai", model="0-7") == 100
 
 
-def test_a_worker_goes_on_telling_apart_what_the_one_before_it_did(tmp_path: Path) -> None:
-    one_that_is_killed(tmp_path, "old")
+def test_new_worker_keeps_the_series_of_its_predecessor(tmp_path: Path) -> None:
+    run_killed_worker(tmp_path, "old")
     metrics = Metrics(tmp_path)
     metrics.record(replace(CALL, model="old-7", tools=("old-7",)), None)
     metrics.record(replace(CALL, model="new", tools=("new",)), None)
@@ -317,7 +317,7 @@ def test_a_worker_goes_on_telling_apart_what_the_one_before_it_did(tmp_path: Pat
     assert {dict(labels)["model"] for labels in found.family("gateway_cost_usd_total")}.isdisjoint({"new"})
 
 
-def test_workers_show_the_calls_of_all(tmp_path: Path) -> None:
+def test_each_worker_shows_the_calls_of_all_workers(tmp_path: Path) -> None:
     workers = [Metrics(tmp_path) for _ in range(2)]
     for worker in workers:
         worker.record(CALL, None)
@@ -329,7 +329,7 @@ def test_workers_show_the_calls_of_all(tmp_path: Path) -> None:
         assert sum(found.family("gateway_running_calls").values()) == 6
 
 
-def test_what_becomes_of_events_for_webhooks_is_counted() -> None:
+def test_webhook_events_are_counted_by_result() -> None:
     metrics = Metrics()
     for result in ("sent", "sent", "failed"):
         metrics.sent(result)
@@ -349,7 +349,7 @@ def everything() -> Samples:
     return read(metrics.text())
 
 
-def test_every_metric_is_shown_with_its_kind_its_labels_and_what_it_says() -> None:
+def test_every_metric_is_shown_with_type_labels_and_help() -> None:
     found = everything()
     assert set(found.types) == set(FAMILIES)
     for name, family in FAMILIES.items():
@@ -362,7 +362,7 @@ def test_every_metric_is_shown_with_its_kind_its_labels_and_what_it_says() -> No
             assert found.types[name] == family.kind
 
 
-def test_names_are_as_prometheus_asks_for() -> None:
+def test_metric_names_follow_prometheus_conventions() -> None:
     for name, family in FAMILIES.items():
         assert re.fullmatch(r"(?:gateway|process)_[a-z_]+", name)
         assert name.endswith("_total") == (family.kind == "counter" or name == "process_cpu_seconds_total")
@@ -372,7 +372,7 @@ def test_names_are_as_prometheus_asks_for() -> None:
             assert all(end > 0 and math.isfinite(end) for end in family.buckets)
 
 
-def test_each_histogram_only_grows_from_bucket_to_bucket() -> None:
+def test_histogram_counts_never_fall_from_bucket_to_bucket() -> None:
     found = everything()
     for name, family in FAMILIES.items():
         if family.kind != "histogram":
@@ -385,8 +385,8 @@ def test_each_histogram_only_grows_from_bucket_to_bucket() -> None:
             assert counts == sorted(counts)
 
 
-def test_a_call_is_counted_in_few_steps() -> None:
+def test_counting_a_call_takes_few_function_calls() -> None:
     metrics = Metrics()
     metrics.record(CALL, None)
-    # Some microseconds: no text is put together for a call like one before.
+    # A few microseconds: no strings are built for a call with known labels.
     assert calls_made(lambda: metrics.record(CALL, None)) < 60

@@ -1,4 +1,4 @@
-"""Spans and metrics as a collector gets them."""
+"""Test the spans and metrics that a collector receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockProvider, MockServer
-from gateway.telemetry.otel import MOST_NAMES, MOST_OPERATIONS, Otel
+from gateway.telemetry.otel import MAX_NAMES, MAX_OPERATIONS, Otel
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI
@@ -99,7 +99,7 @@ def call(gateway: GatewayThread, **headers: str) -> int:
     return gateway.web.post(CHAT, body, {"x-session-id": "otel", **headers}).status
 
 
-def test_a_call_is_a_span_with_its_usage_and_its_session(traced: GatewayThread, collector: Collector) -> None:
+def test_call_is_exported_as_span_with_usage_and_session(traced: GatewayThread, collector: Collector) -> None:
     assert call(traced) == 200
     record = traced.web.get("/api/sessions/otel/calls").json["calls"][0]
     traced.stop()
@@ -114,7 +114,7 @@ def test_a_call_is_a_span_with_its_usage_and_its_session(traced: GatewayThread, 
     assert "hi" not in str(collector.spans()).split('"'), "no text of a prompt"
 
 
-def test_a_span_belongs_to_the_trace_that_its_caller_is_in(
+def test_span_belongs_to_the_trace_of_the_client(
     traced: GatewayThread, collector: Collector, mock: MockProvider
 ) -> None:
     parent = f"00-{TRACE}-{PARENT}-01"
@@ -127,7 +127,7 @@ def test_a_span_belongs_to_the_trace_that_its_caller_is_in(
     assert outside.parent_span_id == b""
 
 
-def test_a_call_that_fails_is_an_error(traced: GatewayThread, collector: Collector) -> None:
+def test_failed_call_is_an_error_span(traced: GatewayThread, collector: Collector) -> None:
     assert call(traced, **{"x-mock": "status=503"}) == 503
     assert call(traced, **{"x-context-trim": "perhaps"}) == 400
     traced.stop()
@@ -136,7 +136,7 @@ def test_a_call_that_fails_is_an_error(traced: GatewayThread, collector: Collect
     assert {span.status.code for span in failed} == {2}
 
 
-def test_a_call_whose_answer_is_still_being_made_is_no_error(traced: GatewayThread, collector: Collector) -> None:
+def test_pending_call_is_not_an_error(traced: GatewayThread, collector: Collector) -> None:
     body = {"model": "mock-small", "input": "hi", "background": True}
     begun = traced.web.post("/v1/responses", body, {"x-session-id": "s"}).json["id"]
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_a_call_whose_answer_is_still_being_made_is_no_error(traced: GatewayThre
     assert not any("error.type" in span for span in spans)
 
 
-def test_tokens_and_times_are_histograms(traced: GatewayThread, collector: Collector) -> None:
+def test_tokens_and_durations_are_histograms(traced: GatewayThread, collector: Collector) -> None:
     for _ in range(3):
         assert call(traced) == 200
     totals = traced.web.get("/api/sessions/otel").json["cumulative_token_usage"]
@@ -162,7 +162,7 @@ def test_tokens_and_times_are_histograms(traced: GatewayThread, collector: Colle
     assert "gen_ai.conversation.id" not in said(duration.attributes), "sessions are too many to tell metrics apart by"
 
 
-def test_names_that_callers_make_up_cost_no_memory(traced: GatewayThread, collector: Collector) -> None:
+def test_unknown_model_names_use_no_memory(traced: GatewayThread, collector: Collector) -> None:
     assert call(traced) == 200
     for number in range(3):
         body = {"model": f"made-up-{number}", "messages": HI, "max_tokens": 9}
@@ -174,35 +174,35 @@ def test_names_that_callers_make_up_cost_no_memory(traced: GatewayThread, collec
     points = collector.metrics()[DURATION]
     shown = [said(point.attributes)["gen_ai.request.model"] for point in points]
     assert sorted(shown) == ["mock-small", "mock-small", "other"]
-    # A span is kept by nobody here.
+    # The SDK does not keep spans, so their names need no limit.
     assert {"chat made-up-0", "chat made-up-1", "chat made-up-2"} <= {span.name for span in collector.spans()}
 
 
-def test_of_models_that_answer_only_so_many_are_told_apart(collector: Collector) -> None:
+def test_number_of_model_names_is_limited(collector: Collector) -> None:
     otel = Otel("1")
-    for number in range(MOST_NAMES // 2 + 20):
+    for number in range(MAX_NAMES // 2 + 20):
         otel.record(replace(ANSWERED, model=f"model-{number}", response_model=f"model-{number}-x"), None)
     otel.close()
     points = {said(point.attributes)["gen_ai.request.model"]: point for point in collector.metrics()[DURATION]}
-    assert len(points) == MOST_NAMES // 2 + 1
+    assert len(points) == MAX_NAMES // 2 + 1
     assert points["other"].count == 20
     assert "gen_ai.response.model" not in said(points["other"].attributes)
 
 
-def test_of_paths_that_answer_only_so_many_are_told_apart(collector: Collector) -> None:
+def test_number_of_operations_is_limited(collector: Collector) -> None:
     otel = Otel("1")
     otel.record(replace(ANSWERED, operation="refused", status=404), None)
-    for number in range(MOST_OPERATIONS + 20):
+    for number in range(MAX_OPERATIONS + 20):
         otel.record(replace(ANSWERED, operation=f"path-{number}"), None)
     otel.record(ANSWERED, None)
     otel.close()
     shown = {said(point.attributes)["gen_ai.operation.name"] for point in collector.metrics()[DURATION]}
     assert {"chat", "path-0", "other"} <= shown
     assert "refused" not in shown
-    assert len(shown) <= MOST_OPERATIONS + 1
+    assert len(shown) <= MAX_OPERATIONS + 1
 
 
-def test_without_a_collector_calls_go_on(
+def test_calls_work_without_a_collector(
     monkeypatch: pytest.MonkeyPatch, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")

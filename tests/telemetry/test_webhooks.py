@@ -1,4 +1,4 @@
-"""Webhooks: to a real receiving server over the gateway's own HTTP client, and with faked time."""
+"""Test webhooks: with a real receiver over the gateway's own HTTP client, and with fake time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from email.utils import formatdate
 import pytest
 
 from gateway.core.http.signing import signing_key
-from gateway.telemetry.webhooks import MOST_WAITING, SENDERS, TRIES, WebhookSender, WebhookTarget
+from gateway.telemetry.webhooks import MAX_TRIES, MAX_WAITING, SENDERS, WebhookSender, WebhookTarget
 from gateway.upstream import http
 from tests.conftest import closed_port
 from tests.support.receiver import Receiver, serving
@@ -71,14 +71,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.fixture(autouse=True)
 def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     log = logging.getLogger("gateway")
-    # A gateway that other tests share may have told it to be quiet.
+    # A gateway that other tests share may have changed its level.
     caplog.set_level(logging.DEBUG, logger="gateway")
     was, log.propagate = log.propagate, True
     yield
     log.propagate = was
 
 
-async def test_an_event_arrives_signed_as_the_specification_says(receiver: Receiver) -> None:
+async def test_event_is_signed_as_specified(receiver: Receiver) -> None:
     body = json.dumps({"type": "on_finish", "data": {"name": "ü"}}).encode()
     counted = Counted()
     async with webhook(receiver.url, counted) as made:
@@ -91,7 +91,7 @@ async def test_an_event_arrives_signed_as_the_specification_says(receiver: Recei
     assert got.headers["authorization"] == "Bearer hush"
     assert got.headers["webhook-id"] == "finish_01"
     assert abs(int(got.headers["webhook-timestamp"]) - time.time()) < LIMIT_S
-    # Verified as a receiver does it, without our code.
+    # Verify the signature without the gateway's code, as a receiver does.
     signed = f"finish_01.{got.headers['webhook-timestamp']}.".encode() + body
     key = base64.b64decode(SECRET.removeprefix("whsec_"))
     expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
@@ -99,7 +99,7 @@ async def test_an_event_arrives_signed_as_the_specification_says(receiver: Recei
     assert counted.results == ["sent"]
 
 
-async def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
+async def test_event_is_unsigned_without_a_secret(receiver: Receiver) -> None:
     async with webhook(receiver.url, Counted(), key=None) as made:
         made.put("a", b"{}")
         await eventually(lambda: receiver.requests)
@@ -107,7 +107,7 @@ async def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-async def test_an_event_that_is_not_taken_is_sent_again_later_each_time(status: int, receiver: Receiver) -> None:
+async def test_failed_event_is_retried_with_growing_delays(status: int, receiver: Receiver) -> None:
     receiver.answers = [(status, {})] * 3
     counted = Counted()
     async with webhook(receiver.url, counted) as made:
@@ -118,18 +118,18 @@ async def test_an_event_that_is_not_taken_is_sent_again_later_each_time(status: 
     assert counted.results == ["sent"]
 
 
-async def test_an_event_is_given_up_after_some_tries(receiver: Receiver) -> None:
+async def test_event_fails_after_the_last_try(receiver: Receiver) -> None:
     receiver.answers = [(500, {})] * 100
     counted = Counted()
     async with webhook(receiver.url, counted) as made:
         made.put("a", b"{}")
         await eventually(lambda: counted.results)
-    assert receiver.ids == ["a"] * TRIES
+    assert receiver.ids == ["a"] * MAX_TRIES
     assert counted.results == ["failed"]
     assert sum(counted.waits) < 60
 
 
-async def test_a_receiver_may_ask_for_a_longer_wait_but_not_for_any(receiver: Receiver) -> None:
+async def test_retry_after_is_respected_up_to_a_limit(receiver: Receiver) -> None:
     receiver.answers = [
         (429, {"retry-after": "7"}),
         (503, {"retry-after": "999999999"}),
@@ -145,7 +145,7 @@ async def test_a_receiver_may_ask_for_a_longer_wait_but_not_for_any(receiver: Re
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410])
-async def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(status: int, receiver: Receiver) -> None:
+async def test_refused_event_is_not_retried_and_redirects_are_not_followed(status: int, receiver: Receiver) -> None:
     with serving(Receiver()) as elsewhere:
         receiver.answers = [(status, {"location": elsewhere.url})]
         counted = Counted()
@@ -155,15 +155,15 @@ async def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(sta
         assert (receiver.ids, counted.results, elsewhere.requests) == (["a"], ["failed"], [])
 
 
-async def test_a_receiver_that_cannot_be_reached_is_tried_again() -> None:
+async def test_unreachable_receiver_is_retried() -> None:
     counted = Counted()
     async with webhook(f"http://127.0.0.1:{closed_port()}/", counted) as made:
         made.put("a", b"{}")
         await eventually(lambda: counted.results)
-    assert (counted.results, len(counted.waits)) == (["failed"], TRIES - 1)
+    assert (counted.results, len(counted.waits)) == (["failed"], MAX_TRIES - 1)
 
 
-async def test_a_receiver_that_does_not_answer_is_left_after_the_timeout(receiver: Receiver) -> None:
+async def test_silent_receiver_is_given_up_after_the_timeout(receiver: Receiver) -> None:
     receiver.gate.clear()
     counted = Counted()
     async with webhook(receiver.url, counted, timeout_s=0.1) as made:
@@ -174,7 +174,7 @@ async def test_a_receiver_that_does_not_answer_is_left_after_the_timeout(receive
     assert counted.results == ["sent"]
 
 
-async def test_an_answer_counts_though_its_body_has_no_end() -> None:
+async def test_status_counts_even_if_the_body_never_ends() -> None:
     asked = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,7 +194,7 @@ async def test_an_answer_counts_though_its_body_has_no_end() -> None:
     assert asked == 1
 
 
-async def test_what_a_slow_receiver_has_no_room_for_is_dropped_and_said_once(
+async def test_events_beyond_the_queue_are_dropped_and_logged_once(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.gate.clear()
@@ -203,26 +203,26 @@ async def test_what_a_slow_receiver_has_no_room_for_is_dropped_and_said_once(
         made.put("first", b"{}")
         await eventually(lambda: receiver.requests)
         began = time.perf_counter()
-        for number in range(MOST_WAITING * 2):
+        for number in range(MAX_WAITING * 2):
             made.put(f"m{number}", b"{}")
-        assert time.perf_counter() - began < 1.0  # whoever puts does not wait
+        assert time.perf_counter() - began < 1.0  # putting an event does not wait
         dropped = counted.results.count("dropped")
-        assert dropped == MOST_WAITING
-        assert [line for line in lines(caplog) if "further ones are dropped" in line] == [
-            f"webhook 127.0.0.1: {MOST_WAITING} events wait for it, further ones are dropped"
+        assert dropped == MAX_WAITING
+        assert [line for line in lines(caplog) if "further events are dropped" in line] == [
+            f"webhook 127.0.0.1: {MAX_WAITING} events are waiting; further events are dropped"
         ]
         receiver.gate.set()
-        for number in range(1, MOST_WAITING + 2, 50):
+        for number in range(1, MAX_WAITING + 2, 50):
             await eventually(lambda number=number: counted.results.count("sent") >= number)  # type: ignore[misc]
-        assert counted.results.count("sent") == MOST_WAITING + 1
-        # The newest were dropped: what waited is sent.
-        assert set(receiver.ids) == {"first", *(f"m{number}" for number in range(MOST_WAITING))}
+        assert counted.results.count("sent") == MAX_WAITING + 1
+        # The newest events were dropped; the queued events are sent.
+        assert set(receiver.ids) == {"first", *(f"m{number}" for number in range(MAX_WAITING))}
         assert [line for line in lines(caplog) if "were dropped" in line] == [
-            f"webhook 127.0.0.1: {MOST_WAITING} events were dropped"
+            f"webhook 127.0.0.1: {MAX_WAITING} events were dropped"
         ]
 
 
-async def test_only_so_many_are_sent_at_once(receiver: Receiver) -> None:
+async def test_number_of_concurrent_requests_is_limited(receiver: Receiver) -> None:
     receiver.gate.clear()
     counted = Counted()
     async with webhook(receiver.url, counted, timeout_s=60) as made:
@@ -234,9 +234,7 @@ async def test_only_so_many_are_sent_at_once(receiver: Receiver) -> None:
     assert receiver.most_at_once == SENDERS
 
 
-async def test_that_a_receiver_fails_is_said_once_and_that_it_takes_events_again_too(
-    receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failure_and_recovery_are_each_logged_once(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     receiver.answers = [(404, {})] * 5
     counted = Counted()
     async with webhook(receiver.url, counted) as made:
@@ -244,18 +242,18 @@ async def test_that_a_receiver_fails_is_said_once_and_that_it_takes_events_again
             made.put(f"m{number}", b"{}")
             await eventually(lambda number=number: len(counted.results) == number + 1)  # type: ignore[misc]
     assert lines(caplog) == [
-        "webhook 127.0.0.1 does not take events: it says 404",
-        "webhook 127.0.0.1 takes events again",
+        "webhook 127.0.0.1 does not accept events: status 404",
+        "webhook 127.0.0.1 accepts events again",
     ]
 
 
-async def test_no_secret_and_no_path_is_ever_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_and_paths_are_never_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     receiver.answers = [(500, {})] * 100
     for url in (receiver.url, f"http://127.0.0.1:{closed_port()}/very-secret-path?token=hidden"):
         counted = Counted()
         async with webhook(url, counted) as made:
-            for number in range(MOST_WAITING + 10):
+            for number in range(MAX_WAITING + 10):
                 made.put(f"m{number}", b"{}")
             await eventually(lambda counted=counted: "failed" in counted.results)  # type: ignore[misc]
     assert lines(caplog)
@@ -263,7 +261,7 @@ async def test_no_secret_and_no_path_is_ever_logged(receiver: Receiver, caplog: 
         assert text not in caplog.text
 
 
-async def test_what_waits_is_sent_before_the_end(receiver: Receiver) -> None:
+async def test_queued_events_are_sent_before_closing(receiver: Receiver) -> None:
     counted = Counted()
     async with asyncio.timeout(LIMIT_S), webhook(receiver.url, counted, max_wait_s=10 * LIMIT_S) as made:
         for number in range(30):
@@ -271,7 +269,7 @@ async def test_what_waits_is_sent_before_the_end(receiver: Receiver) -> None:
     assert counted.results == ["sent"] * 30
 
 
-async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_waits_only_for_a_limited_time(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     receiver.gate.clear()
     began = time.monotonic()
     async with webhook(receiver.url, Counted(), timeout_s=60, max_wait_s=0.2) as made:
@@ -279,9 +277,9 @@ async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pyt
             made.put(f"m{number}", b"{}")
         await eventually(lambda: receiver.at_once == SENDERS)
     assert time.monotonic() - began < LIMIT_S
-    assert lines(caplog) == ["webhook 127.0.0.1: 30 events were not sent before the end"]
+    assert lines(caplog) == ["webhook 127.0.0.1: 30 events were not sent before the gateway stopped"]
 
 
-async def test_a_webhook_that_was_never_used_ends_at_once() -> None:
+async def test_unused_webhook_closes_immediately() -> None:
     async with asyncio.timeout(LIMIT_S), webhook("http://127.0.0.1:1/", Counted(), max_wait_s=10 * LIMIT_S):
         pass

@@ -1,4 +1,4 @@
-"""Write the text format of Prometheus (0.0.4)."""
+"""Render metrics in the Prometheus text format, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -6,45 +6,49 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from gateway.telemetry.metrics.families import FAMILIES
-from gateway.telemetry.metrics.slots import Name
+from gateway.telemetry.metrics.slots import Series
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: shown as another kind than it is kept as: it only grows, and is gone with its process
-_TYPES: Final = {"process_cpu_seconds_total": "counter"}
+#: Types that are shown differently from how they are stored. CPU time only grows, so it is shown as a counter. It is
+#: stored as a gauge, because it must disappear with its process.
+_SHOWN_TYPES: Final = {"process_cpu_seconds_total": "counter"}
 
 
-def written(numbers: Mapping[Name, float]) -> str:
-    """All metrics that have a number, each with what it says."""
+def render(values: Mapping[Series, float]) -> str:
+    """Return the text of all metrics that have at least one value, with help and type lines."""
     by_family: dict[str, list[tuple[str, float]]] = {name: [] for name in FAMILIES}
-    for name, value in numbers.items():
-        # A file that an older version of a worker has left may hold others.
-        if name.family in by_family:
-            by_family[name.family].append((name.series, value))
-    return "".join(_head(name) + "".join(_lines(name, found)) for name, found in by_family.items() if found)
+    for series, value in values.items():
+        # A file that was left by a worker of an older version may contain other metrics.
+        if series.family in by_family:
+            by_family[series.family].append((series.text, value))
+    return "".join(_header(name) + "".join(_lines(name, rows)) for name, rows in by_family.items() if rows)
 
 
-def _lines(family: str, numbers: Iterable[tuple[str, float]]) -> Iterator[str]:
-    shown = _added_up(family, numbers) if FAMILIES[family].kind == "histogram" else numbers
+def _lines(family: str, rows: Iterable[tuple[str, float]]) -> Iterator[str]:
+    shown = _cumulative(family, rows) if FAMILIES[family].kind == "histogram" else rows
     return (f"{series} {_number(value)}\n" for series, value in shown)
 
 
-def _added_up(family: str, numbers: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    """Of a histogram: each bound's count with those of all smaller ones, and the count of all, before their sum."""
-    total = f"{family}_sum"
-    within = 0.0
-    for series, value in numbers:
-        if series.startswith(total):
-            yield f"{family}_count{series.removeprefix(total)}", within
+def _cumulative(family: str, rows: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    """Yield the rows of a histogram with cumulative bucket counts, and the total count before each sum.
+
+    Stored buckets count only the values between two bounds. The sum of a histogram follows its last bucket.
+    """
+    sum_name = f"{family}_sum"
+    count = 0.0
+    for series, value in rows:
+        if series.startswith(sum_name):
+            yield f"{family}_count{series.removeprefix(sum_name)}", count
             yield series, value
-            within = 0.0
+            count = 0.0
         else:
-            within += value
-            yield series, within
+            count += value
+            yield series, count
 
 
-def _head(name: str) -> str:
+def _header(name: str) -> str:
     family = FAMILIES[name]
-    return f"# HELP {name} {family.help}\n# TYPE {name} {_TYPES.get(name, family.kind)}\n"
+    return f"# HELP {name} {family.help}\n# TYPE {name} {_SHOWN_TYPES.get(name, family.kind)}\n"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Folders of shared metrics: removed at the end, and at the next start where their processes were killed."""
+"""Test that folders of shared metrics are removed at the end, or at the next start if their process was killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_folder_is_removed_at_the_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_not_before(tmp_path: Path) -> None:
+def test_folder_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
         assert process.stdout is not None

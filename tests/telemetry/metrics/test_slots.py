@@ -1,4 +1,4 @@
-"""Numbers by name, in memory and in files that several workers share."""
+"""Test metric values in memory and in files that several workers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.telemetry.metrics.slots import MOST_SLOTS, NOTHING, MetricSlots, Name, labelled
+from gateway.telemetry.metrics.slots import HIDDEN, MAX_SLOTS, MetricSlots, Series, series_text
 from tests.support.gateways import ROOT, until
 
 CALLS, NOW = "calls_total", "running"
@@ -26,26 +26,26 @@ def slots(request: pytest.FixtureRequest, tmp_path: Path) -> MetricSlots:
 
 
 def numbers(slots: MetricSlots) -> dict[str, float]:
-    return {name.series: value for name, value in slots.read().items()}
+    return {series.text: value for series, value in slots.read().items()}
 
 
-def test_a_number_begins_with_zero_and_keeps_what_is_added(slots: MetricSlots) -> None:
+def test_value_starts_at_zero_and_can_be_increased(slots: MetricSlots) -> None:
     slot = slots.slot(CALLS, "calls_total")
-    assert slots.read() == {Name(CALLS, "calls_total"): 0.0}
+    assert slots.read() == {Series(CALLS, "calls_total"): 0.0}
     slots.values[slot] += 1.5
     slots.values[slots.slot(CALLS, "calls_total")] += 1
     assert numbers(slots) == {"calls_total": 2.5}
 
 
-def test_numbers_without_room_are_left_out_and_disturb_no_other(slots: MetricSlots) -> None:
-    for number in range(MOST_SLOTS + 10):
+def test_series_beyond_the_last_slot_are_not_counted(slots: MetricSlots) -> None:
+    for number in range(MAX_SLOTS + 10):
         slots.values[slots.slot(CALLS, f"n{number}")] += number
     found = numbers(slots)
-    assert len(found) == MOST_SLOTS - 1
+    assert len(found) == MAX_SLOTS - 1
     assert all(value == int(name[1:]) for name, value in found.items())
 
 
-def test_workers_are_added_up_whichever_is_asked(tmp_path: Path) -> None:
+def test_each_worker_reads_the_sums_of_all_workers(tmp_path: Path) -> None:
     workers = [MetricSlots(tmp_path, {NOW}) for _ in range(3)]
     for number, worker in enumerate(workers, 1):
         worker.values[worker.slot(CALLS, f"only{number}")] += 1
@@ -75,14 +75,14 @@ def worker_process(folder: Path) -> tuple[subprocess.Popen[str], int]:
     return process, json.loads(process.stdout.readline())
 
 
-def test_what_a_killed_worker_counted_stays_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
+def test_values_of_a_killed_worker_stay_and_the_next_worker_continues_them(tmp_path: Path) -> None:
     watching = MetricSlots(tmp_path, {NOW})
     killed, number = worker_process(tmp_path)
     assert number == 2
     assert numbers(watching) == {"calls_total": 1, "running": 5}
     killed.kill()
     killed.communicate()
-    # What it was doing is over; what it has done is not undone.
+    # The gauges of the killed worker disappear; its counters stay.
     until(lambda: numbers(watching) == {"calls_total": 1})
     with (tmp_path / "2.names").open("a") as names:
         names.write("calls_total cut off in the midd")
@@ -96,7 +96,7 @@ def test_what_a_killed_worker_counted_stays_and_the_next_one_goes_on_with_it(tmp
         follower.communicate()
 
 
-def test_a_worker_that_takes_the_place_of_another_says_nothing_of_how_that_was_doing(tmp_path: Path) -> None:
+def test_gauges_of_a_killed_worker_are_not_shown(tmp_path: Path) -> None:
     killed, number = worker_process(tmp_path)
     killed.kill()
     killed.communicate()
@@ -107,27 +107,27 @@ def test_a_worker_that_takes_the_place_of_another_says_nothing_of_how_that_was_d
     assert numbers(following) == numbers(watching) == {"calls_total": 1, "running": 0}
 
 
-def test_a_worker_knows_the_names_of_the_one_whose_place_it_takes(tmp_path: Path) -> None:
+def test_new_worker_knows_the_series_of_its_predecessor(tmp_path: Path) -> None:
     killed, _ = worker_process(tmp_path)
     killed.kill()
     killed.communicate()
     following = MetricSlots(tmp_path, {NOW})
     assert following.series(CALLS) == ["calls_total"]
-    assert following.knows(CALLS, "calls_total")
-    assert not following.knows(CALLS, "calls_total{}")
-    assert not following.knows(NOW, "calls_total")
+    assert following.has(CALLS, "calls_total")
+    assert not following.has(CALLS, "calls_total{}")
+    assert not following.has(NOW, "calls_total")
 
 
-def test_a_number_that_is_nothing_is_not_shown_until_it_is_one_again(slots: MetricSlots) -> None:
+def test_hidden_value_is_not_shown_until_it_is_set_again(slots: MetricSlots) -> None:
     slots.values[slots.slot(NOW, "a")] = 1
     slots.values[slots.slot(NOW, "b")] = 2
-    slots.values[slots.slot(NOW, "a")] = NOTHING
+    slots.values[slots.slot(NOW, "a")] = HIDDEN
     assert numbers(slots) == {"b": 2}
     slots.values[slots.slot(NOW, "a")] = 3
     assert numbers(slots) == {"a": 3, "b": 2}
 
 
-def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     slots = MetricSlots(tmp_path)
     slots.slot(CALLS, "calls_total")
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
@@ -142,20 +142,20 @@ def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
         ({"a": "ü \ud800"}, 'm{a="ü ?"}'),
     ],
 )
-def test_labels_are_written_as_prometheus_reads_them(labels: dict[str, str], shown: str) -> None:
-    assert labelled("m", labels) == shown
+def test_labels_are_escaped_for_prometheus(labels: dict[str, str], shown: str) -> None:
+    assert series_text("m", labels) == shown
 
 
-def test_a_name_with_spaces_and_any_text_is_read_again_by_others(tmp_path: Path) -> None:
+def test_series_with_spaces_is_read_by_other_workers(tmp_path: Path) -> None:
     one, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
-    series = labelled(CALLS, {"model": "my model\nü"})
+    series = series_text(CALLS, {"model": "my model\nü"})
     one.values[one.slot(CALLS, series)] += 1
-    assert other.read() == {Name(CALLS, series): 1.0}
+    assert other.read() == {Series(CALLS, series): 1.0}
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a full disk: no file of this process can be longer."""
+    """Limit the size of files of this process, which has the same effect as a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -164,13 +164,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_all_room_for_numbers_is_taken_at_the_beginning(tmp_path: Path) -> None:
+def test_disk_space_is_reserved_at_the_start(tmp_path: Path) -> None:
     MetricSlots(tmp_path)
-    # A hole in a file on a disk that is full by then would end the worker that counts there.
-    assert (tmp_path / "1.values").stat().st_blocks * 512 >= 8 * MOST_SLOTS
+    # A write to a hole in the file would kill the worker if the disk is full by then.
+    assert (tmp_path / "1.values").stat().st_blocks * 512 >= 8 * MAX_SLOTS
 
 
-def test_without_room_for_its_files_a_worker_counts_for_itself(tmp_path: Path) -> None:
+def test_worker_counts_in_memory_on_a_full_disk(tmp_path: Path) -> None:
     with files_of_at_most(4_096):
         slots = MetricSlots(tmp_path, {NOW})
         slots.values[slots.slot(CALLS, "calls_total")] += 2
@@ -182,11 +182,11 @@ def test_without_room_for_its_files_a_worker_counts_for_itself(tmp_path: Path) -
 
 
 def no_locks(file: int, kind: int) -> None:
-    """As on a disk of a network that has none."""
+    """Fail like a network file system without locks."""
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
-def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
+def test_worker_counts_in_memory_without_locks_and_logs_it_once(
     tmp_path: Path, heard: pytest.LogCaptureFixture
 ) -> None:
     other = MetricSlots(tmp_path, {NOW})
@@ -195,15 +195,15 @@ def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
     slots = MetricSlots(tmp_path, {NOW}, no_locks)
     slots.values[slots.slot(CALLS, "calls_total")] += 2
     for _ in range(2):
-        # What is counted never falls; who is there nobody knows.
+        # Counters never fall. Gauges of other workers are not shown, because running workers cannot be recognized.
         assert numbers(slots) == {"calls_total": 3}
     assert [one.getMessage() for one in heard.records] == [
-        f"other workers do not see the figures of this one: {os.strerror(errno.ENOLCK)}"
+        f"metrics of this worker are not shared with other workers: {os.strerror(errno.ENOLCK)}"
     ]
     assert numbers(other) == {"calls_total": 1, "running": 5}
 
 
-def test_a_name_that_could_not_be_written_puts_no_other_in_a_wrong_place(tmp_path: Path) -> None:
+def test_unwritten_series_does_not_shift_other_slots(tmp_path: Path) -> None:
     slots, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
     slots.values[slots.slot(CALLS, "first")] += 1
     size = (tmp_path / "1.names").stat().st_size
@@ -214,7 +214,7 @@ def test_a_name_that_could_not_be_written_puts_no_other_in_a_wrong_place(tmp_pat
     assert numbers(other) == numbers(slots) == {"first": 1, "second": 2}
 
 
-def test_a_name_that_another_worker_is_writing_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_series_of_another_worker_is_ignored(tmp_path: Path) -> None:
     slots, other = MetricSlots(tmp_path), MetricSlots(tmp_path)
     slots.values[slots.slot(CALLS, "first")] += 1
     with (tmp_path / "1.names").open("ab") as names:
