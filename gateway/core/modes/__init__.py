@@ -1,9 +1,15 @@
 """Define response modes: how tool results are shown as a session's budget shrinks.
 
-Raw as they came; as tables, with nothing left out; as summaries, with the way to the full text; as that way alone. Each
-message is shown for itself and always the same way in the same mode, so that a provider's prompt cache holds for as
-long as the mode does. What is shown shorter names the handle under which the caller keeps the original. Results that
-the model has not read yet are the exception, see `gateway.core.modes.unread`.
+| mode | what is sent for a tool result |
+|---|---|
+| `raw` | the result, unchanged |
+| `table` | the result with its JSON lists written as tables; nothing is left out |
+| `summary` | an extract or a model's summary, with the handle of the full text |
+| `handle_only` | one line that describes the result, with the handle |
+
+Each result is rendered by itself and always the same way in the same mode. So the provider's prompt cache stays valid
+as long as the mode does not change. A shortened result names the handle under which the caller stores the original.
+Results that the model has not read yet follow the rules of `gateway.core.modes.unread`.
 """
 
 from __future__ import annotations
@@ -22,52 +28,52 @@ from gateway.core.values import dataclass
 
 ResponseMode = Literal["raw", "table", "summary", "handle_only"]
 
-#: mildest first
+#: ordered from the mode that shows most to the mode that shows least
 MODES: Final[tuple[ResponseMode, ...]] = get_args(ResponseMode)
-#: the modes in force while more than this share of the budget is left
+#: A mode applies while more than this share of the budget is left. With less than all of these: `handle_only`.
 _ABOVE: Final[tuple[tuple[float, ResponseMode], ...]] = ((0.5, "raw"), (0.2, "table"), (0.05, "summary"))
 
-#: A result of up to so many characters is never changed: the line that stands for it would be about as long.
+#: Results of up to this many characters never change: the line that replaces them would be about as long.
 SHORTEST: Final = 300
-#: what is shown has at most this share of the characters of what came: less is not worth another form
+#: A lossless form is used only if it has at most this share of the original's characters.
 _WORTH: Final = 0.9
-#: and so much where something is left out
+#: A form that leaves something out must be shorter: at most this share.
 _WORTH_LOSS: Final = 0.75
-#: characters of the line that names the handle, without the handle and what it says
+#: Characters of the line with the handle, without the handle and the description.
 _LINE: Final = 66
-#: a character of that line weighs as many tokens as so many of other texts
+#: One character of that line costs as many tokens as this many characters of other text.
 _DENSE: Final = 2
-#: Characters of a result that an extract by the question is chosen from: the first and the last ones.
+#: Only so many characters at the two ends of a result are considered when blocks are chosen by the question.
 _MOST_READ: Final = 1_000_000
-#: More characters than this were not shown by us, whatever they look like: a summary and its gap marks have fewer.
+#: No longer text was written by the gateway: its summaries, with their gap marks, are shorter.
 _SHOWN_MOST: Final = 3 * LONGEST
 
 
 def stricter(one: ResponseMode, other: ResponseMode) -> ResponseMode:
-    """The one that shows less."""
+    """Return the mode that shows less."""
     return max(one, other, key=MODES.index)
 
 
 def milder(one: ResponseMode, other: ResponseMode) -> ResponseMode:
-    """Return the one that shows more."""
+    """Return the mode that shows more."""
     return min(one, other, key=MODES.index)
 
 
 def mode_for(remaining_fraction: float) -> ResponseMode:
-    """The mode while this share of the budget is left, 1 for all of it."""
+    """Return the mode for the share of the budget that is left: 1 means all of it."""
     return next((mode for above, mode in _ABOVE if remaining_fraction > above), "handle_only")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """One tool result as it is sent.
+    """A tool result in the form in which it is sent.
 
     Attributes:
         raw: the message's JSON bytes.
-        form: how it is shown, which may be milder than the mode asked for.
-        handle: under which the original is to be stored; None where nothing is left out.
-        content: that original: the text, or where more than plain text is left out, these parts as a JSON list.
-        summing: what a model's summary may take in the place of the extract; None where it is not worth a call.
+        form: the mode of this form. It may show more than the mode that was asked for.
+        handle: the key under which the caller must store the original; None if nothing is left out.
+        content: the original to store: its text, or a JSON list of parts if more than plain text is left out.
+        summing: limits for a model's summary that could replace the extract; None if it is not worth a call.
     """
 
     raw: bytes
@@ -78,12 +84,12 @@ class ShownResult:
 
 
 def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> ShownResult | None:
-    """A message as it is sent in a mode; None if it is sent as it came.
+    """Return a message in the form of a response mode, or None if it is sent unchanged.
 
     Args:
         raw: JSON bytes of a chat message.
-        mode: the strictest form it may get.
-        handle_of: the handle of a text; letters, digits, `_` and `-`.
+        mode: the strictest form that is allowed.
+        handle_of: returns the handle of a text, made of letters, digits, `_` and `-`.
     """
     if mode == "raw" or len(raw) <= SHORTEST:
         return None
@@ -94,7 +100,7 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
     text = content.text
     if len(text) + content.media_size <= SHORTEST or _was_shown(content, mode):
         return None
-    # A short form stands for all texts as one: where there are several, it is not compared with tables of each.
+    # A short form replaces all texts as one. If there are several, it is not compared with a table of each.
     shaped = content.shaped(_lossless) if mode == "table" or len(content.texts) == 1 else message.get("content")
     whole = ResultContent(shaped).text
     if mode != "table":
@@ -106,7 +112,7 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
 
 
 def extractable(raw: bytes) -> str | None:
-    """Return the text of a result that `show_blocks` can shorten; None if it stays as it is."""
+    """Return the text of a result that `show_blocks` can shorten, or None if the result stays unchanged."""
     message = _result(raw) if len(raw) > SHORTEST else None
     content = _content(message, "summary") if message is not None else None
     if content is None or len(content.text) <= SHORTEST or _was_shown(content, "summary"):
@@ -115,9 +121,10 @@ def extractable(raw: bytes) -> str | None:
 
 
 def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], str]) -> ShownResult | None:
-    """Return a result as these blocks of it and its handle; without blocks, as in `handle_only`.
+    """Return a result reduced to some of its blocks and its handle; without blocks, as in `handle_only`.
 
-    None if it cannot be shown so. `blocks`: numbers of the blocks that `slice_message` makes of `extractable`.
+    Returns None if the result cannot be shortened this way. `blocks` are numbers of the blocks that `slice_message`
+    makes of the text that `extractable` returns.
     """
     if not blocks:
         return show(raw, "handle_only", handle_of)
@@ -132,7 +139,7 @@ def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], st
 
 
 def _result(raw: bytes) -> Message | None:
-    """The message, where it is a tool result that can be written anew."""
+    """Return the decoded message if it is a tool result that may be rewritten, else None."""
     message, is_odd = read(raw)
     if is_odd or not isinstance(message, dict) or str(message.get("role")) not in RESULT_ROLES:
         return None
@@ -144,20 +151,20 @@ def _content(message: Message, mode: ResponseMode) -> ResultContent:
 
 
 def original(raw: bytes, form: ResponseMode) -> str:
-    """The original that a message stands for once it is shown in this form; `raw`: the message as it came."""
+    """Return what the caller stores for a message that was shown in this form; for `raw`, its text."""
     return _content(decode(raw), form).original
 
 
 def readable(raw: bytes) -> str:
-    """The text of a message that a summary is to be made of."""
+    """Return the text of a message for a model to summarize."""
     return _content(decode(raw), "summary").text
 
 
 def _was_shown(content: ResultContent, mode: ResponseMode) -> bool:
-    """Whether a text has the form of what we show.
+    """Return whether a text looks like a form that the gateway writes.
 
-    Anybody can give a text this form, and it then stays as it came. Longer texts than ours are never taken for ours, so
-    that no long text stays whole by that.
+    A client can imitate this form, and its text then stays unchanged. Texts longer than any form of the gateway are
+    never treated as one, so no long text can avoid shortening this way.
     """
     text = content.text
     if len(text) > _SHOWN_MOST:
@@ -173,10 +180,10 @@ def _lossless(text: str) -> str:
 def _short(
     message: Message, content: ResultContent, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
 ) -> ShownResult | None:
-    """A message in part; None where the `whole` text with nothing left out is about as short.
+    """Return a message in part, or None if its lossless text `whole` is about as short.
 
-    The limits are taken from `whole`, which is the same once a text is shown as its table, so that a text that was left
-    whole stays whole.
+    The limits are taken from `whole`, which is the same before and after a text is written as a table. So a text that
+    was left whole once stays whole.
     """
     limit = limit_of(whole)
     enough = LONGEST if mode == "summary" and tokens_of(whole) <= limit else SHORTEST
@@ -196,12 +203,12 @@ def _short(
 
 
 def _line(content: ResultContent) -> str:
-    """What a content is, in a line."""
+    """Return one line that describes a content."""
     return ", ".join(filter(None, (described(content.text) if content.text else "", content.media)))
 
 
 def with_summary(raw: bytes, says: str, handle: str) -> bytes:
-    """A message that is shown as a summary, with this one."""
+    """Return a message that shows this summary instead of its extract."""
     message = decode(raw)
     return _summarized(message, _content(message, "summary"), says, handle)
 

@@ -10,21 +10,21 @@ from typing import Any, Final
 from gateway.core.conversation.lossless_json import bared, parse, written
 from gateway.core.fitting.blocks import WAY
 
-#: what a handle is made of
+#: characters that a handle may have
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-#: characters of a description, without the size and handle behind it
+#: Characters of a description, without the size and the handle after it.
 _LONGEST: Final = 240
-#: characters that a description quotes of the beginning of a text, and of the line that says what went wrong
+#: Characters that a description quotes from the start of a text, and from the line that reports an error.
 _BEGINNING: Final = 120
 _TROUBLE_LINE: Final = 80
-#: characters at the end of a text in which that line is looked for
+#: Characters at the end of a text that are searched for that line.
 _SEARCHED: Final = 100_000
-#: characters of the longest value that a description quotes
+#: Characters of the longest value that a description quotes.
 _VALUE: Final = 32
-#: characters of a key or column in a description
+#: Characters of a key or column name in a description.
 _NAME: Final = 40
 _POINTER: Final = re.compile(rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(WAY)}[A-Za-z0-9_-]{{1,128}}\]")
-#: a line that says what went wrong; the last one says it best in most languages
+#: Matches a line that reports an error. In most languages the last such line is the clearest.
 TROUBLE: Final = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|traceback|fail(?:s|ed|ure)?|fatal|panic|denied|refused|not found|no such"
     r"|cannot|unable|invalid|timed? ?out|undefined)\b"
@@ -32,10 +32,11 @@ TROUBLE: Final = re.compile(
 
 
 def pointer(what: str, size: int, handle: str) -> str:
-    """The line that names what is shown, the characters of the original, and its handle.
+    """Return the line that names what is shown, the characters of the original, and its handle.
 
     Raises:
-        ValueError: the handle is not made of letters, digits, `_` and `-`, so that its line could not be told again.
+        ValueError: the handle has other characters than letters, digits, `_` and `-`. Such a line would not be
+            recognized again.
     """
     if _HANDLE.fullmatch(handle) is None:
         raise ValueError("a handle is made of at most 128 letters, digits, _ and -")
@@ -43,12 +44,12 @@ def pointer(what: str, size: int, handle: str) -> str:
 
 
 def points(text: str) -> bool:
-    """Whether a text ends with a line of `pointer`: it was shown before."""
+    """Return whether a text ends with a line of `pointer`, that is, whether it was shortened before."""
     return _POINTER.fullmatch(text, text.rfind("\n") + 1) is not None
 
 
 def described(text: str) -> str:
-    """What a result is, in a line: kind, size in rows or lines, names of columns, short values, first words."""
+    """Return a description of a result in one line: kind, rows or lines, column names, short values, first words."""
     parsed = parse(text)
     if parsed is None:
         return _cut(_of_text(text), _LONGEST)
@@ -69,7 +70,7 @@ def _fields(value: dict[str, Any]) -> Iterator[str]:
 
 
 def _list(values: list[Any], depth: int = 1) -> str:
-    """How many, and what the first one is."""
+    """Return how many values a list has, and a description of the first one."""
     first = values[0] if values else None
     count = len(values)
     if isinstance(first, dict):
@@ -99,7 +100,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def _line(text: str, most: int) -> str:
-    """The beginning of a text, on one line."""
+    """Return the start of a text on one line."""
     return _cut(" ".join(text[: 4 * most].split()), most)
 
 

@@ -43,7 +43,7 @@ _NEAR: Final = (0, 1, -1, 2, 3, -2, *range(4, 17))
 _ASKED: Final = 2_000
 #: Characters of the arguments of one call that are part of the question.
 _ARGUMENTS: Final = 500
-#: Text that Claude Code adds beside tool results. It is not part of the user's question.
+#: Text that Claude Code adds to tool results. It is not part of the user's question.
 _REMINDER: Final = "<system-reminder>"
 _NAME_BYTES: Final = 8
 
@@ -114,7 +114,7 @@ def after_last_reply(messages: Sequence[bytes]) -> int:
 
 
 def _is_models(message: object) -> bool:
-    """Return whether the model said this message or item."""
+    """Return whether the model wrote this message or item."""
     if not isinstance(message, dict):
         return False
     return message.get("role") == "assistant" or str(message.get("type")).endswith(("_call", "reasoning"))
@@ -148,17 +148,17 @@ def chosen_blocks(
 ) -> Mapping[int, tuple[int, ...]]:
     """Return the blocks of each result that answer the question best, by index.
 
-    No blocks: only its handle is shown. A result that is missing fits as it is.
+    Without blocks, only the handle of a result is shown. A result that is not in the mapping fits unchanged.
 
     Args:
         messages: the conversation, as chat messages.
         results: the indices of the results to shorten.
-        room: tokens for all of them.
+        room: tokens for all of them together.
         reader: counts tokens.
         expired: see `Deadline`.
 
     Raises:
-        Expired: choosing took too long.
+        DeadlinePassed: choosing took too long.
     """
     texts = {index: text for index in results if (text := extractable(messages[index])) is not None}
     room = int(room * _FILLED) - _LINE * len(texts)
@@ -192,9 +192,10 @@ class _Around(NamedTuple):
 
 
 def _around(draft: Draft, results: Sequence[int], room: float) -> _Around:
-    """Return the blocks that answer the question best, with those around them: a function with its body, for example.
+    """Return the blocks that answer the question best and the blocks around them, such as the body of a function.
 
-    The rules that trim take single blocks, as the model has seen the others before. Here it has not.
+    The rules that trim a conversation take single blocks, because the model has read the other blocks before. Here the
+    model has not read the result yet.
     """
     asks, known = last_words(draft), {index: draft.known(index) for index in results}
     places = [(index, number) for index, one in known.items() for number in range(len(one.terms))]
