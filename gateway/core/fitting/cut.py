@@ -1,8 +1,8 @@
 """Trim a draft that is over its limit.
 
-It goes down to the low-water mark, so that the next turns only append: what must stay, and a share of the room beside
-that (`TrimPolicy.low_water`). What the client had cached and what was sent before stays at the beginning as far as that
-can be.
+The result goes down to the low-water mark: the tokens of what must stay, and a share of the other room
+(`TrimPolicy.low_water`). Then the next turns only append messages. The prefix that the client marked for the cache, and
+what was sent before, stay unchanged as far as possible.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.role_order import in_order, without_marks
 from gateway.core.fitting.strategies import Dedupe, Drop, Strategy, first_to_go, leading
 
-#: Most room that is given to the beginning of a task of which a cut left nothing: a share of the limit, and at least
-#: so many tokens (some sentences). More would take the room of old lines that the last messages ask for.
+#: Most room for the start of a task that a trim removed: this share of the limit, and at least `_TASK_TOKENS`, a few
+#: sentences. More would take the room of old lines that the last messages refer to.
 _TASK: Final = 0.05
 _TASK_TOKENS: Final = 64
-#: the same for a task that can be told whole, or whose first words are longer than that
+#: The same for a task that fits whole, or whose first block is longer than that.
 _MOST_TASK: Final = 0.3
 
 
 def cut(draft: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
-    """Down to the low-water mark; what the client had cached stays while it can, and so does what was sent."""
+    """Trim to the low-water mark; keep what the client had cached, and what was sent before, while there is room."""
     fixed = system_tokens(draft)
     low = _low(draft, limit, policy)
     first = _protected(draft, limit)
-    # Without its task, what was sent before is not worth keeping as it is.
+    # Without its task, keeping what was sent before is not worth it.
     was_sent = was_sent and not lost_task(draft)
     if deduped := _deduped(draft, max(_appended(draft), first), (low + limit) // 2, policy):
         return deduped
@@ -49,7 +49,7 @@ def cut(draft: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> tupl
         return dropped(fresh, limit, policy), (*applied, "drop")
     same = _unchanged(draft, in_order(fresh), policy.stale * (limit - fixed)) if was_sent else 0
     if same > start:
-        # The same choice with less room behind what stays, not another one.
+        # Make the same choice again, with what was sent before kept up to `same`.
         kept, kept_applied = _apply(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
         if kept.total() <= max(target, fresh.total()):
             return kept, kept_applied
@@ -57,12 +57,12 @@ def cut(draft: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> tupl
 
 
 def _deduped(draft: Draft, start: int, enough: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
-    """What came twice told once, from `start` on, where that is asked for first and is enough.
+    """Remove repeated results from `start` on, if this strategy comes first and is enough; else return None.
 
-    It loses nothing, so that it need not go as deep as others; with less room the next cut would come too soon.
+    It loses nothing, so it need not go down to the low-water mark. With less room, the next trim would come too soon.
     """
     strategy = next(iter(policy.strategies), None)
-    if not isinstance(strategy, Dedupe) or 0 in draft.conversation.priorities.values():  # these go before all else
+    if not isinstance(strategy, Dedupe) or 0 in draft.conversation.priorities.values():  # priority 0 is dropped first
         return None
     opened = without_marks(draft.reopened(start))
     fresh = strategy.apply(opened, enough)
@@ -72,16 +72,16 @@ def _deduped(draft: Draft, start: int, enough: int, policy: TrimPolicy) -> tuple
 
 
 def _cut_tail(draft: Draft, low: int, limit: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
-    """Cut only what was appended since the last cut, if that is enough and what that cut left is small.
+    """Trim only what was appended since the last trim, if that is enough and the older part is small.
 
-    All that stands behind the first change is paid in full again, and the newest stretch is the last of it: to change
-    only that is the cheapest.
+    Everything after the first change is paid in full again. The appended part is at the end, so changing only that part
+    is the cheapest.
     """
     tail = max(_appended(draft), _protected(draft, limit))
     fixed = system_tokens(draft)
     if sum(without_marks(draft).weights()[:tail]) - fixed > policy.settled * (limit - fixed):
         return None
-    # A long newest result may hold the half of it, and can be cut on the next turn: then less is enough.
+    # A long newest result may take half of the room. It can be trimmed on the next turn, so less is enough now.
     for target in (low, (low + limit) // 2):
         fresh, applied = _apply(draft.reopened(tail), target, target, policy.strategies)
         if fresh.total() <= target:
@@ -90,14 +90,14 @@ def _cut_tail(draft: Draft, low: int, limit: int, policy: TrimPolicy) -> tuple[D
 
 
 def _appended(draft: Draft) -> int:
-    """Where the newest stretch begins that stands as it came."""
+    """Return the index of the first message after the last changed unit: from there on, all messages are unchanged."""
     changed = (i for i in reversed(range(len(draft.decisions))) if draft.decisions[i] != KEEP)
     last = next(changed, -1)
     return next((unit.start for unit in draft.conversation.units if unit.start > last), len(draft.decisions))
 
 
 def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]) -> tuple[Draft, tuple[str, ...]]:
-    """Down to the target; once a strategy has done all that should be done, the limit is enough."""
+    """Apply strategies until the target is reached; after a strategy with `is_last_word`, the limit is enough."""
     applied: list[str] = []
     enough, draft = target, without_marks(draft)
     if any(strategy.may_drop for strategy in strategies):
@@ -118,10 +118,10 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
 
 
 def with_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
-    """Put the task back where a cut left nothing of its beginning and there is room: whole, or its first sentences.
+    """Restore a task whose start was removed, if there is room: whole, or its first sentences.
 
-    Everything else in the conversation is about the task. `may_drop`: something else can be left out for it later;
-    where nothing can, and nothing is told of it at all, it gets a little.
+    Everything else in the conversation is about the task. `may_drop`: other units can be left out for it later. If none
+    can, only a task without any text left gets a little room.
     """
     task = draft.conversation.task
     if task is None or not lost_task(draft) or not (may_drop or draft.decisions[task] == ()):
@@ -140,14 +140,14 @@ def with_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
 
 
 def lost_task(draft: Draft) -> bool:
-    """Whether a cut took the beginning of the task."""
+    """Return whether a trim removed the start of the task."""
     task = draft.conversation.task
     decision = draft.decisions[task] if task is not None else KEEP
     return task is not None and isinstance(decision, tuple) and 0 not in decision and bool(draft.known(task).tokens)
 
 
 def lacks_task(draft: Draft, limit: int) -> bool:
-    """Whether a cut took the beginning of the task, though what must stay leaves room to tell it."""
+    """Return whether a trim removed the start of the task although it has room next to what must stay."""
     conversation = draft.conversation
     task = conversation.task
     if task is None or not lost_task(draft):
@@ -156,7 +156,7 @@ def lacks_task(draft: Draft, limit: int) -> bool:
 
 
 def given_up(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
-    """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
+    """Leave out whole units of what was sent before, down to the low-water mark, without reading any text."""
     draft = replace(start, watch=Deadline(), first=0, recalls={})
     if policy.may_drop:
         lighter = Drop(reads=False).apply(draft, _low(draft, limit, policy))
@@ -166,7 +166,11 @@ def given_up(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
 
 
 def dropped(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True) -> Draft:
-    """Whole units left out of the conversation as it came, if that is allowed."""
+    """Leave out whole units of the original conversation, if the policy allows it.
+
+    Raises:
+        ContextOverflow: the rest is still over the limit.
+    """
     if policy.may_drop:
         untouched = Draft.untouched(draft.conversation, draft.reader, original=draft.original)
         draft = Drop(reads=reads).apply(untouched, limit)
@@ -184,22 +188,23 @@ def dropped(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True)
 
 
 def _low(draft: Draft, limit: int, policy: TrimPolicy) -> int:
-    """The share of what is left beside that which must stay: of all, a long newest result would leave the old nothing.
+    """Return the low-water mark in tokens: what must stay, and a share of the rest of the limit.
 
-    What must stay on this turn can mostly be cut on the next.
+    As a share of the whole limit, a long newest result would leave no room for old messages. What must stay on this
+    turn can mostly be trimmed on the next.
     """
     must = min(limit, sum(draft.original[index] for index in draft.conversation.pinned))
     return must + int((limit - must) * policy.depth)
 
 
 def system_tokens(draft: Draft) -> int:
-    """Tokens of what no cut can take: shares of a limit are of the rest."""
+    """Return the tokens of system messages that no trim can remove. Shares of a limit are of the rest."""
     outline = draft.conversation.outline
     return sum(draft.weight(index) for index in outline.fixed if outline.outlines[index].role in SYSTEM_ROLES)
 
 
 def _protected(draft: Draft, limit: int) -> int:
-    """Where changes may begin: behind the last cache mark up to which everything fits beside what must stay."""
+    """Return where changes may start: after the last cache mark up to which all fits together with what must stay."""
     weights = draft.weights()
     needed = sum(weights)
     for unit in reversed(draft.conversation.units):
@@ -211,7 +216,7 @@ def _protected(draft: Draft, limit: int) -> int:
 
 
 def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
-    """Up to where a fresh choice differs from what was sent by no more than `waste` tokens."""
+    """Return the index up to which a new choice differs by at most `waste` tokens from what was sent."""
     stop = 0
     for unit in sent.conversation.units:
         for index in unit.indices:
@@ -225,7 +230,7 @@ def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
 def _difference(sent: Draft, fresh: Draft, index: int) -> float:
     old, new = sent.decisions[index], fresh.decisions[index]
     if old != new and isinstance(new, SummaryEntry):
-        return math.inf  # made for all that comes behind it: one without the other makes no sense
+        return math.inf  # a new summary covers later messages too: it makes no sense with only a part of the choice
     if isinstance(old, tuple) and isinstance(new, tuple):
         tokens = sent.known(index).tokens
         return sum(tokens[number] for number in {*old} ^ {*new})

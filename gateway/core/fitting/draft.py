@@ -1,4 +1,7 @@
-"""Hold the decision for each message and the resulting tokens; strategies pass it on."""
+"""Hold the trim decision for each message, the rendered messages, and their tokens.
+
+Each strategy takes a draft and returns a shorter one.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,16 @@ from gateway.core.fitting.reader import KnownBlocks, Reader, RenderedMessage, Re
 from gateway.core.fitting.summary import summary_message
 from gateway.core.values import dataclass
 
-#: the heading before old lines that are repeated; neutral, so that no model takes it for an instruction
+#: Heading of recalled lines. It is neutral, so that no model reads it as an instruction.
 EARLIER: Final = "[earlier in this conversation]"
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateResult:
-    """A result whose content, or the parts at these places, are in an earlier one that is sent whole: message `of`."""
+    """A result that is replaced by a reference to an equal earlier one.
+
+    `of`: the index of the earlier result, which is sent whole; `parts`: the equal parts if only these are left out.
+    """
 
     of: int
     parts: tuple[int, ...] = ()
@@ -31,34 +37,34 @@ class DuplicateResult:
 
 @dataclass(frozen=True, slots=True)
 class SummaryEntry:
-    """The first of `count` messages for which a summary stands, in its place; the others are `SUMMED`."""
+    """A summary that replaces `count` messages. It is sent instead of the first one; the others are `SUMMED`."""
 
     id: str
     count: int
     text: str = field(repr=False)
 
 
-#: keep as it came, drop, keep these blocks, point at the same in an earlier result, or let a summary stand for it
+#: keep unchanged, drop, keep these blocks, refer to an equal earlier result, or replace by a summary
 Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | DuplicateResult | SummaryEntry
 
-# spelled out for mypy, which takes a bare Final in a tuple for a str
+# Spelled out for mypy, which infers str from a bare Final in a tuple.
 KEEP: Final[Literal["keep"]] = "keep"  # noqa: PYI064
 DROP: Final[Literal["drop"]] = "drop"  # noqa: PYI064
 SUMMED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
 
-#: old lines to repeat: for each message that they are from, its index and the numbers of its blocks, in order
+#: recalled lines: the index of each source message and the numbers of its blocks, in order
 Lines = tuple[tuple[int, tuple[int, ...]], ...]
 
-#: a message, a decision for it, and old lines that are repeated at its end
+#: the key of a rendered message: its index, the decision, and the lines recalled at its end
 _Want = tuple[int, Decision, Lines]
 
 
 class TermUses(NamedTuple):
-    """Where the terms of a conversation are."""
+    """Which messages use the terms of a conversation."""
 
     #: term -> the last message that has it
     last: dict[str, int]
-    #: term -> how many of the assistant's messages have it
+    #: term -> how many assistant messages have it
     said: Counter[str]
     #: terms that are more than words
     named: set[str]
@@ -69,55 +75,54 @@ Pick = tuple[int, int]
 
 
 class ChosenBlocks(NamedTuple):
-    """Blocks that were chosen together, of the unit that starts at `start`; `opened`: the unit was opened with them."""
+    """Blocks of the unit at `start` that were chosen in one step. `opened`: this step also added the unit's frame."""
 
     start: int
     added: Sequence[Pick]
     opened: bool
 
 
-#: nothing is sent in the place of a message
+#: the rendering of a message that is not sent
 _GONE: Final = RenderedMessage(None, 0, b"")
-#: stands for the tokens of a message that is sent as it came: `Draft.original` has them
+#: Placeholder for the tokens of an unchanged message: `Draft.original` has them.
 _AS_IT_CAME: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Memo:
-    """What was read and made for a conversation, shared by all drafts of it."""
+    """Results that all drafts of a conversation share."""
 
-    #: by message
+    #: by message index
     known: dict[int, KnownBlocks] = field(default_factory=dict)
-    #: of all messages but system texts: one value once it was asked for, none before
+    #: for all messages but system messages; empty until it is needed, then one value
     uses: list[TermUses] = field(default_factory=list)
-    #: term -> how likely it is needed, by the factors (`Worth`) this was worked out with
+    #: term -> how likely it is needed, by the `RelevanceFactors` of that computation
     weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
     made: dict[_Want, RenderedMessage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A conversation and a decision for every message of it."""
+    """A conversation with a decision for each of its messages. Drafts are immutable."""
 
     conversation: Conversation
     reader: Reader
-    #: tokens of each message as it came
+    #: tokens of each message before the trim
     original: Sequence[int]
     decisions: tuple[Decision, ...]
     #: index of the first message that may be changed
     first: int = 0
-    #: message -> old lines that are repeated at its end
+    #: message -> old lines that are recalled at its end
     recalls: Mapping[int, Lines] = field(default_factory=dict)
-    #: message -> the strategy that decided which blocks of it are kept
+    #: message -> the strategy that chose its blocks
     rules: Mapping[int, str] = field(default_factory=dict)
-    #: how the blocks were chosen, the best first
+    #: the steps in which blocks were chosen, best first
     steps: Sequence[ChosenBlocks] = ()
     watch: Deadline = field(default_factory=Deadline)
     memo: _Memo = field(default_factory=_Memo, repr=False)
-    #: what `weights` gave: one value once it was asked for, none before
+    #: the result of `weights`: empty until it is needed, then one value
     _counted: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
-    #: what `weights` gave for a draft that this one was made of, and the messages that may weigh something else here;
-    #: none where that was not asked for
+    #: Token counts of an earlier draft, and the messages whose counts may differ here. Empty if it had no counts.
     _before: list[tuple[Sequence[int], AbstractSet[int]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -131,12 +136,12 @@ class Draft:
         original: Sequence[int] | None = None,
         watch: Deadline | None = None,
     ) -> Draft:
-        """Everything as it came; `original`: its tokens, where they are known."""
+        """Return a draft that changes nothing. `original`: the tokens of each message, if they are known."""
         original = reader.weights(conversation) if original is None else original
         return cls(conversation, reader, original, (KEEP,) * len(original), watch=watch or Deadline())
 
     def having(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
-        """The draft with other decisions for some messages; `steps`: how blocks were chosen, None for as before."""
+        """Return a draft with other decisions for some messages. `steps`: how blocks were chosen; None: as before."""
         decisions = list(self.decisions)
         for index, decision in changes.items():
             decisions[index] = decision
@@ -144,15 +149,15 @@ class Draft:
         return self._followed(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
 
     def _followed(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
-        """Tell `draft`, made of this one, that all messages but `changed` weigh in it what they weigh here."""
+        """Pass the token counts of this draft to `draft`, valid for all messages except `changed`; return `draft`."""
         for weights, stale in ((self._counted[0], frozenset[int]()),) if self._counted else self._before:
             draft._before.append((weights, stale | changed))
         return draft
 
     def reopened(self, first: int, steps: Sequence[ChosenBlocks] = ()) -> Draft:
-        """The draft with all messages from `first` on open to new decisions, and no lines repeated there.
+        """Return a draft in which all messages from `first` on can be decided again; lines recalled there are removed.
 
-        `steps`: of an earlier choice among these units and others, to be taken over by the next.
+        `steps`: an earlier choice among these and other units, which the next choice repeats.
         """
         recalls = {i: lines for i, lines in self.recalls.items() if i < first}
         reopened = replace(self, first=first, recalls=recalls, steps=steps)
@@ -165,7 +170,7 @@ class Draft:
         rules: Mapping[int, str],
         made: Mapping[int, RenderedMessage],
     ) -> Draft:
-        """The draft with its first messages as decided before; `made`: what some of these became then."""
+        """Return a draft with earlier decisions for its first messages. `made`: renderings of some of them."""
         rest = len(self.decisions) - len(decisions)
         draft = Draft(
             self.conversation, self.reader, self.original, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
@@ -176,12 +181,12 @@ class Draft:
         return draft
 
     def ruled(self, before: Draft, rule: str) -> Draft:
-        """This draft, with the name of the strategy that decided wherever it differs from the one before."""
+        """Return this draft, with this strategy's name for each message whose decision differs from `before`."""
         changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
         return self._followed(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
 
     def open_units(self) -> list[Unit]:
-        """The units that may be changed. What a summary stands for is as it is until another takes its place."""
+        """Return the units that may be changed. Summarized messages stay until a new summary replaces the old one."""
         return [
             unit
             for unit in self.conversation.units
@@ -189,14 +194,14 @@ class Draft:
         ]
 
     def least(self, unit: Unit) -> dict[int, Decision]:
-        """The least that can be sent of a unit: nothing, or its messages without what can be cut of them."""
+        """Return the decisions that send the least of a unit: dropped, or if bound, without its blocks."""
         if not unit.bound:
             return dict.fromkeys(unit.indices, DROP)
         items = self.conversation.items
         return {index: KEEP if items[index].sealed else () for index in unit.indices}
 
     def pointing(self) -> dict[int, dict[int, DuplicateResult]]:
-        """By index of a result that others point at: these others, and how they point."""
+        """Return the references to each result, by the index of that result and then of the referring one."""
         found: dict[int, dict[int, DuplicateResult]] = {}
         for index, decision in enumerate(self.decisions):
             if isinstance(decision, DuplicateResult):
@@ -205,17 +210,17 @@ class Draft:
 
     @property
     def parameters(self) -> Parameters:
-        """What the tools of the request take."""
+        """Return the parameters of the request's tools."""
         return self.reader.parameters(self.conversation.tools)
 
     @property
     def summary(self) -> tuple[int, SummaryEntry] | None:
-        """The summary, and the message in whose place it stands."""
+        """Return the summary and the index of the message that it is sent for, or None."""
         found = ((index, one) for index, one in enumerate(self.decisions) if isinstance(one, SummaryEntry))
         return next(found, None)
 
     def known(self, index: int) -> KnownBlocks:
-        """What is known of a message."""
+        """Return the blocks and terms of a message."""
         found = self.memo.known.get(index)
         if found is None:
             self.read((index,))
@@ -223,7 +228,7 @@ class Draft:
         return found
 
     def read(self, indices: Iterable[int]) -> None:
-        """Look up what is known of some messages, or read them, all at once."""
+        """Load the blocks and terms of several messages at once, from the cache or by reading the text."""
         known = self.memo.known
         missing = [index for index in indices if index not in known]
         keys, raws = self.conversation.keys, self.conversation.messages
@@ -231,25 +236,25 @@ class Draft:
         known.update(zip(missing, found, strict=True))
 
     def made(self, index: int) -> RenderedMessage:
-        """What is sent in the place of a message."""
+        """Return a message as it is sent."""
         return self._made((index,))[0]
 
     def made_of(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
-        """What is sent in the place of some messages, by index."""
+        """Return some messages as they are sent, by index."""
         return dict(zip(indices, self._made(indices), strict=True))
 
     def weight(self, index: int) -> int:
-        """Tokens of what is sent in the place of a message."""
+        """Return the tokens of a message as it is sent."""
         return self._counted[0][index] if self._counted else self.count_tokens(index, self.made(index))
 
     def weight_as(self, index: int, decision: Decision) -> int:
-        """The same if this were decided of it."""
+        """Return the tokens that a message would have with this decision."""
         if decision == DROP:
             return 0
         return self._weight_as(decision, index, self._made_as([(index, decision, self.recalls.get(index, ()))])[0])
 
     def weights(self) -> Sequence[int]:
-        """Tokens of each message, 0 for those that are left out."""
+        """Return the tokens of each message as it is sent, 0 for messages that are left out."""
         if not self._counted:
             weights, stale = self._before[0] if self._before else (self.original, self.changed())
             weights, wanted = list(weights), sorted(stale)
@@ -259,7 +264,7 @@ class Draft:
         return self._counted[0]
 
     def count_tokens(self, index: int, made: RenderedMessage) -> int:
-        """Tokens of a message when `made` is sent in its place."""
+        """Return the tokens of a message that is rendered as `made`, with framing."""
         return self._weight_as(self.decisions[index], index, made)
 
     def _weight_as(self, decision: Decision, index: int, made: RenderedMessage) -> int:
@@ -271,16 +276,16 @@ class Draft:
         return self.reader.framing.added(made.tokens, calls)
 
     def total(self) -> int:
-        """Tokens of all messages that are sent."""
+        """Return the tokens of all messages that are sent."""
         return sum(self.weights())
 
     def changed(self) -> list[int]:
-        """The messages that are not sent as they came."""
+        """Return the indices of the messages that are not sent unchanged."""
         decisions = self.decisions
         return [i for i, decision in enumerate(decisions) if decision != KEEP or i in self.recalls]
 
     def inserted(self) -> tuple[int, bytes] | None:
-        """The place of the summary among the messages that are sent, and its bytes."""
+        """Return the place of the summary among the messages that are sent, and its bytes; None without a summary."""
         summary = self.summary
         if summary is None:
             return None
@@ -288,7 +293,7 @@ class Draft:
         return sum(one.raw is not None for one in made) - 1, made[-1].raw or b""
 
     def sent(self) -> Conversation:
-        """The conversation as it is sent."""
+        """Return the conversation as it is sent."""
         made = [(index, one) for index, one in enumerate(self._made(range(len(self.decisions)))) if one.raw is not None]
         return Conversation(
             tuple([one.raw for _, one in made if one.raw is not None]),
@@ -344,7 +349,7 @@ class Draft:
 
 
 def is_summed(decision: Decision) -> bool:
-    """Whether a summary stands for a message."""
+    """Return whether a summary replaces a message."""
     return decision == SUMMED or isinstance(decision, SummaryEntry)
 
 
@@ -352,7 +357,7 @@ def _with_lines(message: Message, text: str) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}\n\n{text}" if content else text}
-    # The same text whichever way it is put, or a mark that moves on would change what was sent before.
+    # Use one rule for both spellings of a content. A moving cache mark would otherwise change what was sent before.
     if is_one_text(content):
         part = content[0]
         return {**message, "content": [{**part, "text": f"{part['text']}\n\n{text}" if part["text"] else text}]}

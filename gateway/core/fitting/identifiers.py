@@ -1,7 +1,7 @@
 """Find short numbers and codes that a question may name: `#42`, `line 88`, `NY`.
 
-They are everywhere and mean nothing, so that they are no terms (see `terms`). Where the newest words of the user name
-one, it is one for the lines that are called by it: where it is a whole cell of a table, an id, or a label.
+Such codes occur everywhere and say little, so they are not terms (see `terms`). If the user's newest message names one,
+it counts as a term of the blocks that are labelled with it: as a whole table cell, an id, or a label.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-#: a number behind `#` or a word, and a code
+#: Matches a number after `#` or after a word, and a two-letter code.
 _NAMED: Final = re.compile(r"(?:#|\b([^\W\d_]{2,}) #?)([0-9]{1,2})(?!\w|[.,:/-][0-9])|(?<![\w.-])([A-Z]{2})(?![\w-])")
-#: of what stands before a number, words that name nothing by it
+#: Words before a number that is only a quantity, not a name.
 _COUNTING: Final = frozenset(
     """
     about after all and any at before both but by each every first for from get give in into is just last least most
     next of on only or over past per show take than the these those to top under until up with within
     """.split()  # noqa: SIM905 - as in `terms`
 )
-#: A text with more characters, or with more codes, is no question about a few things.
+#: A text with more characters, or with more than `_MOST` codes, is no question about a few things.
 LONGEST: Final = 2_000
 _MOST: Final = 4
-#: said by the way
+#: Looks like a code, but is only an interjection.
 _OK: Final = "OK"
-#: a whole cell; a label, mostly with its kind; the value of a field that names things
+#: Matches a code as a whole cell, as a label, mostly with its kind, or as the value of a field that names things.
 _CALLED: Final = (
     r"(?m)(?:^|(?<=\| )){0}(?= \||$)"
     r"|^(?:\w+ )?#?{0}(?=[:.)\]\t])(?!\.[0-9])"
@@ -33,7 +33,7 @@ _CALLED: Final = (
 
 
 def codes_in(question: str) -> Sequence[str]:
-    """The codes that the user's words name."""
+    """Return the codes that the user's text names; none if there are too many."""
     found = dict[str, None]()
     for match in _NAMED.finditer(question):
         word, number, letters = match.groups()
@@ -45,10 +45,10 @@ def codes_in(question: str) -> Sequence[str]:
 
 
 def called(codes: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The texts that have a line which is called by one of the codes: their number, and that code."""
+    """Yield the number of each text with a line that is labelled with one of the codes, and that code."""
     one = "|".join(codes)
     said, name = re.compile(rf"\b(?:{one})\b"), re.compile(_CALLED.replace("{0}", f"({one})"))
     for number, text in enumerate(texts):
-        if said.search(text):  # most say none, and to see that takes a third of the time
+        if said.search(text):  # most texts have none of the codes, and this check takes a third of the time
             found = dict.fromkeys(match[match.lastindex or 0] for match in name.finditer(text))
             yield from ((number, code) for code in found)

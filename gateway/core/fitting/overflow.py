@@ -9,7 +9,7 @@ from gateway.core.errors import RequestFault
 class BudgetTooSmall(RequestFault):
     """The overhead of the request (system prompt, tools, schema, other fields) alone exceeds the budget.
 
-    Sizes in tokens; `part`: the heaviest of it, where that is known.
+    Sizes are in tokens. `part`: the largest part of the overhead, if it is known.
     """
 
     code = "context_length_exceeded"
@@ -25,14 +25,14 @@ class BudgetTooSmall(RequestFault):
         self.budget = budget
 
     def naming(self, part: RequestPart) -> BudgetTooSmall:
-        """The same, with the heaviest of what stands beside the messages."""
+        """Return the same error, which names the largest part of the overhead."""
         return BudgetTooSmall(needed=self.needed, budget=self.budget, part=part)
 
 
 class TextTooLong(RequestFault):
     """The request is one text, which cannot be trimmed, and exceeds its context budget.
 
-    Sizes in tokens; `part`: what stands beside the text, where that is heavier.
+    Sizes are in tokens. `part`: the largest part of the overhead, if it is larger than the text.
     """
 
     code = "context_length_exceeded"
@@ -52,8 +52,8 @@ class TextTooLong(RequestFault):
 class ContextOverflow(RequestFault):
     """The messages that cannot be left out exceed the limit.
 
-    Sizes in tokens; `index`: the largest of what must stay, in `array`; `part`: what stands beside the messages, where
-    that is heavier.
+    Sizes are in tokens. `index`: the largest message that must stay, in `array`; `part`: the largest part of the
+    overhead, if it is larger than that message.
     """
 
     code = "context_length_exceeded"
@@ -87,13 +87,13 @@ class ContextOverflow(RequestFault):
         self.array = array
 
     def at(self, index: int, array: str) -> ContextOverflow:
-        """The same, of what stands there in the request as it came."""
+        """Return the same error with the place of the message in the client's request."""
         return ContextOverflow(
             needed=self.needed, limit=self.limit, index=index, role=self.role, tokens=self.tokens, array=array
         )
 
     def naming(self, part: RequestPart) -> ContextOverflow:
-        """The same, with what is heavier than the largest message; as it is where nothing is."""
+        """Return the same error naming a part of the overhead, or this error if the largest message is larger."""
         if part.tokens <= self.tokens:
             return self
         return ContextOverflow(

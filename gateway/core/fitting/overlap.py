@@ -1,7 +1,8 @@
 """Leave out parts of a tool result that an earlier result already showed.
 
 A part is an element of a JSON list (the result itself, or the longest list in it), or a paragraph of a text. A later
-result leaves out the parts that stand word for word in one earlier result that is sent whole, and says where they are.
+result leaves out the parts that one earlier result, which is sent whole, contains word for word. A mark names that
+result.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
 from gateway.core.values import dataclass
 
-#: a part is itself, and not a word that stands everywhere
+#: Bytes of the shortest part that is compared: shorter parts may be equal by chance.
 _PART: Final = 40
-#: of a part's hash and length
+#: Bytes that the hash and length of a part take in memory.
 _PART_BYTES: Final = 150
 
 
@@ -31,12 +32,12 @@ class _Part:
     length: int
 
 
-#: one that is not looked for elsewhere
+#: a part that is too short to be compared
 _SHORT: Final = _Part(b"", 0)
 
 
 def overlap(draft: Draft) -> Draft:
-    """Leave out of every result that may be changed what an earlier one says already."""
+    """Leave out of each changeable result the parts that an earlier result already shows."""
     seen: dict[bytes, int] = {}
     changes: dict[int, Decision] = {}
     free = may_point(draft)
@@ -55,7 +56,7 @@ def overlap(draft: Draft) -> Draft:
 
 
 def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> DuplicateResult | None:
-    """The parts that stand in an earlier result: in the one that holds most of them, if they are worth it."""
+    """Return a reference to the earlier result that shares most of these parts, or None if it saves too little."""
     shared: dict[int, list[int]] = {}
     for number, part in enumerate(parts):
         if part is not _SHORT and part.key in seen:
@@ -66,12 +67,12 @@ def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> DuplicateResult | 
 
 
 def parts_of(item: Item, raw: bytes, reader: Reader, watch: Deadline) -> Sequence[_Part]:
-    """What a result may share with others."""
+    """Return the parts of a result, as hashes and lengths."""
 
     def compute() -> tuple[_Part, ...]:
         watch.tick(1 + item.length // _PART)
         parts, _, _ = apart(decode(raw).get("content"))
-        # half of a surrogate pair has no bytes of its own
+        # half of a surrogate pair cannot be encoded otherwise
         raws = (written(part).encode("utf-8", "surrogatepass") for part in watch.over(parts))
         return tuple([_Part(digest(raw), len(raw)) if len(raw) >= _PART else _SHORT for raw in raws])
 

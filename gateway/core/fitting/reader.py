@@ -1,11 +1,11 @@
 """Cache what is known of a message: tokens, blocks, terms, and its trimmed forms.
 
-All of it depends on the message alone, so it is kept under the hash of the message, bounded in bytes, and shared by
-every conversation that holds the message.
+All of it depends on the message alone. So it is stored under the hash of the message, in a limited number of bytes, and
+shared by every conversation that holds the message.
 
-What is known of whole conversations is kept apart. It is a tenth of what is known of their messages and all that most
-turns need; in one table, cuts of some conversations would take it from all others, whose every turn were as dear as a
-cut from then on.
+Facts about whole conversations have a table of their own. They take a tenth of the bytes, and most turns need nothing
+else. In one common table, the trims of some conversations would evict them for all others. Then every turn of those
+would be as slow as a trim.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ T = TypeVar("T")
 
 #: tokens of a text
 Count = Callable[[str], int]
-#: tokens of each of some messages, framing included
+#: tokens of each of some messages, including framing
 CountTokens = Callable[[Sequence[bytes]], Sequence[int]]
-#: what is to be made of a message: these blocks of it, or the same with another content
+#: what to render of a message: some of its blocks, or another content
 What = tuple[int, ...] | str
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
 
-#: stands where the assistant said something of which nothing can be told
+#: replaces an assistant message of which no text can be shown
 GAP_MARK: Final = encode({"role": "assistant", "content": GAP})
 
-#: What things take beside their texts, in bytes: objects, tables, references.
+#: Bytes that objects, tables and references take in memory besides their texts.
 _OUTLINE_BYTES: Final = 650
 _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
 _NUMBER_BYTES: Final = 10
 _WEIGHT_BYTES: Final = 40
-#: Of the bytes: terms, which are known to all, take one part in so many, and so do whole conversations.
+#: Terms, which all conversations share, take one of so many parts of the memory; so do facts about conversations.
 _LEXICON_SHARE: Final = 8
 _CONVERSATIONS_SHARE: Final = 2
-#: weighed between two looks at the clock: a counter takes about 10 microseconds for 100 bytes
+#: Messages that are counted between two looks at the clock: a counter takes about 10 microseconds for 100 bytes.
 _BATCH: Final = 8
 
 
 def counter_of(count: Count) -> CountTokens:
-    """A `CountTokens` for those who have nothing better: role, text, calls and ids, and four tokens around them.
+    """Return a simple `CountTokens`: role, text, calls and ids, and four tokens for the frame.
 
-    What is no text is counted as written, which is far too much for an image and so never too little.
+    Other content is counted as written. For an image this is far too much, and so never too little.
     """
 
     def count_tokens(messages: Sequence[bytes]) -> list[int]:
@@ -107,28 +107,28 @@ def _content(content: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownBlocks:
-    """A message's blocks, the terms of each, and about how many tokens each takes."""
+    """The blocks of a message, the terms of each, and its estimated tokens."""
 
     sliced: SlicedMessage
     terms: tuple[tuple[str, ...], ...]
-    #: how many terms the blocks have together
+    #: how many terms the blocks have in total
     length: int
-    #: terms of what cannot be cut: names and arguments of calls; of everything where nothing can be cut
+    #: terms of what cannot be split, such as names and arguments of calls; all terms if nothing can be split
     fixed: tuple[str, ...]
-    #: all of these together, with their kinds
+    #: all terms of the message, with their kinds
     all_terms: dict[str, int]
-    #: those of them that are more than words
+    #: the terms that are more than words
     named: frozenset[str]
-    #: of a result: names of values, and the blocks that have one, see `labelled`
+    #: only for results: names of values, and the blocks that have one, see `labelled`
     labels: Mapping[str, Sequence[int]]
-    #: estimated from the message's own tokens per character: exact counts are taken of the result only
+    #: Tokens of each block, estimated from the message's tokens per character. Only final results are counted exactly.
     tokens: tuple[float, ...]
-    #: the same with the block that each needs
+    #: the same, including the block that each block needs
     costs: tuple[float, ...]
 
 
 class RenderedMessage(NamedTuple):
-    """What is sent in the place of a message, None for nothing; its tokens without `Reader.framing`; its hash."""
+    """A rendered message: its bytes (None if it is dropped), its tokens without `Reader.framing`, and its hash."""
 
     raw: bytes | None
     tokens: int
@@ -136,7 +136,7 @@ class RenderedMessage(NamedTuple):
 
 
 class RenderOrder(NamedTuple):
-    """A message to be made out of another."""
+    """An order to render a message: the message, and what to keep of it."""
 
     item: Item
     raw: bytes
@@ -144,21 +144,21 @@ class RenderOrder(NamedTuple):
 
 
 class Framing(NamedTuple):
-    """Tokens to add to what messages are weighed: for each of them, and for each of their calls."""
+    """Tokens to add to a message's count: once per message, and once per tool call."""
 
     message: int = 0
     call: int = 0
 
     def added(self, tokens: int, calls: int) -> int:
-        """What a message weighs with so many calls.
+        """Return the tokens of a message with so many calls, including the framing.
 
-        It may be less, and is never nothing: what it is worth is by that.
+        Framing can be negative. The result is at least 1, because the value per token is computed from it.
         """
         more = self.message + self.call * calls
         return max(1, tokens + more) if more else tokens
 
     def added_to(self, tokens: Sequence[int], calls: Sequence[int]) -> list[int]:
-        """The same of many, without a step of Python for each where none of them comes out as nothing."""
+        """Return the same for many messages, without a Python step per message unless a count falls below 1."""
         found = list(map(add, tokens, map(self.message.__add__, map(self.call.__mul__, calls))))
         return found if min(found, default=1) > 0 else list(map(self.added, tokens, calls))
 
@@ -167,12 +167,12 @@ _UNFRAMED: Final = Framing()
 
 
 class Reader:
-    """Reads messages and remembers.
+    """Read messages and cache what was read.
 
     Args:
-        count_tokens: tokens of messages. It must say the same of the same bytes every time.
-        limit_bytes: what all that is remembered may take together.
-        lock: guards the tables where threads share them.
+        count_tokens: counts tokens of messages; the same bytes must always have the same count.
+        limit_bytes: the memory for everything that is cached.
+        lock: guards the tables if threads share them.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class Reader:
     ) -> None:
         self._count_tokens = count_tokens
         self._name = ""
-        #: Added only to weights that are asked for: it changes from turn to turn as it is learned, so that all that is
-        #: remembered, and all that is made, is weighed without it
+        #: Added only to counts that are returned. It is learned and changes from turn to turn, so cached counts and
+        #: rendered messages are without it.
         self.framing = _UNFRAMED
         terms, conversations = limit_bytes // _LEXICON_SHARE, limit_bytes // _CONVERSATIONS_SHARE
         self._lexicon = Lexicon(terms)
@@ -194,7 +194,7 @@ class Reader:
         self._runs = RunCache(self._conversations)
 
     def counts(self, count_tokens: CountTokens, name: str, framing: Framing = _UNFRAMED) -> Reader:
-        """A reader with the same memory and other weights; of readers of one name `count_tokens` must say the same."""
+        """Return a reader with the same cache and another counter; `name` must be unique per `count_tokens`."""
         other = Reader(count_tokens, limit_bytes=0)
         other.framing = framing
         other._name, other._lexicon, other._runs = name, self._lexicon, self._runs
@@ -203,17 +203,17 @@ class Reader:
 
     @property
     def size_bytes(self) -> int:
-        """What is remembered takes about so much."""
+        """Return the approximate size of everything that is cached."""
         return self._cache.size_bytes + self._conversations.size_bytes + self._lexicon.size_bytes
 
     def outlines(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
-        """What each message is."""
+        """Return the outline of each message."""
         return self._cache.get_keyed(
             "sketch", keys, lambda missing: [outline_of(messages[index]) for index in missing], _outline_size
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
-        """What the messages are together."""
+        """Return the outline of a conversation."""
 
         def extend(start: int, known: ConversationOutline | None) -> ConversationOutline:
             return (known or ConversationOutline()).plus(self.outlines(keys[start:], messages[start:]))
@@ -221,7 +221,7 @@ class Reader:
         return self._runs.extended("outline", keys, extend, _outline_bytes)
 
     def weights(self, conversation: Conversation) -> list[int]:
-        """Tokens of each message as it came."""
+        """Return the tokens of each message before a trim, including the framing."""
         keys, messages = conversation.keys, conversation.messages
 
         def extend(start: int, known: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -236,7 +236,7 @@ class Reader:
         )
 
     def sliced(self, item: Item, raw: bytes, watch: Deadline) -> SlicedMessage:
-        """Its blocks."""
+        """Return the blocks of a message."""
         return self._sliced(item.key, raw, watch, sealed=item.sealed)
 
     def _sliced(self, key: bytes, raw: bytes, watch: Deadline, *, sealed: bool) -> SlicedMessage:
@@ -248,25 +248,25 @@ class Reader:
         return self._cache.get_one("sliced", key, compute, _sliced_bytes)
 
     def parameters(self, tools: Sequence[bytes]) -> Parameters:
-        """What tools take, see `parameters_of`."""
+        """Return the parameters of tools, see `parameters_of`."""
         if not tools:
             return NO_PARAMETERS
         key = tuple(map(digest, tools))
         return self.kept("parameters", key, lambda: parameters_of(tools), lambda found: found.size_bytes)
 
     def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Deadline) -> list[KnownBlocks]:
-        """Blocks and terms of messages."""
+        """Return the blocks and terms of messages."""
 
         def compute(missing: Sequence[int]) -> Iterator[KnownBlocks]:
-            # Cache marks are not part of the keys: what is kept under one is read without them.
+            # The keys leave out cache marks, so the cached values are read without the marks too.
             outlines = self.outlines([keys[index] for index in missing], [raws[index] for index in missing])
             return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, outlines, strict=True))
 
         return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
 
     def make(self, orders: Sequence[RenderOrder], watch: Deadline) -> list[RenderedMessage]:
-        """Messages made out of others, weighed."""
-        # Cache marks are not part of the key, so a marked message is made anew for the marks it has now.
+        """Return rendered messages with their tokens."""
+        # Keys leave out cache marks, so a marked message is rendered again with the marks that it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
         return self._cache.get_keyed(
             f"made\0{self._name}",
@@ -276,19 +276,19 @@ class Reader:
         )
 
     def made(self, message: Message) -> RenderedMessage:
-        """A message that is made for one place only, weighed."""
+        """Return a message with its tokens that is used only once, and so is not cached."""
         return self._counted([encode(message)], Deadline())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What others keep here of a conversation, under a key of their own, about what this reader has weighed."""
+        """Return a cached fact about a conversation, computed on a miss; the cache key includes the counter's name."""
         return self._conversations.get_one(f"{kind}\0{self._name}", key, compute, size)
 
     def kept_of_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What others keep here of a single message."""
+        """Return a cached fact about a single message, computed on a miss."""
         return self._cache.get_one(f"{kind}\0{self._name}", key, compute, size)
 
     def renewed(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
-        """`kept` for what grows: `renew` is given what is kept and says what it is now."""
+        """Return a cached fact that grows: `renew` gets the cached value, or None, and returns the current one."""
         kind = f"{kind}\0{self._name}"
         known = cast("T | None", self._conversations.peek(kind, key))
         new = renew(known)
@@ -300,7 +300,7 @@ class Reader:
         item, raw, what = order
         watch.tick()
         if item.sealed:
-            return GAP_MARK  # nothing else may stand in its place
+            return GAP_MARK  # signed messages cannot be changed, only replaced as a whole
         message = decode(raw)
         if isinstance(what, str):
             return encode({**message, "content": what})
@@ -340,7 +340,7 @@ class Reader:
         return KnownBlocks(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), labels, tokens, costs)
 
 
-#: of what must not be cut
+#: the blocks of a message that must not be split
 _UNCUT: Final = SlicedMessage((), (), "", is_verbatim=True)
 
 
@@ -353,7 +353,7 @@ def _outline_size(found: MessageOutline) -> int:
 
 
 def _outline_bytes(found: ConversationOutline) -> int:
-    # Sketches may be kept here alone: in the table by message they are not asked for any more.
+    # Count the outlines in full: they may be cached only here, because the table of messages is not asked again.
     return _OUTLINE_BYTES * len(found.outlines) + _CALL_BYTES * sum(found.calls) + found.letters
 
 

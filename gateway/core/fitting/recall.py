@@ -1,9 +1,11 @@
-"""Repeat old lines that answer the newest question, at the end of the last message.
+"""Repeat old lines that answer the newest question, at the end of the last message (recall).
 
-What was sent before stays as it was, so the provider's cache holds; the lines cost their own tokens only. They stand
-under a neutral heading, each with the role of the message it is from. Text of tools in a user's message is a road for
-injected instructions. So recall is off by default, and `said` repeats what user and assistant said; of old results only
-what the tools ask for, and that only at the end of another result.
+What was sent before stays unchanged, so the provider's cache stays valid and the lines cost only their own tokens. They
+follow a neutral heading, each with the role of its message.
+
+Text of tools inside a user message could carry injected instructions. Therefore recall is off by default, and `said`
+repeats only text of the user and the assistant. From old tool results it repeats only values that the tools take, and
+only at the end of another tool result.
 """
 
 from __future__ import annotations
@@ -24,34 +26,34 @@ from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.relevance import ASKED, RelevanceFactors, answered, last_words, rarity, terms_kept
 from gateway.core.values import dataclass
 
-#: off; lines of user and assistant; lines of everyone
+#: off; lines of the user and the assistant; lines of all roles
 Recall = Literal["off", "said", "all"]
 
 _SPEAKERS: Final = {"said": frozenset({"user", "assistant"}), "all": frozenset({"user", "assistant", "tool"})}
-#: tokens of the heading, and of a role before its first line
+#: tokens of the heading, and of the role before the first line of a message
 _HEADING: Final = 12
 _ROLE: Final = 3
-#: tokens of the least room for which a heading is worth it
+#: With less room than these tokens, a heading is not worth it.
 _LEAST: Final = 24
-#: characters a token of calls has, about: names and JSON are denser than text
+#: Estimated characters per token of tool calls: names and JSON are denser than text.
 _CALL_DENSITY: Final = 3
-#: Lines are chosen by estimated tokens and then weighed. Where they are too many, it is tried again with a fifth less
-#: room, so many times in all.
+#: Lines are chosen by estimated tokens and then counted exactly. If they exceed the room, the choice is repeated with a
+#: fifth less room, up to this many tries.
 _TRIES: Final = 3
-#: bytes that an entry of the tables below takes, and a number in them
+#: bytes in memory of an entry of the tables below, and of a number in them
 _ENTRY_BYTES: Final = 300
 _NUMBER_BYTES: Final = 16
 
 
 def recall(draft: Draft, room: float, who: Recall, worth: RelevanceFactors) -> Draft:
-    """The draft with old lines of at most about `room` tokens repeated at its end; as it was where none helps."""
+    """Return the draft with old lines in about `room` tokens at its end, or the same draft if no line helps."""
     if who == "off" or room < _LEAST:
         return draft
     last = len(draft.decisions) - 1
     message = draft.conversation.outlines[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
-    # An old result's text stands among results as it always did: nobody is told anything by another voice.
+    # A tool result may be followed by text of other results: no role is given words that it did not say.
     past, key = _past(draft, _SPEAKERS[who], asked_too=message.role in RESULT_ROLES)
     if not past.lines:
         return draft
@@ -73,39 +75,39 @@ def recall(draft: Draft, room: float, who: Recall, worth: RelevanceFactors) -> D
     return draft
 
 
-# --- what can be recalled: the same until the next cut ---------------------------------------------------------------
+# --- what can be recalled: the same until the next trim --------------------------------------------------------------
 
 
 class _Line(NamedTuple):
-    """Something that was said and is not sent any more."""
+    """A line of the conversation that is not sent any more."""
 
-    #: the message it is from, and the number of its block there
+    #: its message, and the number of its block there
     source: int
     number: int
-    #: its place among all blocks of the past
+    #: its place among all lines of the past
     place: int
-    #: those of its terms that are not sent
+    #: its terms that are not sent
     terms: tuple[str, ...]
-    #: estimated tokens, alone and with the block that it needs, such as a table's head
+    #: estimated tokens: alone, and with the block that it needs, such as a table's head
     cost: float
     whole: float
-    #: the number of the block that it needs; -1 where it needs none
+    #: the number of the block that it needs, or -1
     needs: int
 
 
 class _Seen(NamedTuple):
-    """A term: the last message that has it, how many of the assistant's have it, whether it is more than a word."""
+    """The use of a term: its last message, how many assistant messages have it, and if it is more than a word."""
 
     last: int
     said: int
     is_named: bool
-    #: nobody has used it, and the tools ask for the like
+    #: no assistant message has used it, and it has the shape of a tool's example value
     is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What can be recalled of the first `size` messages, and where its terms stand."""
+    """What can be recalled of the first `size` messages, and where its terms occur."""
 
     size: int
     lines: tuple[_Line, ...]
@@ -113,17 +115,17 @@ class _Past:
     seen: Mapping[str, _Seen]
     #: term -> the places of all blocks that have it
     holders: Mapping[str, Sequence[int]]
-    #: by place: how many terms its block has; behind each message stands an empty place, so that no block has a
-    #: neighbour in another message
+    #: by place: how many terms the line has; an empty place follows each message, so that no line has a neighbour in
+    #: another message
     lengths: Sequence[int]
-    #: number of all blocks
+    #: the number of all lines
     blocks: int
     #: message -> the blocks of it that are still sent
     present: Mapping[int, frozenset[int]]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Return the approximate size in memory."""
         places = sum(map(len, self.holders.values())) + len(self.lengths)
         numbers = sum(map(len, self.present.values())) + sum(len(line.terms) for line in self.lines)
         entries = len(self.lines) + len(self.seen) + len(self.holders) + len(self.present)
@@ -131,17 +133,17 @@ class _Past:
 
 
 def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_Past, Hashable]:
-    """The past, which ends with the last message that is not sent as it came, and the key it is kept under.
+    """Return the past and its cache key. The past ends with the last message that is not sent unchanged.
 
-    `asked_too`: of results as well, what the tools ask for.
+    `asked_too`: include values of tool results that the tools take.
 
-    Messages after that change nothing about it, so that it is worked out once for each cut.
+    Later messages do not change the past, so it is computed once for each trim.
     """
     decisions = draft.decisions
     size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
     parameters = draft.parameters if asked_too else NO_PARAMETERS
-    # Conversations with and without thinking have the same prefix, and only without can be repeated.
+    # Conversations with and without thinking have the same prefix, but messages with thinking cannot be repeated.
     sealed = tuple(index for index, one in enumerate(draft.conversation.outlines[:size]) if one.sealed)
     key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters, sealed
     past = draft.reader.kept(
@@ -180,7 +182,7 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
 
 
 def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
-    """Messages of the speakers that are not whole any more."""
+    """Return the messages of these roles that are not sent whole."""
     return [
         index
         for unit in draft.conversation.units
@@ -194,21 +196,21 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
 
 
 def _asked(parameters: Parameters, known: KnownBlocks) -> set[int]:
-    """The blocks of a result that hold what the tools ask for."""
+    """Return the blocks of a result with values that the tools take."""
     wanted = {*parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
     return alike | parameters.named_in(known.labels)
 
 
 def _terms_of(known: KnownBlocks, number: int) -> Sequence[str]:
-    """The terms of a line; the calls of a message are one more, behind its blocks."""
+    """Return the terms of a line. The calls of a message count as one more line after its blocks."""
     return known.terms[number] if number < len(known.terms) else known.fixed
 
 
 def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, sent: set[str]) -> Iterator[_Line]:
-    """Of these lines of a message those that hold terms that are not sent; none of calls' arguments.
+    """Yield the given lines of a message that have terms which are not sent, except lines of call arguments.
 
-    Calls are among them: what an agent did it often does again.
+    The line of the calls is included: an agent often repeats what it did.
     """
     sliced = known.sliced
     for place, number in enumerate(numbers, start):
@@ -225,7 +227,7 @@ def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, s
 
 
 def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
-    """What is known of terms by the first `size` messages alone, as it is kept for turns that have more messages."""
+    """Return the uses of terms in the first `size` messages alone, so that the cached result fits longer turns too."""
     if not draft.memo.uses:
         return _seen_before(draft, size, terms)
     last, said, named = draft.memo.uses[0]
@@ -248,28 +250,28 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
     return {term: _Seen(index, said[term], term in named) for term, index in last.items()}
 
 
-# --- what was said since ----------------------------------------------------------------------------------------------
+# --- what was not said since ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsaid:
-    """The terms of a past that none of the messages looked at behind it has; goes on with the conversation."""
+    """The terms of a past that no later message has. It is extended as the conversation grows."""
 
-    #: keys of those messages
+    #: keys of the later messages
     keys: tuple[bytes, ...]
-    #: lines repeated at the end of some of them
+    #: lines recalled at the end of some of them
     recalls: Mapping[int, Lines]
-    #: these terms
+    #: the terms and their uses
     seen: Mapping[str, _Seen]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Return the approximate size in memory."""
         return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.seen))
 
 
 def _unsaid(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _Seen]:
-    """The terms of the past in no message behind it, but for the last message, which may yet be given lines."""
+    """Return the terms of the past that no later message has; the last message may still get lines, so not counted."""
     keys = draft.conversation.keys[past.size : len(draft.decisions) - 1]
 
     def renew(known: _Unsaid | None) -> _Unsaid:
@@ -291,7 +293,7 @@ def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
 
 
 def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int]) -> Mapping[str, _Seen]:
-    """The terms in `seen` that are neither in these messages nor in the lines repeated there."""
+    """Return the uses of terms that are neither in these messages nor in the lines recalled there."""
     if not seen:
         return seen
     draft.read({*indices, *(source for index in indices for source, _ in draft.recalls.get(index, ()))})
@@ -299,11 +301,11 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
     return {term: one for term, one in seen.items() if term not in said} if said else seen
 
 
-# --- what is worth it now ---------------------------------------------------------------------------------------------
+# --- what is worth its tokens now -------------------------------------------------------------------------------------
 
 
 def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: RelevanceFactors) -> dict[str, float]:
-    """By term of the lines that no later message has either: its worth."""
+    """Return the relevance of each term of the past that no later message has."""
     end = len(draft.decisions)
     is_question = draft.conversation.outlines[-1].role == "user"
     wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
@@ -323,7 +325,7 @@ def _odds(one: _Seen, end: int, worth: RelevanceFactors) -> float:
 
 
 def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: RelevanceFactors) -> list[float]:
-    """By line: the factor of its worth, higher where it, or a line beside it, answers the last words."""
+    """Return the factor of each line, which is higher if the line or a neighbour answers the last words."""
     scores = [0.0] * (len(past.lengths) + 1)
     for term, asks in last_words(draft).items():
         places = past.holders.get(term, ())

@@ -1,8 +1,8 @@
 """Keep the order of roles valid when messages are left out.
 
-Some providers and chat templates take a user's words only behind the assistant's, or one of the two by turns. Which do
-is not known here, but what they took is: the order that the client keeps. Where it would be broken, something that was
-left out there stays as a gap mark.
+Some providers and chat templates accept a user message only after an assistant message, or require the two to
+alternate. The gateway does not know which do, but it knows what they accepted: the order that the client keeps. Where a
+trim would break that order, something that was left out there stays as a gap mark.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES
 from gateway.core.conversation.units import Conversation, Item, Unit
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, SummaryEntry
 
-#: neighbours that not everyone takes
+#: pairs of neighbouring roles that not every provider accepts
 _ODD: Final = frozenset({("tool", "user"), ("user", "user"), ("assistant", "assistant")})
-#: a text of no more letters than a gap mark has
+#: a text up to this length is not longer than a gap mark
 _SHORT: Final = len("[...]")
 
 _Pairs = frozenset[tuple[str, str]]
 
 
 def in_order(draft: Draft) -> Draft:
-    """The draft with a gap mark wherever its roles would not be in the order that came.
+    """Return the draft with a gap mark wherever its roles would break the client's order.
 
-    What was sent before has its marks already, as it was in order with less of the conversation known; what stands
-    behind it is not sent yet.
+    What was sent before has its marks already: it was in order when less of the conversation was known. What follows
+    it was not sent yet.
     """
     conversation = draft.conversation
     if not conversation.takes_turns:
@@ -48,7 +48,7 @@ def in_order(draft: Draft) -> Draft:
 
 
 def _uncounted(draft: Draft, marks: AbstractSet[int]) -> Draft:
-    """The draft with a summary that does not count the messages in whose place there are marks."""
+    """Return the draft with a summary that does not count the messages that are sent as gap marks."""
     told = {index for index in marks if draft.decisions[index] == SUMMED}
     if not told or draft.summary is None:
         return draft
@@ -57,9 +57,9 @@ def _uncounted(draft: Draft, marks: AbstractSet[int]) -> Draft:
 
 
 def without_marks(draft: Draft) -> Draft:
-    """The draft with all that may be changed left out of which no more than a mark is sent, but for the task.
+    """Return the draft without units that are only gap marks, if they may be changed and are not the task.
 
-    What was left out stays so in a new choice, and the mark may be needed no more; where it is, it comes back.
+    What was left out stays left out in a new choice. The mark may not be needed any more; if it is, it is added again.
     """
     decisions = draft.decisions
     may_go = [unit for unit in draft.open_units() if not unit.bound]
@@ -69,13 +69,13 @@ def without_marks(draft: Draft) -> Draft:
 
 
 def _roles(conversation: Conversation) -> Sequence[str]:
-    """Of each message; those of all results are one, and the system has none, as it takes no turns."""
+    """Return the role of each message; all tool results have one role, and system messages none: they take no turn."""
     same = {**dict.fromkeys(RESULT_ROLES, "tool"), **dict.fromkeys(SYSTEM_ROLES, "")}
     return [same.get(one.role, one.role) for one in conversation.outlines]
 
 
 def _told(draft: Draft, roles: Sequence[str]) -> Sequence[int]:
-    """What is sent and takes a turn."""
+    """Return the messages that are sent and take a turn."""
     return [i for i, decision in enumerate(draft.decisions) if decision not in (DROP, SUMMED) and roles[i]]
 
 
@@ -85,7 +85,7 @@ def _fits(unit: Unit, roles: Sequence[str], between: tuple[str, str], odd: _Pair
 
 
 def _mark(draft: Draft, gone: Sequence[Unit]) -> dict[int, Decision]:
-    """Of what was left out, the newest of the smallest, with nothing of it that can be spared."""
+    """Return the decisions that send a gap mark for the newest of the smallest units that were left out."""
     items = draft.conversation.items
 
     def size(unit: Unit) -> tuple[bool, int]:
@@ -96,7 +96,7 @@ def _mark(draft: Draft, gone: Sequence[Unit]) -> dict[int, Decision]:
 
 
 def _least(item: Item) -> Decision:
-    """The least that can stand in its place. What is signed goes with all of it, or stays so."""
+    """Return the least that can be sent of a message. A signed message can only be replaced or sent as a whole."""
     if item.sealed:
         return () if item.is_talk else KEEP
     return KEEP if item.length <= _SHORT and not item.calls else ()

@@ -1,8 +1,9 @@
 """Choose the blocks with the highest score that fit into a number of tokens.
 
-Units are opened and blocks taken by worth per token. A call and its results are one unit: opening it costs its frame
-(ids, names, short arguments), and only then can its blocks be taken one by one; a unit that is never opened vanishes
-whole. Worth only falls while blocks are taken, so that a heap of old values needs no more than a second look.
+Units are opened, and blocks taken, in the order of their relevance per token. A tool call and its results are one unit.
+Opening it costs its frame (ids, names, short arguments), and only then can its blocks be taken one by one. A unit that
+is never opened is left out as a whole. Relevance only falls while blocks are taken, so a heap with old values needs
+just a second look at its first entry.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from gateway.core.fitting.draft import DROP, KEEP, ChosenBlocks, Decision, Draft
 from gateway.core.fitting.offers import BlockOffer, CandidateBlocks, Entry, UnitCandidate
 from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
-#: Blocks are chosen by estimated tokens, then the result is weighed; so many times in all, while there is room left.
+#: Blocks are chosen by estimated tokens and then counted exactly, in up to so many rounds while room is left.
 _ROUNDS: Final = 3
-#: room of less than this share of the limit is left empty
+#: Less room than this share of the limit is left empty.
 _CLOSE: Final = 0.02
-#: A task that takes no more than this share of the room is kept whole: all that is done is done for it.
+#: A task that takes at most this share of the room is kept whole: everything else is done for the task.
 _WHOLE: Final = 0.3
-#: two ratios of worth to tokens that differ by less than this share are taken for the same
+#: Two ratios of relevance to tokens count as equal if they differ by less than this share.
 _SAME: Final = 1e-12
 
 
 def condense(draft: Draft, limit: int, worth: RelevanceFactors) -> Draft:
-    """Choose anew for every unit that is open, so that all messages together weigh at most `limit` tokens.
+    """Choose blocks again for every unit that may be changed, so that all messages have at most `limit` tokens.
 
-    The result is over the limit only where what must stay is over it by itself: pinned units, what was decided before,
-    and a stub of the task.
+    The result exceeds the limit only if what must stay does: pinned units, earlier decisions, and the start of the
+    task.
     """
     choice = _Choice(draft, limit)
     return choice.again(draft.steps) if draft.steps else choice.made(worth)
@@ -52,11 +53,11 @@ class _Choice:
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
         #: the unit of each message
         self._starts = {index: unit.start for unit in units for index in unit.indices}
-        #: the draft made last, and the starts of the units that were changed since
+        #: the last draft, and the starts of the units that were changed since
         self._drafted = draft
         self._touched = {*self._units}
         self._steps: list[ChosenBlocks] = []
-        #: estimated tokens still to be filled; less than 0: over the limit
+        #: estimated tokens that are still free; negative: over the limit
         self._room = 0.0
 
     def _opening(self, unit: Unit, frames: Sequence[int]) -> UnitCandidate:
@@ -66,7 +67,7 @@ class _Choice:
         )
 
     def made(self, worth: RelevanceFactors) -> Draft:
-        """Fill by estimate and weigh, until little room is left; then take back until it fits."""
+        """Choose by estimated tokens and count, until little room is left; then undo steps until it fits."""
         candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
         fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
         self._stock = CandidateBlocks(candidates, Scores(self._draft, worth, candidates, fixed))
@@ -90,7 +91,7 @@ class _Choice:
         return self._within(draft)
 
     def again(self, steps: Sequence[ChosenBlocks]) -> Draft:
-        """Take an earlier choice as far as it was of these units, and take back the last of it until it fits."""
+        """Repeat the steps of an earlier choice that concern these units, and undo the last ones until it fits."""
         task = self._draft.conversation.task
         if task is not None and task in self._units:
             self._units[task].is_open = True
@@ -106,7 +107,7 @@ class _Choice:
         return self._within(self._counted())
 
     def _bound(self) -> Iterator[UnitCandidate]:
-        """What is sent in any case, at least its frame."""
+        """Yield the units that are always sent, at least their frames."""
         return (opening for opening in self._units.values() if opening.unit.bound)
 
     def _within(self, draft: Draft) -> Draft:
@@ -131,7 +132,7 @@ class _Choice:
         return draft
 
     def _start_with(self, opening: UnitCandidate, task: int) -> None:
-        """The task stays whatever else goes: whole where it is short, else its first block or a mark of it."""
+        """Take the task first: whole if it is short, else its first block or only its frame."""
         opening.is_open = True
         short = _WHOLE * self._room
         self._room -= opening.frame
@@ -146,7 +147,7 @@ class _Choice:
                 break
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
-        """Take what is worth most for its price. Gives what is worth something and had no room."""
+        """Take offers in the order of their relevance per token; return the entries that had no room."""
         stock, tick = self._stock, self._draft.watch.tick
         openings = [*self._units.values()]
         too_much: list[Entry] = []
@@ -185,7 +186,7 @@ class _Choice:
         self._touched.add(opening.unit.start)
 
     def _take_back(self) -> float:
-        """Undo the last step; estimated tokens freed."""
+        """Undo the last step; return the estimated tokens that it frees."""
         step = self._steps.pop()
         opening = self._units[step.start]
         freed = float(opening.frame) if step.opened else 0.0
@@ -198,9 +199,10 @@ class _Choice:
 
 
 def _is_gone(draft: Draft, unit: Unit) -> bool:
-    """Left out by an earlier cut: it stays so, or the beginning would be another one; recall is what brings it back.
+    """Return whether an earlier trim left the unit out.
 
-    All but the task: what is done is done for it.
+    It stays so, because the prefix would change otherwise; only recall brings its lines back. The task is the
+    exception: everything else is done for the task.
     """
     return all(draft.decisions[index] == decision for index, decision in draft.least(unit).items())
 

@@ -1,8 +1,7 @@
 """Write the prompt for a summary of old messages, and the message that replaces them.
 
-The rules only ask: what they need is a `Passage`, and a model is shown it as JSON lines, so that no text of the
-conversation can end the quotation it stands in. Who calls the model, and whether the answer is any good, is decided
-elsewhere.
+This module only writes the prompt for a `Passage`. The model gets the passage as JSON lines, so that no text of the
+conversation can end the quotation. `gateway.context.summaries` calls the model and checks its response.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from typing import Any, Final, Literal
 from gateway.core.conversation.message import RESULT_ROLES, Message, read, text_parts
 from gateway.core.values import dataclass
 
-#: off: as if there were none · known: use those that were made · ask: and have one made
+#: off: do not summarize; known: use existing summaries; ask: also have new ones made
 Use = Literal["off", "known", "ask"]
 
-#: tokens of the message round a summary: role, and the line that says what it is
+#: tokens of the message around a summary: its role and the heading
 AROUND: Final = 20
 
-#: Stands where the middle of a text was cut out; of what is left of it, this share is its beginning.
+#: Replaces the removed middle of a text; this share of what is left is its start.
 _CUT: Final = " [...] "
 _HEAD: Final = 0.6
-#: of words a token is about three quarters; a model told to fill its limit is cut off at it
+#: Words per token of the limit. A token is about three quarters of a word, and a full response would be cut off.
 _WORDS_A_TOKEN: Final = 0.6
-#: Lengths are characters, the limit is tokens: so often a shorter transcript is tried, each a bit shorter than needed.
+#: Lengths are in characters and the limit is in tokens. So shorter transcripts are tried up to `_TRIES` times, each a
+#: bit shorter (`_SHORTER`) than the last count suggests.
 _TRIES: Final = 6
 _SHORTER: Final = 0.93
 
@@ -43,13 +43,13 @@ nothing besides."""
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Messages that are to be summarized.
+    """Messages to summarize.
 
     Attributes:
-        id: names their summary; the same messages after the same summary have the same.
-        earlier: the text of the summary that the new one takes the place of, if there is one.
-        messages: the newer ones, in order.
-        count: messages the summary will stand for, those of the earlier one among them.
+        id: the id of their summary; equal messages after an equal earlier summary have the same id.
+        earlier: the text of the summary that the new one replaces, if there is one.
+        messages: the messages to summarize, in order.
+        count: the number of messages that the summary will replace, including those of the earlier summary.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Passage:
 
 
 class SummaryNeeded(Exception):
-    """There is a passage to be summarized before this can be decided."""
+    """A passage must be summarized before the trim can be decided."""
 
     def __init__(self, passage: Passage) -> None:
         super().__init__(passage.id)
@@ -68,14 +68,14 @@ class SummaryNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """What a model is to be asked.
+    """A request for a summary.
 
     Attributes:
-        id: names the summary.
-        model: as configured.
-        messages: of the chat completion.
-        max_tokens: of its answer.
-        count: messages the summary will stand for.
+        id: the id of the summary.
+        model: the configured model.
+        messages: the messages of the chat completion.
+        max_tokens: the most tokens of its response.
+        count: the number of messages that the summary will replace.
     """
 
     id: str
@@ -86,12 +86,12 @@ class SummaryRequest:
 
 
 def summary_message(text: str, count: int) -> Message:
-    """What is sent in the place of `count` messages."""
+    """Return the message that is sent instead of `count` messages."""
     return {"role": "assistant", "content": f"[summary of {count} earlier messages]\n{text}"}
 
 
 def ids_of(earlier: str | None, stretches: Iterable[Sequence[bytes]]) -> list[str]:
-    """The id of a summary of the first stretch of messages, of the first two, and so on; messages by their keys."""
+    """Return the ids of summaries: of the first stretch of messages, of the first two, and so on, from their keys."""
     hashed = blake2b((earlier or "").encode(), digest_size=16)
     ids = []
     for keys in stretches:
@@ -103,9 +103,10 @@ def ids_of(earlier: str | None, stretches: Iterable[Sequence[bytes]]) -> list[st
 def asking(
     passage: Passage, max_tokens: int, room: int, count: Callable[[Sequence[Message]], int]
 ) -> tuple[Message, ...] | None:
-    """The messages that ask for a summary, weighing at most `room` tokens by `count`; None where that cannot be.
+    """Return the messages that ask for a summary, within `room` tokens by `count`, or None if that is impossible.
 
-    Long texts lose their middles until it fits, the longest first; if that is not enough the oldest messages go.
+    Long texts lose their middles until the prompt fits, the longest first. If that is not enough, the oldest messages
+    are left out.
     """
     words = max(1, int(max_tokens * _WORDS_A_TOKEN))
     instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=words)}
@@ -125,14 +126,14 @@ def within(
     least: Sequence[Message],
     count: Callable[[Sequence[Message]], int],
 ) -> tuple[Message, ...] | None:
-    """What `quoting` makes of so many characters that it weighs at most `room` tokens; None where that cannot be.
+    """Return the messages that `quoting` makes, with as many characters as fit into `room`; None if none fit.
 
     Args:
         room: tokens, as `count` counts them.
-        most: characters that are quoted if there is room for them.
-        quoting: messages that quote about so many characters.
-        least: the same without any.
-        count: weighs messages.
+        most: characters to quote if there is room for them.
+        quoting: returns messages that quote about so many characters.
+        least: the same messages without quoted characters.
+        count: counts the tokens of messages.
     """
     for _ in range(_TRIES):
         messages = quoting(most)
@@ -148,7 +149,7 @@ def within(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One message as it is shown: what stays as it is, and its texts, which may be cut."""
+    """One message as the model sees it: fixed fields, and texts that may be shortened."""
 
     fixed: Mapping[str, Any]
     text: str
@@ -195,7 +196,7 @@ def _called(call: Message) -> tuple[str, str]:
 
 
 def _lines(earlier: str | None, entries: Sequence[_Entry], most: int) -> list[str]:
-    """The entries as JSON lines of about `most` characters."""
+    """Return the entries as JSON lines of about `most` characters."""
     lines = [_line({"role": "summary", "text": earlier})] if earlier is not None else []
     kept = _newest(entries, most)
     if len(kept) < len(entries):
@@ -208,7 +209,7 @@ def _lines(earlier: str | None, entries: Sequence[_Entry], most: int) -> list[st
 
 
 def _newest(entries: Sequence[_Entry], most: int) -> Sequence[_Entry]:
-    """As many of the last ones as have room for a cut text each."""
+    """Return as many of the last entries as have room with shortened texts."""
     room = most
     for back, entry in enumerate(reversed(entries)):
         room -= min(_size(entry), _frame(entry) + len(_CUT) * (2 + 2 * len(entry.calls)))
@@ -218,7 +219,7 @@ def _newest(entries: Sequence[_Entry], most: int) -> Sequence[_Entry]:
 
 
 def _cap(lengths: Sequence[int], most: int) -> int:
-    """The length to which texts may go so that all together have at most `most` characters."""
+    """Return the length to which texts are shortened so that all together have at most `most` characters."""
     left = most
     ascending = sorted(lengths)
     for place, length in enumerate(ascending):
@@ -239,7 +240,7 @@ def _shown(entry: _Entry, cap: int) -> dict[str, Any]:
 
 
 def cut(text: str, cap: int) -> str:
-    """A text of at most so many characters, but for the mark: its middle goes."""
+    """Return a text of at most `cap` characters, or only a mark if that is longer; its middle is removed."""
     if len(text) <= cap:
         return text
     room = max(0, cap - len(_CUT))

@@ -5,9 +5,9 @@ changes that prefix on every turn, and costs twice as much as sending everything
 (`TrimDecision`), and new messages are appended unchanged until the limit is reached. Then enough is trimmed to leave
 room for some turns. Even then the prefix stays unchanged as far as a new choice would hardly differ.
 
-A turn on which nothing new has to be decided is cheap: what an epoch makes of its messages is kept by the reader, and
-so is the verdict of the validator on it. What was appended since is sent as it came and need not be checked: nothing of
-it was changed, so that what is wrong with it is the client's.
+A turn without a new decision is cheap. The reader caches the messages that a trim decision results in, and that the
+validator has accepted them. Messages appended since then are sent unchanged and need no check: if they have errors, the
+client made them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gateway.core.fitting.summary import Use
 from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision
 from gateway.core.fitting.validate import problems
 
-#: most that last words may take to be kept whole
+#: The last words of the assistant are kept whole if they take at most this share of the limit.
 _WORDS: Final = 0.125
-#: to make room for an order
+#: tries to make room for gap marks that keep the order of roles
 _TRIES: Final = 3
 
-#: what was made, and the strategies that made it
+#: a trimmed draft, and the strategies that were applied
 _Made = tuple[Draft, tuple[str, ...]]
 
 
@@ -54,24 +54,24 @@ def fit(
     summaries: Mapping[str, str] | None = None,
     use: Use = "off",
 ) -> TrimmedConversation:
-    """Make the messages weigh at most `limit` tokens, as weighed by `reader`.
+    """Trim the messages to at most `limit` tokens, as `reader` counts them.
 
-    What fits comes back untouched, and what an earlier turn decided stays while it fits.
+    Messages that fit are returned unchanged, and an earlier trim decision stays in force while it fits.
 
     Args:
-        conversation: the messages; read through the same reader, or it is slow.
+        conversation: the messages. It should use the same reader, because another one makes this slow.
         limit: tokens of all messages.
-        reader: weighs them.
-        trim_decision: what an earlier turn of the same conversation gave; one of another conversation is not used.
+        reader: counts tokens.
+        trim_decision: the decision of an earlier turn; it is ignored if it belongs to another conversation.
         policy: how to choose.
-        salt: what it was when the epoch was made (see `Conversation.prefix`).
-        expired: asked every few milliseconds of choosing; when it says so, whole units are left out instead of parts.
-        summaries: texts by id; an epoch whose summary is not among them is not used.
+        salt: the salt of the decision's prefix hash (see `Conversation.prefix`).
+        expired: called every few milliseconds of choosing; once it returns True, only whole units are left out.
+        summaries: texts by id; a decision is ignored if its summary is not among them.
         use: what `summarize` may do. A summary that was sent before stays in any case.
 
     Raises:
-        ContextOverflow: what must stay is over the limit alone; where no strategy leaves messages out, all must stay.
-        SummaryNeeded: a summary has to be made first; only where `use` is `ask`.
+        ContextOverflow: what must stay exceeds the limit. If no strategy leaves messages out, all must stay.
+        SummaryNeeded: a summary has to be made first; only if `use` is `ask`.
     """
     summaries = summaries or {}
     policy = (policy or TrimPolicy()).given(use, summaries, limit)
@@ -112,7 +112,7 @@ def _going_on(
     salt: str,
     summaries: Mapping[str, str],
 ) -> TrimmedConversation | None:
-    """Return what an earlier turn decided, continued, if that is within the limit; None if it is not."""
+    """Return the earlier trim decision, continued, if its result is within the limit; else None."""
     try:
         sent = _resumed(draft, trim_decision, salt, summaries)
     except DeadlinePassed:
@@ -129,7 +129,7 @@ def _going_on(
 
 
 def _with_needed(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
-    """The conversation with what its messages need kept as it came, but for what is worth nothing by itself."""
+    """Return the conversation with the messages wanted that its pinned ones need, except those of priority 0."""
     needed = {index for index in conversation.needed if conversation.priorities.get(index) != 0}
     if needed <= conversation.pinned:
         return conversation
@@ -139,10 +139,10 @@ def _with_needed(conversation: Conversation, original: Sequence[int], limit: int
 
 
 def _with_newest(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
-    """The conversation with what the newest words answer kept as it came, which is wanted as long as it fits.
+    """Return the conversation with the messages wanted that the newest words answer, if they are short or make calls.
 
-    Results that came with words behind them were not read by the model yet, and it would ask for them again. Words of
-    its own are what the user's refer to; long ones can be told in part.
+    The model has not read results with newer words after them, and would ask for them again. The user's words refer to
+    the assistant's last words; long ones can be shortened.
     """
     last = conversation.last_words
     if not last or last.start in conversation.pinned:
@@ -179,7 +179,7 @@ def _fitted(
                 )
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
         done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
-        # It may have been enough to take back what was repeated.
+        # No strategy was needed if it was enough to remove recalled lines.
         applied = applied or ("recall",)
     except DeadlinePassed:
         done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
@@ -187,7 +187,7 @@ def _fitted(
         told = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
         done = _recalled(done, before, done.total(), told=told, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
-        # Our own mistake; whole units can be left out without making any.
+        # The gateway made a mistake. Leaving out whole units cannot repeat it.
         done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
     sent, now = _remembered(done, salt, lambda: TrimmedPrefix.of(done))
     weights = sent.weights(original, reader.framing)
@@ -197,9 +197,10 @@ def _fitted(
 
 
 def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
-    """What is made for a limit, with its roles in the order that came; for less, where that leaves no room for it.
+    """Return the result of `make` for a limit, with the roles in the client's order.
 
-    To be within the limit comes first: not everyone wants them so.
+    If gap marks leave it over the limit, it is made again with less room. The limit comes before the order, because
+    not every provider requires the order.
     """
     plain, room = make(limit), limit
     done, applied = plain
@@ -220,7 +221,7 @@ def _cut(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Ma
     done = with_task(done, limit, may_drop=policy.may_drop)
     if not lacks_task(done, limit):
         return done, applied
-    # So little room is worth more to the task than to the next turns.
+    # The task needs such a small amount of room more than the next turns do.
     full, full_applied = cut(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
     return (done, applied) if lacks_task(full, limit) else (full, full_applied)
 
@@ -235,9 +236,9 @@ def _continued(
     policy: TrimPolicy,
     salt: str,
 ) -> tuple[TrimmedPrefix, RenderedTokens, TrimDecision]:
-    """What was sent before still fits: nothing but the last message may be other than before, for lines behind it.
+    """Return what was sent before, which still fits; only the last message may get recalled lines.
 
-    And the task, where that had no room before, and has now.
+    The task is also restored if there was no room for it before and there is now.
     """
     before, last = sum(draft.original), len(draft.original) - 1
     start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
@@ -277,11 +278,11 @@ def _remembered(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) ->
 def _kept(
     draft: Draft, trim_decision: TrimDecision, summary: str, compute: Callable[[], TrimmedPrefix]
 ) -> TrimmedPrefix:
-    # Sessions that begin alike share a reader, and need not have the same summary.
+    # Sessions with the same start share a reader, but may have different summaries.
     told = digest(summary.encode("utf-8", "replace")) if summary else b""
     key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, told)
     sent = draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
-    # The same messages with their thinking cannot be cut, so that numbers of blocks mean nothing in them.
+    # The same messages with their thinking cannot be split, so the block numbers are not valid for them.
     if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_sound(draft, sent):
         raise ValueError("numbers of other messages")
     return sent.of_these(draft)
@@ -290,7 +291,7 @@ def _kept(
 def _resumed(
     draft: Draft, trim_decision: TrimDecision | None, salt: str, summaries: Mapping[str, str]
 ) -> TrimmedPrefix | None:
-    """What was sent before, if it was for the beginning of this conversation and may still be."""
+    """Return what was sent before, if it belongs to the start of this conversation and may still be sent; else None."""
     conversation = draft.conversation
     if trim_decision is None or not 0 < trim_decision.size <= len(conversation.keys):
         return None
@@ -307,7 +308,11 @@ def _resumed(
 
 
 def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
-    """What an epoch makes of its messages; ValueError for one that makes no sense, or what must not be sent."""
+    """Return the result of a trim decision for its messages.
+
+    Raises:
+        ValueError: the decision does not fit the messages, or its result must not be sent.
+    """
     plan = trim_decision.read(summaries)
     beginning = draft.conversation.beginning(trim_decision.size)
     as_came = Draft.untouched(beginning, draft.reader, original=draft.original[: trim_decision.size], watch=draft.watch)
@@ -320,7 +325,7 @@ def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str
 
 
 def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
-    """Whether the numbers mean something here; an epoch comes out of a store and may be anything."""
+    """Return whether the numbers of a decision are valid for these messages: a stored decision may be damaged."""
     items, raws = draft.conversation.items, draft.conversation.messages
 
     def has(index: int, blocks: tuple[int, ...], *, calls: bool = False) -> bool:
@@ -346,9 +351,9 @@ def _may_point(item: Item) -> bool:
 
 
 def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, policy: TrimPolicy) -> Draft:
-    """Old lines at the end, within the room and the money there is for them.
+    """Return the draft with old lines recalled at its end, within the token and cost limits of the policy.
 
-    `total`: the tokens of the draft; `told`: those of the lines that stand in it already.
+    `total`: the tokens of the draft; `told`: the tokens of the lines that it has already.
     """
     if policy.recall == "off" or len(draft.decisions) - 1 in draft.recalls:
         return draft
@@ -364,7 +369,7 @@ def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, p
 
 
 def find(trim_decisions: Iterable[TrimDecision], conversation: Conversation, salt: str = "") -> TrimDecision | None:
-    """Of some epochs, the one that covers most of this conversation."""
+    """Return the trim decision that covers most messages of this conversation, or None."""
     size = len(conversation.keys)
     for trim_decision in sorted(trim_decisions, key=lambda trim_decision: -trim_decision.size):
         if 0 < trim_decision.size <= size and conversation.prefix(trim_decision.size, salt) == trim_decision.prefix:

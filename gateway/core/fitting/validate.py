@@ -1,7 +1,6 @@
 """Check that a trimmed request is valid and still the same conversation.
 
-What was wrong with the messages as the client sent them is not held against the result. Everything is read off the
-bytes that would be sent.
+Errors that the client's messages had already are not reported. All checks use the bytes that would be sent.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES, Messag
 from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.reader import GAP_MARK
 
-#: words that stand for what another result says
+#: text by which a result refers to another result
 _POINTS: Final = re.compile(r"\[(?:same as|\d+ (?:items?|paragraphs?) as in) the result of ([^\]]*)\]")
 
 
 def problems(
     before: Conversation, after: Conversation, tokens: int, limit: int, summary: tuple[int, bytes] | None = None
 ) -> list[str]:
-    """Why `after`, which weighs `tokens`, must not be sent in the place of `before`; empty if it may.
+    """Return why `after` must not be sent instead of `before`; empty if it may. `tokens`: the tokens of `after`.
 
-    `summary`: the place in `after` of the one message that `before` does not have, and its bytes.
+    `summary`: the place in `after`, and the bytes, of the one message that `before` does not have.
     """
     found = list(_faults(after.outlines))
     if found:
@@ -45,7 +44,7 @@ def problems(
 
 
 def _faults(messages: Sequence[MessageOutline]) -> Iterator[str]:
-    """What a provider would refuse."""
+    """Yield errors for which a provider would refuse the request."""
     if not messages:
         yield "no messages"
     yield from _broken_calls(messages)
@@ -59,7 +58,7 @@ def _faults(messages: Sequence[MessageOutline]) -> Iterator[str]:
 
 
 def _thoughtless(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Claude's last turn begins with its thinking, if it did so: Anthropic refuses what does not."""
+    """Yield an error if the last turn lost the thinking at its start: Anthropic refuses such a request."""
     if _begins_with_thinking(before) and not _begins_with_thinking(after):
         yield "the last turn does not begin with its thinking"
 
@@ -91,7 +90,7 @@ def _unanswered(waiting: Mapping[str, int]) -> Iterator[str]:
 
 
 def _misplaced(after: Conversation, place: int, raw: bytes) -> Iterator[str]:
-    """A summary is told by the assistant, behind the task, and is nothing but text."""
+    """Yield errors of a summary: it must be plain text of the assistant, after the task."""
     if not 0 <= place < len(after.messages) or after.messages[place] != raw:
         yield "the summary is not where it should be"
         return
@@ -109,9 +108,10 @@ def _without(after: Conversation, place: int) -> Conversation:
 
 
 def _invented(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Messages that nobody sent. What was cut still has its role and its calls; results were looked at already.
+    """Yield an error if there is a message that the client did not send.
 
-    In the place of a sealed one there stands nothing but a mark.
+    A trimmed message still has its role and its calls; results are checked by `_broken_calls`. A sealed message can
+    only be replaced by a gap mark.
     """
     original = iter(before.items)
     for one, key, raw in zip(after.outlines, after.keys, after.messages, strict=True):
@@ -127,7 +127,7 @@ def _may_become(item: Item, now: MessageOutline, key: bytes, raw: bytes) -> bool
 
 
 def _orphaned(before: Conversation, after: Conversation) -> Iterator[str]:
-    """What must be there as it was, and in the order it was."""
+    """Yield errors of messages that must stay unchanged and in order."""
     items = before.items
     position = 0
     for item in items:
@@ -143,7 +143,7 @@ def _orphaned(before: Conversation, after: Conversation) -> Iterator[str]:
 
 
 def _position(before: Conversation, after: Conversation, item: Item, start: int) -> int | None:
-    """Where a message stands as it was; behind the words of a user or a tool there may be more."""
+    """Return the place of an unchanged message; a user message or result may have text added at its end."""
     places = range(start, len(after.keys))
     same = next((index for index in places if after.keys[index] == item.key), None)
     if same is not None or item.role not in RESULT_ROLES | {"user"}:
@@ -154,7 +154,7 @@ def _position(before: Conversation, after: Conversation, item: Item, start: int)
 
 
 def _continues(before: bytes, after: bytes) -> bool:
-    """Whether a message says all that it said, and perhaps something more behind it."""
+    """Return whether a message still has all its content, perhaps with more after it."""
     was, now = read(before)[0], read(after)[0]
     old, new = was.pop("content", None), now.pop("content", None)
     return was == now and _begins(old, new)
@@ -171,7 +171,7 @@ def _begins(old: Any, new: Any) -> bool:
 
 
 def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Calls that were never made, and sealed messages that are not as they were."""
+    """Yield errors of calls that were never made, and of sealed messages that were changed."""
     as_they_were = set(before.keys)
     names = {pair for message in before.outlines for pair in message.names}
     for message, key in zip(after.outlines, after.keys, strict=True):
@@ -183,7 +183,7 @@ def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:
 
 
 def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Results that point at one which is not sent before them, or not whole."""
+    """Yield errors of results that refer to a result which is not sent before them, or not whole."""
     as_they_were = set(before.keys)
     changed = [
         (place, message.answers, raw)
@@ -192,7 +192,7 @@ def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
     ]
     original, sent = (_results(before), _results(after)) if changed else ({}, {})
     for place, call, raw in changed:
-        # What a tool says of itself is no such word.
+        # The same text in the tool's own output is not a reference.
         said = "".join(_text(one) for _, one in original.get(call, ()))
         for found in _POINTS.finditer(_text(raw)):
             now = [one for at, one in sent.get(found[1], ()) if at < place]
@@ -201,9 +201,10 @@ def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
 
 
 def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Sealed messages that go together, which are sent as they came or not at all: of these only some are.
+    """Yield errors of sealed messages that belong together and of which only some are sent unchanged.
 
-    What else goes together (words beside results) may be cut, and is looked at in its own format.
+    Other messages that belong together, such as words next to results, may be trimmed. They are checked in their own
+    format.
     """
     if not before.following:
         return
@@ -215,12 +216,12 @@ def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
 
 
 def _is_whole(original: Sequence[bytes], sent: Sequence[bytes]) -> bool:
-    """Whether one of these results is sent as it came, perhaps with more behind it."""
+    """Return whether one of these results is sent whole, perhaps with more after it."""
     return any(plain(was) == plain(now) or _continues(was, now) for was in original for now in sent)
 
 
 def _results(conversation: Conversation) -> Mapping[str | None, Sequence[tuple[int, bytes]]]:
-    """Results and where they stand, by the call that they answer."""
+    """Return the results and their places, by the call that they answer."""
     found: dict[str | None, list[tuple[int, bytes]]] = {}
     for place, (message, raw) in enumerate(zip(conversation.outlines, conversation.messages, strict=True)):
         if message.role in RESULT_ROLES:
@@ -229,7 +230,7 @@ def _results(conversation: Conversation) -> Mapping[str | None, Sequence[tuple[i
 
 
 def _text(raw: bytes) -> str:
-    """The text of a result."""
+    """Return the text of a result."""
     message = read(raw)[0]
     content = message.get("content") if isinstance(message, dict) else None
     parts = content if isinstance(content, list) else [content]
