@@ -35,7 +35,7 @@ class _Passing:
         self._reader = reader
 
     def outline(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> ConversationOutline:
-        """Return the outline of the messages together, as `SketchBook.outline` does."""
+        """Return the outline of the messages together, as `MessageParser.outline` does."""
         return ConversationOutline().plus(self._reader.outlines(keys, messages))
 
 

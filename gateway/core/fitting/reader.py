@@ -209,7 +209,7 @@ class Reader:
     def outlines(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
         """Return the outline of each message."""
         return self._cache.get_keyed(
-            "sketch", keys, lambda missing: [outline_of(messages[index]) for index in missing], _outline_size
+            "message outline", keys, lambda missing: [outline_of(messages[index]) for index in missing], _outline_size
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
@@ -232,7 +232,7 @@ class Reader:
 
     def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
-            f"weight\0{self._name}", keys, lambda missing: self._count_tokens([messages[index] for index in missing])
+            f"tokens\0{self._name}", keys, lambda missing: self._count_tokens([messages[index] for index in missing])
         )
 
     def sliced(self, item: Item, raw: bytes, watch: Deadline) -> SlicedMessage:

@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway.core.conversation.message import digest
 from gateway.core.conversation.units import Conversation, Item
-from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
+from gateway.core.fitting.trim import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
 from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult
 from gateway.core.fitting.overflow import ContextOverflow
