@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, SHORTEST, ResponseMode, ShownResult, mode_for, show, stricter
-from gateway.core.modes.handle import points
+from gateway.core.modes.handle import ends_with_handle
 
 CHANGING = MODES[1:]
 
@@ -184,7 +184,7 @@ def test_a_short_form_stands_for_all_parts_and_keeps_a_mark(mode: ResponseMode, 
     found = shown(result(parts), mode)
     assert found.content == TEXT + rows(90)
     assert json.loads(found.raw)["content"] == [{"type": "text", "text": text_of(found.raw), mark: MARK}]
-    assert points(text_of(found.raw))
+    assert ends_with_handle(text_of(found.raw))
 
 
 def test_parts_that_are_short_enough_together_stay_as_they_are() -> None:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 #: The clock is read after this many pieces of work, every 1 to 3 milliseconds: one piece takes 20 to 50 microseconds.
-_PIECES: Final = 64
+_CHECK_INTERVAL: Final = 64
 
 
 class DeadlinePassed(Exception):
@@ -37,7 +37,7 @@ class Deadline:
             DeadlinePassed: `expired` returned True.
         """
         self._done += pieces
-        if self._done >= _PIECES:
+        if self._done >= _CHECK_INTERVAL:
             self._done = 0
             if self._expired():
                 raise DeadlinePassed

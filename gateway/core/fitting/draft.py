@@ -15,13 +15,13 @@ from gateway.core.conversation.message import Message, decode, is_one_text
 from gateway.core.conversation.units import Conversation, Unit
 from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.parameters import Parameters
-from gateway.core.fitting.parts import without
+from gateway.core.fitting.parts import without_parts
 from gateway.core.fitting.reader import KnownBlocks, Reader, RenderedMessage, RenderOrder
 from gateway.core.fitting.summary import summary_message
 from gateway.core.values import dataclass
 
 #: Heading of recalled lines. It is neutral, so that no model reads it as an instruction.
-EARLIER: Final = "[earlier in this conversation]"
+RECALL_HEADING: Final = "[earlier in this conversation]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DuplicateResult:
 
 @dataclass(frozen=True, slots=True)
 class SummaryEntry:
-    """A summary that replaces `count` messages. It is sent instead of the first one; the others are `SUMMED`."""
+    """A summary that replaces `count` messages. It is sent instead of the first one; the others are `SUMMARIZED`."""
 
     id: str
     count: int
@@ -50,13 +50,13 @@ Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | DuplicateResult
 # Spelled out for mypy, which infers str from a bare Final in a tuple.
 KEEP: Final[Literal["keep"]] = "keep"  # noqa: PYI064
 DROP: Final[Literal["drop"]] = "drop"  # noqa: PYI064
-SUMMED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
+SUMMARIZED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
 
 #: recalled lines: the index of each source message and the numbers of its blocks, in order
 Lines = tuple[tuple[int, tuple[int, ...]], ...]
 
 #: the key of a rendered message: its index, the decision, and the lines recalled at its end
-_Want = tuple[int, Decision, Lines]
+_RenderKey = tuple[int, Decision, Lines]
 
 
 class TermUses(NamedTuple):
@@ -83,13 +83,13 @@ class ChosenBlocks(NamedTuple):
 
 
 #: the rendering of a message that is not sent
-_GONE: Final = RenderedMessage(None, 0, b"")
+_DROPPED: Final = RenderedMessage(None, 0, b"")
 #: Placeholder for the tokens of an unchanged message: `Draft.original` has them.
-_AS_IT_CAME: Final = 0
+_NOT_COUNTED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Memo:
+class _DraftCache:
     """Results that all drafts of a conversation share."""
 
     #: by message index
@@ -98,7 +98,7 @@ class _Memo:
     uses: list[TermUses] = field(default_factory=list)
     #: term -> how likely it is needed, by the `RelevanceFactors` of that computation
     weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
-    made: dict[_Want, RenderedMessage] = field(default_factory=dict)
+    made: dict[_RenderKey, RenderedMessage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,12 @@ class Draft:
     rules: Mapping[int, str] = field(default_factory=dict)
     #: the steps in which blocks were chosen, best first
     steps: Sequence[ChosenBlocks] = ()
-    watch: Deadline = field(default_factory=Deadline)
-    memo: _Memo = field(default_factory=_Memo, repr=False)
+    deadline: Deadline = field(default_factory=Deadline)
+    memo: _DraftCache = field(default_factory=_DraftCache, repr=False)
     #: the result of `weights`: empty until it is needed, then one value
-    _counted: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _token_counts: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
     #: Token counts of an earlier draft, and the messages whose counts may differ here. Empty if it had no counts.
-    _before: list[tuple[Sequence[int], AbstractSet[int]]] = field(
+    _earlier_counts: list[tuple[Sequence[int], AbstractSet[int]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
@@ -134,24 +134,26 @@ class Draft:
         reader: Reader,
         *,
         original: Sequence[int] | None = None,
-        watch: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> Draft:
         """Return a draft that changes nothing. `original`: the tokens of each message, if they are known."""
         original = reader.weights(conversation) if original is None else original
-        return cls(conversation, reader, original, (KEEP,) * len(original), watch=watch or Deadline())
+        return cls(conversation, reader, original, (KEEP,) * len(original), deadline=deadline or Deadline())
 
-    def having(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
+    def with_decisions(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
         """Return a draft with other decisions for some messages. `steps`: how blocks were chosen; None: as before."""
         decisions = list(self.decisions)
         for index, decision in changes.items():
             decisions[index] = decision
         steps = self.steps if steps is None else steps
-        return self._followed(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
+        return self._share_counts(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
 
-    def _followed(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
+    def _share_counts(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
         """Pass the token counts of this draft to `draft`, valid for all messages except `changed`; return `draft`."""
-        for weights, stale in ((self._counted[0], frozenset[int]()),) if self._counted else self._before:
-            draft._before.append((weights, stale | changed))
+        for weights, stale in (
+            ((self._token_counts[0], frozenset[int]()),) if self._token_counts else self._earlier_counts
+        ):
+            draft._earlier_counts.append((weights, stale | changed))
         return draft
 
     def reopened(self, first: int, steps: Sequence[ChosenBlocks] = ()) -> Draft:
@@ -161,9 +163,9 @@ class Draft:
         """
         recalls = {i: lines for i, lines in self.recalls.items() if i < first}
         reopened = replace(self, first=first, recalls=recalls, steps=steps)
-        return self._followed(reopened, self.recalls.keys() - recalls.keys())
+        return self._share_counts(reopened, self.recalls.keys() - recalls.keys())
 
-    def as_sent(
+    def with_earlier_decisions(
         self,
         decisions: Sequence[Decision],
         recalls: Mapping[int, Lines],
@@ -174,33 +176,33 @@ class Draft:
         rest = len(self.decisions) - len(decisions)
         draft = Draft(
             self.conversation, self.reader, self.original, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
-            self.steps, self.watch, self.memo,
+            self.steps, self.deadline, self.memo,
         )  # fmt: skip
         for index, one in made.items():
             self.memo.made[index, decisions[index], recalls.get(index, ())] = one
         return draft
 
-    def ruled(self, before: Draft, rule: str) -> Draft:
+    def with_rule(self, before: Draft, rule: str) -> Draft:
         """Return this draft, with this strategy's name for each message whose decision differs from `before`."""
         changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
-        return self._followed(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
+        return self._share_counts(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
 
     def open_units(self) -> list[Unit]:
         """Return the units that may be changed. Summarized messages stay until a new summary replaces the old one."""
         return [
             unit
             for unit in self.conversation.units
-            if unit.start >= self.first and not unit.pinned and not is_summed(self.decisions[unit.start])
+            if unit.start >= self.first and not unit.pinned and not is_summarized(self.decisions[unit.start])
         ]
 
-    def least(self, unit: Unit) -> dict[int, Decision]:
+    def least_decisions(self, unit: Unit) -> dict[int, Decision]:
         """Return the decisions that send the least of a unit: dropped, or if bound, without its blocks."""
         if not unit.bound:
             return dict.fromkeys(unit.indices, DROP)
         items = self.conversation.items
         return {index: KEEP if items[index].sealed else () for index in unit.indices}
 
-    def pointing(self) -> dict[int, dict[int, DuplicateResult]]:
+    def references(self) -> dict[int, dict[int, DuplicateResult]]:
         """Return the references to each result, by the index of that result and then of the referring one."""
         found: dict[int, dict[int, DuplicateResult]] = {}
         for index, decision in enumerate(self.decisions):
@@ -232,42 +234,46 @@ class Draft:
         known = self.memo.known
         missing = [index for index in indices if index not in known]
         keys, raws = self.conversation.keys, self.conversation.messages
-        found = self.reader.know([keys[index] for index in missing], [raws[index] for index in missing], self.watch)
+        found = self.reader.read_blocks(
+            [keys[index] for index in missing], [raws[index] for index in missing], self.deadline
+        )
         known.update(zip(missing, found, strict=True))
 
     def made(self, index: int) -> RenderedMessage:
         """Return a message as it is sent."""
         return self._made((index,))[0]
 
-    def made_of(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
+    def rendered_messages(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
         """Return some messages as they are sent, by index."""
         return dict(zip(indices, self._made(indices), strict=True))
 
     def weight(self, index: int) -> int:
         """Return the tokens of a message as it is sent."""
-        return self._counted[0][index] if self._counted else self.count_tokens(index, self.made(index))
+        return self._token_counts[0][index] if self._token_counts else self.count_tokens(index, self.made(index))
 
-    def weight_as(self, index: int, decision: Decision) -> int:
+    def tokens_if(self, index: int, decision: Decision) -> int:
         """Return the tokens that a message would have with this decision."""
         if decision == DROP:
             return 0
-        return self._weight_as(decision, index, self._made_as([(index, decision, self.recalls.get(index, ()))])[0])
+        return self._tokens_with(
+            decision, index, self._rendered_as([(index, decision, self.recalls.get(index, ()))])[0]
+        )
 
     def weights(self) -> Sequence[int]:
         """Return the tokens of each message as it is sent, 0 for messages that are left out."""
-        if not self._counted:
-            weights, stale = self._before[0] if self._before else (self.original, self.changed())
+        if not self._token_counts:
+            weights, stale = self._earlier_counts[0] if self._earlier_counts else (self.original, self.changed())
             weights, wanted = list(weights), sorted(stale)
             for index, made in zip(wanted, self._made(wanted), strict=True):
                 weights[index] = self.count_tokens(index, made)
-            self._counted.append(weights)
-        return self._counted[0]
+            self._token_counts.append(weights)
+        return self._token_counts[0]
 
     def count_tokens(self, index: int, made: RenderedMessage) -> int:
         """Return the tokens of a message that is rendered as `made`, with framing."""
-        return self._weight_as(self.decisions[index], index, made)
+        return self._tokens_with(self.decisions[index], index, made)
 
-    def _weight_as(self, decision: Decision, index: int, made: RenderedMessage) -> int:
+    def _tokens_with(self, decision: Decision, index: int, made: RenderedMessage) -> int:
         if decision == KEEP and index not in self.recalls:
             return self.original[index]
         if made.raw is None:
@@ -304,40 +310,40 @@ class Draft:
 
     def _made(self, indices: Iterable[int]) -> list[RenderedMessage]:
         decisions, recalls = self.decisions, self.recalls
-        return self._made_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
+        return self._rendered_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
 
-    def _made_as(self, wanted: Sequence[_Want]) -> list[RenderedMessage]:
+    def _rendered_as(self, wanted: Sequence[_RenderKey]) -> list[RenderedMessage]:
         made = self.memo.made
         missing = [key for key in wanted if key not in made]
         if missing:
-            self._make(missing)
+            self._render_missing(missing)
         return [made[key] for key in wanted]
 
-    def _make(self, wanted: Sequence[_Want]) -> None:
+    def _render_missing(self, wanted: Sequence[_RenderKey]) -> None:
         raws = self.conversation.messages
         orders = {
-            key: RenderOrder(self.conversation.items[key[0]], raws[key[0]], self._what(key[0], key[1]))
+            key: RenderOrder(self.conversation.items[key[0]], raws[key[0]], self._target(key[0], key[1]))
             for key in wanted
             if isinstance(key[1], tuple | DuplicateResult)
         }
-        made = dict(zip(orders, self.reader.make(list(orders.values()), self.watch), strict=True))
+        made = dict(zip(orders, self.reader.make(list(orders.values()), self.deadline), strict=True))
         for key in wanted:
             index, decision, lines = key
             if decision == KEEP:
-                made[key] = RenderedMessage(raws[index], _AS_IT_CAME, self.conversation.keys[index])
+                made[key] = RenderedMessage(raws[index], _NOT_COUNTED, self.conversation.keys[index])
             elif isinstance(decision, SummaryEntry):
                 made[key] = self.reader.made(summary_message(decision.text, decision.count))
-            one = made.get(key, _GONE)
+            one = made.get(key, _DROPPED)
             if lines and one.raw is not None:
-                one = self.reader.made(_with_lines(decode(one.raw), self._text_of(lines)))
+                one = self.reader.made(_add_lines(decode(one.raw), self._text_of(lines)))
             self.memo.made[key] = one
 
-    def _what(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
+    def _target(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
         if isinstance(decision, tuple):
             return decision
         source = self.conversation.items[decision.of].answers
         if decision.parts:
-            return without(decode(self.conversation.messages[index]).get("content"), decision.parts, source)
+            return without_parts(decode(self.conversation.messages[index]).get("content"), decision.parts, source)
         return f"[same as the result of {source}]"
 
     def _text_of(self, lines: Lines) -> str:
@@ -345,15 +351,15 @@ class Draft:
         for source, numbers in lines:
             role, blocks = self.conversation.outlines[source].role, self.known(source).sliced.lines
             texts.append(f"{role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
-        return "\n".join([EARLIER, *texts])
+        return "\n".join([RECALL_HEADING, *texts])
 
 
-def is_summed(decision: Decision) -> bool:
+def is_summarized(decision: Decision) -> bool:
     """Return whether a summary replaces a message."""
-    return decision == SUMMED or isinstance(decision, SummaryEntry)
+    return decision == SUMMARIZED or isinstance(decision, SummaryEntry)
 
 
-def _with_lines(message: Message, text: str) -> Message:
+def _add_lines(message: Message, text: str) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}\n\n{text}" if content else text}

@@ -20,11 +20,11 @@ from gateway.core.fitting.relevance import Scores
 #: Tokens that a block costs besides its text: about every second block has a gap mark before it.
 GAP_TOKENS: Final = 1.5
 #: A value below this is a rounding error of 0: the block has no term that is not kept already.
-_NOTHING: Final = 1e-9
+_MIN_VALUE: Final = 1e-9
 
 #: Opening a unit may take at most this share of the remaining room. Its blocks can have more tokens than estimated, and
 #: then they are all taken back together. Its other blocks are offered one by one.
-_OPENED: Final = 0.8
+_MAX_OPENING_SHARE: Final = 0.8
 
 #: An entry of a heap with the best first: value per token times -1; the place of a block, or for a unit to open its
 #: number counted from the end, as in `list[-1]`; the least cost in tokens.
@@ -64,10 +64,10 @@ class CandidateBlocks:
             if needed >= 0:
                 self._rows[needed].append(place)
 
-    def single(self, place: int) -> BlockOffer:
+    def offer_block(self, place: int) -> BlockOffer:
         """Return the offer of one block."""
         cost, worth = self.costs[place], self.scores.sums[place]
-        return BlockOffer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
+        return BlockOffer(worth * self.scores.factors[place] / cost if worth > _MIN_VALUE else 0.0, cost, (place,))
 
     def take(self, places: Sequence[int]) -> list[Pick]:
         """Take the blocks at these places and those that they need; their terms add no more value to other blocks.
@@ -102,11 +102,11 @@ class UnitCandidate:
     picked: dict[int, set[int]] = field(default_factory=dict)
     #: whether it is sent, at least its frame
     is_open: bool = False
-    #: the last result of `bundle`
+    #: the last result of `offer_opening`
     _offer: BlockOffer | None = None
     #: the places that this offer depends on, and their values at that time
-    _made_of: Sequence[int] = ()
-    _as_of: Sequence[float] = ()
+    _offer_places: Sequence[int] = ()
+    _offer_values: Sequence[float] = ()
     #: the places of the fixed parts of its messages, which are not split
     _frames: Sequence[int] = ()
     #: see `_ranked`; None until it is asked for
@@ -116,20 +116,20 @@ class UnitCandidate:
         """Yield an entry for each block that is not taken, at the cost of the block alone; the unit is open."""
         alone, sums, factors, taken = stock.alone, stock.scores.sums, stock.scores.factors, frozenset(taken)
         for _, place in self._ranked(stock):
-            if sums[place] > _NOTHING and place not in taken:
+            if sums[place] > _MIN_VALUE and place not in taken:
                 yield sums[place] * factors[place] / -alone[place], place, alone[place]
 
-    def bundle(self, stock: CandidateBlocks, room: float) -> BlockOffer:
+    def offer_opening(self, stock: CandidateBlocks, room: float) -> BlockOffer:
         """Return the offer to open the unit, with its best blocks while they raise the value per token and fit.
 
         The value of a block never rises. So an offer stays valid as long as the values of its blocks are unchanged. If
         not even the best block fits, the offer costs more than `room`.
         """
         sums_of, offer = stock.scores.sums.__getitem__, self._offer
-        if offer is None or offer.cost > room or list(map(sums_of, self._made_of)) != self._as_of:
-            self._offer = offer = self._bundled(stock, room)
-            self._made_of = [*self._frames, *offer.places]
-            self._as_of = list(map(sums_of, self._made_of))
+        if offer is None or offer.cost > room or list(map(sums_of, self._offer_places)) != self._offer_values:
+            self._offer = offer = self._best_opening(stock, room)
+            self._offer_places = [*self._frames, *offer.places]
+            self._offer_values = list(map(sums_of, self._offer_places))
         return offer
 
     def _ranked(self, stock: CandidateBlocks) -> list[tuple[float, int]]:
@@ -143,41 +143,41 @@ class UnitCandidate:
                 (sums[place] * factors[place] / -prices[place], place)
                 for start, size in starts
                 for place in range(start, start + size)
-                if sums[place] > _NOTHING
+                if sums[place] > _MIN_VALUE
             ]
             heapify(self._ranks)
         return self._ranks
 
-    def _bundled(self, stock: CandidateBlocks, room: float) -> BlockOffer:
+    def _best_opening(self, stock: CandidateBlocks, room: float) -> BlockOffer:
         ranks, scores, prices = self._ranked(stock), stock.scores, stock.whole
         sums, factors, terms = scores.sums, scores.factors, scores.terms
         gain = sum([sums[place] * factors[place] for place in self._frames])
         cost = max(1.0, self.frame)  # the frame of a message without words may count no tokens
         ratio = gain / cost
         taken: list[tuple[float, int]] = []
-        paid = set[int]()
-        said = set[str]()
+        paid_places = set[int]()
+        present_terms = set[str]()
         while ranks:
             place, alone = _best(ranks, sums, factors, prices)
             needed = stock.needs[place]
-            own = 0.0 if place in paid else stock.alone[place] if needed in paid else prices[place]
+            own = 0.0 if place in paid_places else stock.alone[place] if needed in paid_places else prices[place]
             more, price = gain + alone, cost + own
-            if taken and price > _OPENED * room:
+            if taken and price > _MAX_OPENING_SHARE * room:
                 break
             if taken and more > ratio * price:
-                said.update(terms[taken[-1][1]])
-                if not said.isdisjoint(terms[place]):
-                    more = gain + _overhead(scores, place, said)
+                present_terms.update(terms[taken[-1][1]])
+                if not present_terms.isdisjoint(terms[place]):
+                    more = gain + _additional_value(scores, place, present_terms)
             if more <= ratio * price:  # it would not raise the ratio: it is offered again once the unit is open
                 break
             gain, cost, ratio = more, price, more / price
-            paid.update((place, needed))
+            paid_places.update((place, needed))
             taken.append(heappop(ranks))
         for one in taken:  # they are offered, but not taken yet
             heappush(ranks, one)
-        return BlockOffer(ratio if gain > _NOTHING else 0.0, cost, [place for _, place in taken])
+        return BlockOffer(ratio if gain > _MIN_VALUE else 0.0, cost, [place for _, place in taken])
 
-    def opens(self, scores: Scores) -> None:
+    def open(self, scores: Scores) -> None:
         """Open the unit: the terms of its frame are kept from now on."""
         self.is_open = True
         scores.keep(chain.from_iterable(known.fixed for known in self.known.values()))
@@ -199,6 +199,6 @@ def _best(
         heapreplace(ranks, (rank, place))
 
 
-def _overhead(scores: Scores, place: int, said: set[str]) -> float:
-    """Return the value that a block adds to blocks that already have the terms `said`."""
-    return sum([scores.left[term] for term in scores.terms[place] if term not in said]) * scores.factors[place]
+def _additional_value(scores: Scores, place: int, present_terms: set[str]) -> float:
+    """Return the value that a block adds to blocks that already have the terms `present_terms`."""
+    return sum([scores.left[term] for term in scores.terms[place] if term not in present_terms]) * scores.factors[place]

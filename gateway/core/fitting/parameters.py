@@ -16,15 +16,15 @@ from gateway.core.fitting.terms import Lexicon, shapes_of
 from gateway.core.values import dataclass
 
 #: Tool definitions of more bytes are not read: no model accepts so many.
-_MOST_BYTES: Final = 2**20
+_MAX_DEFINITION_BYTES: Final = 2**20
 #: Most names, and most shapes, that are kept: no agent has a thousand parameters.
-_MOST: Final = 4096
+_MAX_NAMES: Final = 4096
 _ENTRY_BYTES: Final = 120
 #: A label and the colon after it. The search starts only at the start of a word and has no group. So it stays fast in a
 #: table cell with a megabyte of base64.
 _LABEL: Final = re.compile(r"(?<![\w-])[\w-]+: ")
 #: Characters of the shortest shape that is specific enough.
-_SHORTEST: Final = 3
+_MIN_SHAPE_CHARS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Parameters:
     names: frozenset[str] = frozenset()
     shapes: frozenset[str] = frozenset()
 
-    def named_in(self, labels: Mapping[str, Sequence[int]]) -> set[int]:
+    def blocks_named(self, labels: Mapping[str, Sequence[int]]) -> set[int]:
         """Return the numbers of the blocks with a value under the name of a parameter. `labels`: see `labelled`."""
         return {number for name in self.names & labels.keys() for number in labels[name]}
 
@@ -61,23 +61,23 @@ def parameters_of(tools: Iterable[bytes]) -> Parameters:
     """Return the parameters in the request fields that define tools, of any API; fields without JSON are skipped."""
     names, texts = set[str](), list[str]()
     for raw in tools:
-        if len(raw) > _MOST_BYTES:
+        if len(raw) > _MAX_DEFINITION_BYTES:
             continue
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):
             continue
-        for inner in _inside(value):
+        for inner in _all_values(value):
             if isinstance(inner, str):
                 texts.append(inner)
             elif isinstance(inner, dict) and isinstance(properties := inner.get("properties"), dict):
                 names.update(map(spelled, properties))
     found = Lexicon().terms("\n".join(texts))
-    shapes = {shape for shape in shapes_of([*found]) if _tells(shape)}
-    return Parameters(frozenset(sorted(names)[:_MOST]), frozenset(sorted(shapes)[:_MOST]))
+    shapes = {shape for shape in shapes_of([*found]) if _is_specific(shape)}
+    return Parameters(frozenset(sorted(names)[:_MAX_NAMES]), frozenset(sorted(shapes)[:_MAX_NAMES]))
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _all_values(value: Any) -> Iterator[Any]:
     """Yield a value and all values inside it, at any depth."""
     waiting = [value]
     while waiting:
@@ -89,9 +89,9 @@ def _inside(value: Any) -> Iterator[Any]:
             waiting += value
 
 
-def _tells(shape: str) -> bool:
+def _is_specific(shape: str) -> bool:
     """Return whether a shape has letters besides a number: plain numbers, dates and times all look alike."""
-    return "0" in shape and len(shape) >= _SHORTEST and any(map(str.isalpha, shape))
+    return "0" in shape and len(shape) >= _MIN_SHAPE_CHARS and any(map(str.isalpha, shape))
 
 
 def spelled(name: str) -> str:

@@ -10,21 +10,21 @@ from gateway.core.conversation.lossless_json import parse_whole, written
 _PARAGRAPHS: Final = "\n\n"
 
 
-def without(content: object, gone: Collection[int], source: str | None) -> str:
+def without_parts(content: object, removed: Collection[int], source: str | None) -> str:
     """Return a content without some of its parts, with a mark instead of them.
 
     Raises:
         ValueError: the content has no such parts.
     """
-    parts, noun, together = apart(content)
-    if not gone or not set(gone) <= set(range(len(parts))):
+    parts, noun, join = split_parts(content)
+    if not removed or not set(removed) <= set(range(len(parts))):
         raise ValueError("no such parts")
-    mark = f"[{len(gone)} {noun if len(gone) == 1 else noun + 's'} as in the result of {source}]"
-    first = min(gone)
-    return together([mark if n == first else part for n, part in enumerate(parts) if n == first or n not in gone])
+    mark = f"[{len(removed)} {noun if len(removed) == 1 else noun + 's'} as in the result of {source}]"
+    first = min(removed)
+    return join([mark if n == first else part for n, part in enumerate(parts) if n == first or n not in removed])
 
 
-def apart(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
+def split_parts(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
     """Return the parts of a text, the noun for one of them, and the function that joins them again.
 
     A content that is not a text has no parts. Numbers are bare values, see `gateway.core.conversation.lossless_json`.

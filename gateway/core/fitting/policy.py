@@ -13,8 +13,8 @@ from gateway.core.fitting.summary import Use
 from gateway.core.values import dataclass
 
 #: default low-water marks with recall and without
-_DEEP: Final = 0.46
-_SHALLOW: Final = 0.7
+_LOW_WATER_WITH_RECALL: Final = 0.46
+_LOW_WATER: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TrimPolicy:
         """Return the low-water mark in use."""
         if self.low_water is not None:
             return self.low_water
-        return _DEEP if self.recall != "off" else _SHALLOW
+        return _LOW_WATER_WITH_RECALL if self.recall != "off" else _LOW_WATER
 
     @property
     def may_drop(self) -> bool:
@@ -65,9 +65,11 @@ class TrimPolicy:
         """Return whether a summary may be used. Then a trim may also change messages before the appended ones."""
         return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
 
-    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> TrimPolicy:
-        """Return this policy with summaries to use (see `Summarize.given`), and with `Drop` last if it may drop."""
-        given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
+    def with_summaries(self, use: Use, summaries: Mapping[str, str], most: int) -> TrimPolicy:
+        """Return this policy with summaries to use. If it may drop, `Drop` becomes its last strategy."""
+        given = [
+            one.with_summaries(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies
+        ]
         if self.may_drop and not any(isinstance(one, Drop) for one in given):
             # Drop goes as deep as any other strategy: down to the limit only, the next turn would need it again.
             given.append(Drop())

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.conversation.message import Hashed
 from gateway.core.conversation.units import Conversation, ConversationOutline
 from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
-from gateway.core.fitting.dedupe import may_share
+from gateway.core.fitting.dedupe import is_comparable
 from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.reader import Reader, RenderOrder
 
@@ -28,7 +28,7 @@ MOST_MESSAGES: Final = 16
 MOST_BYTES: Final = 32 * 1024
 
 
-class _Passing:
+class _UncachedParser:
     """Read messages that are not a whole conversation, without caching what they are together."""
 
     def __init__(self, reader: Reader) -> None:
@@ -51,17 +51,17 @@ def read_ahead(messages: Hashed, reader: Reader, expired: Callable[[], bool] = n
     if not few:
         return 0
     some = slice(len(messages.raws) - few, None)
-    part = Conversation.of(Hashed(messages.raws[some], messages.keys[some]), _Passing(reader))
-    watch = Deadline(expired)
+    part = Conversation.of(Hashed(messages.raws[some], messages.keys[some]), _UncachedParser(reader))
+    deadline = Deadline(expired)
     with suppress(DeadlinePassed):
-        reader.know(part.keys, part.messages, watch)
+        reader.read_blocks(part.keys, part.messages, deadline)
         # A choice starts with all blocks of these messages left out.
         orders = [
             RenderOrder(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed
         ]
-        made = reader.make(orders, watch)
+        made = reader.make(orders, deadline)
         reader.outlines([one.key for one in made], [one.raw or b"" for one in made])
         for item, raw in zip(part.items, part.messages, strict=True):
-            if may_share(item):
-                parts_of(item, raw, reader, watch)
+            if is_comparable(item):
+                parts_of(item, raw, reader, deadline)
     return few

@@ -31,7 +31,7 @@ from gateway.core.conversation.message import (
 from gateway.core.conversation.units import Conversation, ConversationOutline, Item
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.run_cache import RunCache
-from gateway.core.fitting.blocks import GAP, SlicedMessage, emptied, render, slice_message
+from gateway.core.fitting.blocks import GAP, SlicedMessage, render, slice_message, without_blocks
 from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.fitting.terms import Lexicon, highest
@@ -44,7 +44,7 @@ Count = Callable[[str], int]
 #: tokens of each of some messages, including framing
 CountTokens = Callable[[Sequence[bytes]], Sequence[int]]
 #: what to render of a message: some of its blocks, or another content
-What = tuple[int, ...] | str
+RenderTarget = tuple[int, ...] | str
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
@@ -140,7 +140,7 @@ class RenderOrder(NamedTuple):
 
     item: Item
     raw: bytes
-    what: What
+    target: RenderTarget
 
 
 class Framing(NamedTuple):
@@ -235,15 +235,15 @@ class Reader:
             f"tokens\0{self._name}", keys, lambda missing: self._count_tokens([messages[index] for index in missing])
         )
 
-    def sliced(self, item: Item, raw: bytes, watch: Deadline) -> SlicedMessage:
+    def sliced(self, item: Item, raw: bytes, deadline: Deadline) -> SlicedMessage:
         """Return the blocks of a message."""
-        return self._sliced(item.key, raw, watch, sealed=item.sealed)
+        return self._sliced(item.key, raw, deadline, sealed=item.sealed)
 
-    def _sliced(self, key: bytes, raw: bytes, watch: Deadline, *, sealed: bool) -> SlicedMessage:
+    def _sliced(self, key: bytes, raw: bytes, deadline: Deadline, *, sealed: bool) -> SlicedMessage:
 
         def compute() -> SlicedMessage:
-            watch.tick()
-            return _UNCUT if sealed else slice_message(decode(plain(raw)), watch)
+            deadline.tick()
+            return _UNCUT if sealed else slice_message(decode(plain(raw)), deadline)
 
         return self._cache.get_one("sliced", key, compute, _sliced_bytes)
 
@@ -254,25 +254,27 @@ class Reader:
         key = tuple(map(digest, tools))
         return self.kept("parameters", key, lambda: parameters_of(tools), lambda found: found.size_bytes)
 
-    def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Deadline) -> list[KnownBlocks]:
+    def read_blocks(self, keys: Sequence[bytes], raws: Sequence[bytes], deadline: Deadline) -> list[KnownBlocks]:
         """Return the blocks and terms of messages."""
 
         def compute(missing: Sequence[int]) -> Iterator[KnownBlocks]:
             # The keys leave out cache marks, so the cached values are read without the marks too.
             outlines = self.outlines([keys[index] for index in missing], [raws[index] for index in missing])
-            return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, outlines, strict=True))
+            return (
+                self._read(keys[i], plain(raws[i]), one, deadline) for i, one in zip(missing, outlines, strict=True)
+            )
 
         return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
 
-    def make(self, orders: Sequence[RenderOrder], watch: Deadline) -> list[RenderedMessage]:
+    def make(self, orders: Sequence[RenderOrder], deadline: Deadline) -> list[RenderedMessage]:
         """Return rendered messages with their tokens."""
         # Keys leave out cache marks, so a marked message is rendered again with the marks that it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
         return self._cache.get_keyed(
             f"made\0{self._name}",
             keys,
-            lambda missing: self._counted([self._render(orders[index], watch) for index in missing], watch),
-            _made_bytes,
+            lambda missing: self._counted([self._render(orders[index], deadline) for index in missing], deadline),
+            _rendered_bytes,
         )
 
     def made(self, message: Message) -> RenderedMessage:
@@ -283,11 +285,11 @@ class Reader:
         """Return a cached fact about a conversation, computed on a miss; the cache key includes the counter's name."""
         return self._conversations.get_one(f"{kind}\0{self._name}", key, compute, size)
 
-    def kept_of_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
+    def cached_for_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return a cached fact about a single message, computed on a miss."""
         return self._cache.get_one(f"{kind}\0{self._name}", key, compute, size)
 
-    def renewed(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
+    def extend_cached(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
         """Return a cached fact that grows: `renew` gets the cached value, or None, and returns the current one."""
         kind = f"{kind}\0{self._name}"
         known = cast("T | None", self._conversations.peek(kind, key))
@@ -296,35 +298,35 @@ class Reader:
             self._conversations.put(kind, key, new, size(new))
         return new
 
-    def _render(self, order: RenderOrder, watch: Deadline) -> bytes:
-        item, raw, what = order
-        watch.tick()
+    def _render(self, order: RenderOrder, deadline: Deadline) -> bytes:
+        item, raw, target = order
+        deadline.tick()
         if item.sealed:
             return GAP_MARK  # signed messages cannot be changed, only replaced as a whole
         message = decode(raw)
-        if isinstance(what, str):
-            return encode({**message, "content": what})
-        if not what and not item.calls:
-            return encode(emptied(message))
-        return encode(render(message, self.sliced(item, raw, watch), what))
+        if isinstance(target, str):
+            return encode({**message, "content": target})
+        if not target and not item.calls:
+            return encode(without_blocks(message))
+        return encode(render(message, self.sliced(item, raw, deadline), target))
 
-    def _counted(self, messages: Sequence[bytes], watch: Deadline) -> list[RenderedMessage]:
+    def _counted(self, messages: Sequence[bytes], deadline: Deadline) -> list[RenderedMessage]:
         keys = [digest(raw) for raw in messages]
         weights: list[int] = []
         for start in range(0, len(messages), _BATCH):
-            watch.tick(_BATCH)
+            deadline.tick(_BATCH)
             weights += self._weights(keys[start : start + _BATCH], messages[start : start + _BATCH])
         return list(map(RenderedMessage, messages, weights, keys))
 
-    def _read(self, key: bytes, raw: bytes, one: MessageOutline, watch: Deadline) -> KnownBlocks:
-        sliced = self._sliced(key, raw, watch, sealed=one.sealed)
+    def _read(self, key: bytes, raw: bytes, one: MessageOutline, deadline: Deadline) -> KnownBlocks:
+        sliced = self._sliced(key, raw, deadline, sealed=one.sealed)
         if one.sealed:
             found = self._lexicon.terms(text_of(raw))
             return KnownBlocks(sliced, (), 0, tuple(found), found, _named(found), {}, (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((key,), (raw,))[0] / length
-        of_blocks = [self._lexicon.found(block.text) for block in watch.over(sliced.blocks)]
+        of_blocks = [self._lexicon.found(block.text) for block in deadline.over(sliced.blocks)]
         fixed = self._lexicon.found(sliced.fixed)
         tokens = tuple([len(block.text) * density for block in sliced.blocks])
         costs = tuple(
@@ -374,5 +376,5 @@ def _known_bytes(found: KnownBlocks) -> int:
     return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + letters + _NUMBER_BYTES * numbers + labels
 
 
-def _made_bytes(found: RenderedMessage) -> int:
+def _rendered_bytes(found: RenderedMessage) -> int:
     return _CALL_BYTES + len(found.raw or b"")

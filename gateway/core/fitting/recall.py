@@ -23,7 +23,7 @@ from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult, Lines
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters
 from gateway.core.fitting.reader import KnownBlocks
-from gateway.core.fitting.relevance import ASKED, RelevanceFactors, answered, last_words, rarity, terms_kept
+from gateway.core.fitting.relevance import ASKED, RelevanceFactors, answered, kept_terms, last_words, rarity
 from gateway.core.values import dataclass
 
 #: off; lines of the user and the assistant; lines of all roles
@@ -154,7 +154,7 @@ def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_
 
 def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Parameters) -> _Past:
     draft.read(range(size))
-    sent = set[str]().union(*terms_kept(draft, range(size)))
+    sent = set[str]().union(*kept_terms(draft, range(size)))
     lines: list[_Line] = []
     holders: dict[str, list[int]] = {}
     lengths: list[int] = []
@@ -167,7 +167,7 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
         is_spoken = draft.conversation.outlines[index].role in speakers
         numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked(parameters, known))
-        draft.watch.tick(1 + len(numbers))
+        draft.deadline.tick(1 + len(numbers))
         for place, number in enumerate(numbers, len(lengths)):
             for term in _terms_of(known, number):
                 holders.setdefault(term, []).append(place)
@@ -199,7 +199,7 @@ def _asked(parameters: Parameters, known: KnownBlocks) -> set[int]:
     """Return the blocks of a result with values that the tools take."""
     wanted = {*parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
-    return alike | parameters.named_in(known.labels)
+    return alike | parameters.blocks_named(known.labels)
 
 
 def _terms_of(known: KnownBlocks, number: int) -> Sequence[str]:
@@ -285,7 +285,7 @@ def _unsaid(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _Seen]:
         seen = _without_said(draft, known.seen, range(past.size + len(known.keys), end))
         return _Unsaid(keys, _lines_between(draft, past.size, end), seen)
 
-    return draft.reader.renewed("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
+    return draft.reader.extend_cached("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
 
 
 def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
@@ -297,7 +297,7 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
     if not seen:
         return seen
     draft.read({*indices, *(source for index in indices for source, _ in draft.recalls.get(index, ()))})
-    said = set[str]().union(*(seen.keys() & terms for terms in terms_kept(draft, indices)))
+    said = set[str]().union(*(seen.keys() & terms for terms in kept_terms(draft, indices)))
     return {term: one for term, one in seen.items() if term not in said} if said else seen
 
 
@@ -352,7 +352,7 @@ def _choose(
     chosen: dict[int, set[int]] = {}
 
     def offer(line: _Line, factor: float) -> tuple[float, float]:
-        draft.watch.tick()
+        draft.deadline.tick()
         has_head = line.needs in chosen.get(line.source, past.present[line.source])
         cost = (line.cost if has_head else line.whole) + GAP_TOKENS + (0 if line.source in chosen else _ROLE)
         return sum([left.get(term, 0.0) for term in line.terms]) * factor / cost, cost
@@ -371,4 +371,4 @@ def _choose(
             room -= cost
             chosen.setdefault(line.source, set()).add(line.number)
             left.update(dict.fromkeys(line.terms, 0.0))
-    return tuple((index, draft.known(index).sliced.closed(chosen[index])) for index in sorted(chosen))
+    return tuple((index, draft.known(index).sliced.with_needed(chosen[index])) for index in sorted(chosen))

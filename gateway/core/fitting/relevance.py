@@ -21,7 +21,7 @@ from typing import Final
 
 from gateway.core.conversation.message import SYSTEM_ROLES, text_of
 from gateway.core.fitting.draft import KEEP, Draft, TermUses
-from gateway.core.fitting.identifiers import LONGEST, called, codes_in
+from gateway.core.fitting.identifiers import MAX_QUESTION_CHARS, find_codes, find_labelled
 from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.terms import IDENTIFIER
 from gateway.core.values import dataclass
@@ -104,12 +104,12 @@ class Scores:
     def _name_codes(self, draft: Draft, known: Iterable[KnownBlocks]) -> Sequence[str]:
         """Add the codes that the question names as terms of the blocks labelled with them; return the codes."""
         question = _question(draft)
-        if question is None or draft.conversation.items[question].length > LONGEST:
+        if question is None or draft.conversation.items[question].length > MAX_QUESTION_CHARS:
             return ()
-        codes = codes_in(text_of(draft.conversation.messages[question]))
+        codes = find_codes(text_of(draft.conversation.messages[question]))
         if codes:
             texts = (block.text for one in known for block in one.sliced.blocks)
-            for place, code in called(codes, draft.watch.over(texts)):
+            for place, code in find_labelled(codes, draft.deadline.over(texts)):
                 self.terms[place] = (*self.terms[place], code)
             self.left.update(dict.fromkeys(codes, ASKED))
         return codes
@@ -132,8 +132,8 @@ class Scores:
         """
         left, question = self.left, _question(draft)
         if question is not None:
-            left.update({term: ASKED * left[term] for terms in terms_kept(draft, (question,)) for term in terms})
-        for terms in terms_kept(draft, [index for index in indices if index != question]):
+            left.update({term: ASKED * left[term] for terms in kept_terms(draft, (question,)) for term in terms})
+        for terms in kept_terms(draft, [index for index in indices if index != question]):
             left.update(dict.fromkeys(terms, 0.0))
 
 
@@ -148,13 +148,13 @@ def _holders(draft: Draft, terms_of: Sequence[Sequence[str]]) -> defaultdict[str
     holders = defaultdict[str, list[int]](list)
     for place, terms in enumerate(terms_of):
         if not place % _BLOCKS_A_PIECE:
-            draft.watch.tick()
+            draft.deadline.tick()
         for term in terms:
             holders[term].append(place)
     return holders
 
 
-def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
+def kept_terms(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
     """Yield the terms of messages as they are sent, including recalled lines, in several collections per message."""
     for index in indices:
         decision = draft.decisions[index]
@@ -219,7 +219,7 @@ def uses_of(draft: Draft) -> TermUses:
         if item.role in SYSTEM_ROLES:
             continue
         known = draft.known(item.index)
-        draft.watch.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
+        draft.deadline.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
         uses.last.update(dict.fromkeys(known.all_terms, item.index))
         uses.named.update(known.named)
         if item.role == "assistant":
@@ -259,7 +259,7 @@ def _factors(
         start, priority = len(factors), priorities.get(index, 1.0)
         found = scores[start : start + len(known.terms)]
         factors += [(1 + by * score) * priority for score in _spilled(found, worth.neighbour)]
-        for number in parameters.named_in(known.labels):
+        for number in parameters.blocks_named(known.labels):
             factors[start + number] *= worth.parameter
     return factors
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.core.conversation.message import instead, read
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, Decision, Draft, DuplicateResult, Lines, SummaryEntry, is_summed
+from gateway.core.fitting.draft import DROP, Decision, Draft, DuplicateResult, Lines, SummaryEntry, is_summarized
 from gateway.core.fitting.reader import Framing, RenderedMessage
 from gateway.core.fitting.trim_decision import TrimDecision
 from gateway.core.values import dataclass
@@ -143,7 +143,7 @@ class TrimmedPrefix:
     @classmethod
     def of(cls, draft: Draft) -> TrimmedPrefix:
         """Return what a draft sends."""
-        made = draft.made_of(draft.changed())
+        made = draft.rendered_messages(draft.changed())
         calls = {index: _calls(draft, index) for index, one in made.items() if one.raw is not None}
         hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
         keys, marked = draft.conversation.keys, draft.conversation.marked & made.keys()
@@ -164,8 +164,8 @@ class TrimmedPrefix:
         again = [index for index in others | self.marked | marked if self.made[index].raw is not None]
         if not (others or again):
             return self
-        anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
-        made = {**self.made, **anew.made_of(again)} if again else self.made
+        anew = draft.with_earlier_decisions(self.decisions, self.recalls, self.rules, {})
+        made = {**self.made, **anew.rendered_messages(again)} if again else self.made
         return replace(self, keys=keys, made=made, marked=marked)
 
     def with_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
@@ -258,7 +258,7 @@ def rule_of(decision: Decision, rule: str) -> str:
         return "dedupe"
     if isinstance(decision, tuple):
         return "drop" if rule in ("", "summarize") else rule
-    if is_summed(decision):
+    if is_summarized(decision):
         return "summarize"
     return "drop" if decision == DROP else "recall"
 
@@ -292,7 +292,7 @@ class TrimmedConversation:
         )  # fmt: skip
 
     @classmethod
-    def having(
+    def with_prefix(
         cls,
         conversation: Conversation,
         original: Sequence[int],

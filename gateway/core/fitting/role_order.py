@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES
 from gateway.core.conversation.units import Conversation, Item, Unit
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, SummaryEntry
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Decision, Draft, SummaryEntry
 
 #: pairs of neighbouring roles that not every provider accepts
 _ODD: Final = frozenset({("tool", "user"), ("user", "user"), ("assistant", "assistant")})
@@ -25,7 +25,7 @@ _SHORT: Final = len("[...]")
 _Pairs = frozenset[tuple[str, str]]
 
 
-def in_order(draft: Draft) -> Draft:
+def restore_role_order(draft: Draft) -> Draft:
     """Return the draft with a gap mark wherever its roles would break the client's order.
 
     What was sent before has its marks already: it was in order when less of the conversation was known. What follows
@@ -42,18 +42,18 @@ def in_order(draft: Draft) -> Draft:
         now = ("assistant" if isinstance(draft.decisions[before], SummaryEntry) else roles[before], roles[behind])
         if now in odd:
             left = [units[i] for i in range(before + 1, behind) if i in units and _fits(units[i], roles, now, odd)]
-            gone, told = ([unit for unit in left if draft.decisions[unit.start] == how] for how in (DROP, SUMMED))
+            gone, told = ([unit for unit in left if draft.decisions[unit.start] == how] for how in (DROP, SUMMARIZED))
             changes.update(_mark(draft, gone or told))
-    return _uncounted(draft, changes.keys()).having(changes) if changes else draft
+    return _uncounted(draft, changes.keys()).with_decisions(changes) if changes else draft
 
 
 def _uncounted(draft: Draft, marks: AbstractSet[int]) -> Draft:
     """Return the draft with a summary that does not count the messages that are sent as gap marks."""
-    told = {index for index in marks if draft.decisions[index] == SUMMED}
+    told = {index for index in marks if draft.decisions[index] == SUMMARIZED}
     if not told or draft.summary is None:
         return draft
     index, summary = draft.summary
-    return draft.having({index: replace(summary, count=summary.count - len(told))})
+    return draft.with_decisions({index: replace(summary, count=summary.count - len(told))})
 
 
 def without_marks(draft: Draft) -> Draft:
@@ -65,7 +65,7 @@ def without_marks(draft: Draft) -> Draft:
     may_go = [unit for unit in draft.open_units() if not unit.bound]
     marks = [unit for unit in may_go if all(decisions[index] == () for index in unit.indices)]
     changes = {i: DROP for unit in marks for i in unit.indices if unit.start != draft.conversation.task}
-    return draft.having(dict[int, Decision](changes)) if changes else draft
+    return draft.with_decisions(dict[int, Decision](changes)) if changes else draft
 
 
 def _roles(conversation: Conversation) -> Sequence[str]:
@@ -76,7 +76,7 @@ def _roles(conversation: Conversation) -> Sequence[str]:
 
 def _told(draft: Draft, roles: Sequence[str]) -> Sequence[int]:
     """Return the messages that are sent and take a turn."""
-    return [i for i, decision in enumerate(draft.decisions) if decision not in (DROP, SUMMED) and roles[i]]
+    return [i for i, decision in enumerate(draft.decisions) if decision not in (DROP, SUMMARIZED) and roles[i]]
 
 
 def _fits(unit: Unit, roles: Sequence[str], between: tuple[str, str], odd: _Pairs) -> bool:

@@ -48,7 +48,7 @@ class _Choice:
         units = [unit for unit in draft.open_units() if unit.start == task or not _is_gone(draft, unit)]
         items = draft.conversation.items
         blank: dict[int, Decision] = {i: KEEP if items[i].sealed else () for unit in units for i in unit.indices}
-        frames = draft.having(blank).weights()
+        frames = draft.with_decisions(blank).weights()
         draft.read(index for unit in units for index in unit.indices)
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
         #: the unit of each message
@@ -75,7 +75,7 @@ class _Choice:
         self._room = float(self._limit - sum(weights[index] for index in fixed))
         task = self._draft.conversation.task
         for opening in self._bound():
-            opening.opens(self._stock.scores)
+            opening.open(self._stock.scores)
             self._room -= opening.frame
         if task is not None and task in self._units:
             self._start_with(self._units[task], task)
@@ -127,7 +127,7 @@ class _Choice:
             for index in opening.unit.indices
         }
         self._touched.clear()
-        self._drafted = draft = self._drafted.having(changes, tuple(self._steps))
+        self._drafted = draft = self._drafted.with_decisions(changes, tuple(self._steps))
         self._room = float(self._limit - draft.total())
         return draft
 
@@ -148,7 +148,7 @@ class _Choice:
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
         """Take offers in the order of their relevance per token; return the entries that had no room."""
-        stock, tick = self._stock, self._draft.watch.tick
+        stock, tick = self._stock, self._draft.deadline.tick
         openings = [*self._units.values()]
         too_much: list[Entry] = []
         heapq.heapify(heap)
@@ -158,7 +158,7 @@ class _Choice:
                 too_much.append(entry)
                 continue
             tick()
-            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock, self._room)
+            offer = stock.offer_block(place) if place >= 0 else openings[place].offer_opening(stock, self._room)
             ratio, cost, places = offer
             if ratio <= 0:
                 continue
@@ -178,7 +178,7 @@ class _Choice:
         self._room -= offer.cost
         opened = not opening.is_open
         if opened:
-            opening.opens(self._stock.scores)
+            opening.open(self._stock.scores)
         picks = self._stock.take(offer.places)
         for index, number in picks:
             opening.picked[index].add(number)
@@ -204,7 +204,7 @@ def _is_gone(draft: Draft, unit: Unit) -> bool:
     It stays so, because the prefix would change otherwise; only recall brings its lines back. The task is the
     exception: everything else is done for the task.
     """
-    return all(draft.decisions[index] == decision for index, decision in draft.least(unit).items())
+    return all(draft.decisions[index] == decision for index, decision in draft.least_decisions(unit).items())
 
 
 def _decision(opening: UnitCandidate, index: int, *, is_sealed: bool) -> Decision:
@@ -213,5 +213,5 @@ def _decision(opening: UnitCandidate, index: int, *, is_sealed: bool) -> Decisio
     if is_sealed:
         return KEEP
     known = opening.known[index]
-    picked = known.sliced.closed(opening.picked[index])
+    picked = known.sliced.with_needed(opening.picked[index])
     return KEEP if len(picked) == len(known.sliced.blocks) and known.sliced.is_verbatim else picked

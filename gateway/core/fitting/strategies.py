@@ -12,7 +12,16 @@ from typing import Final, Protocol
 
 from gateway.core.conversation.units import Unit
 from gateway.core.fitting.dedupe import dedupe
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult, SummaryEntry, is_summed
+from gateway.core.fitting.draft import (
+    DROP,
+    KEEP,
+    SUMMARIZED,
+    Decision,
+    Draft,
+    DuplicateResult,
+    SummaryEntry,
+    is_summarized,
+)
 from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.relevance import RelevanceFactors
@@ -98,7 +107,7 @@ def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
         was = {index: _restored(draft.decisions[index], index, now, told) for index in unit.indices}
         if draft.conversation.priority(unit) == 0 or all(now[index] == was[index] for index in was):
             continue
-        more = sum(draft.weight_as(index, was[index]) - chosen.weight(index) for index in unit.indices)
+        more = sum(draft.tokens_if(index, was[index]) - chosen.weight(index) for index in unit.indices)
         if more <= room:
             room -= more
             for index, decision in was.items():
@@ -106,7 +115,7 @@ def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
                 if decision == KEEP and isinstance(before, DuplicateResult) and not before.parts:
                     told.add(before.of)
     changes = {index: decision for index, decision in enumerate(now) if decision != chosen.decisions[index]}
-    return chosen.having(changes) if changes else chosen
+    return chosen.with_decisions(changes) if changes else chosen
 
 
 def _restored(was: Decision, index: int, now: Sequence[Decision], told: Collection[int]) -> Decision:
@@ -135,20 +144,20 @@ class Shorten:
         """Cut the middle out of messages until the draft fits; results that refer to them are handled by `_alone`."""
         total = draft.total()
         changes: dict[int, Decision] = {}
-        pointing = draft.pointing()
+        pointing = draft.references()
         long = [index for unit in by_priority(draft) if not unit.sealed for index in unit.indices]
         for index in long:
             if total <= limit:
                 break
-            before = draft.weight_as(index, KEEP)
+            before = draft.tokens_if(index, KEEP)
             if changes.get(index, draft.decisions[index]) == KEEP and before > 2 * self.tokens:
                 known = draft.known(index)
                 alone = _alone(pointing.get(index, {}), changes)
                 long += alone
-                alone[index] = known.sliced.closed(_ends(known, self.tokens / 2))
-                total += sum(draft.weight_as(i, now) - draft.weight(i) for i, now in alone.items())
+                alone[index] = known.sliced.with_needed(_ends(known, self.tokens / 2))
+                total += sum(draft.tokens_if(i, now) - draft.weight(i) for i, now in alone.items())
                 changes.update(alone)
-        return draft.having(changes) if changes else draft
+        return draft.with_decisions(changes) if changes else draft
 
 
 def _ends(known: KnownBlocks, each: float) -> set[int]:
@@ -171,7 +180,7 @@ def _while(numbers: Sequence[int], known: KnownBlocks, room: float) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Summarize:
-    """Replace the oldest units by one text of a model. It does nothing until it is `given` summaries to use."""
+    """Replace the oldest units by one text of a model. It does nothing without summaries to use."""
 
     #: most tokens of a summary
     tokens: int = 800
@@ -184,7 +193,7 @@ class Summarize:
     is_last_word: bool = True
     may_drop: bool = True
 
-    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> Summarize:
+    def with_summaries(self, use: Use, summaries: Mapping[str, str], most: int) -> Summarize:
         """Return this strategy with summaries to use, and with the limit of the whole conversation."""
         return replace(self, use=use, summaries=summaries, most=most)
 
@@ -242,13 +251,13 @@ def _summed(draft: Draft, units: Sequence[Unit], summary: str, text: str) -> Dra
     """Return the draft with a new summary instead of these units and the present summary."""
     without, _ = _left_out(draft, -1, units)
     first, *others = _stood_for(draft, units)
-    changes: dict[int, Decision] = dict.fromkeys(others, SUMMED)
-    return without.having({**changes, first: SummaryEntry(summary, 1 + len(others), text)})
+    changes: dict[int, Decision] = dict.fromkeys(others, SUMMARIZED)
+    return without.with_decisions({**changes, first: SummaryEntry(summary, 1 + len(others), text)})
 
 
 def _stood_for(draft: Draft, units: Sequence[Unit]) -> list[int]:
     """Return the messages of these units and those that the present summary replaces."""
-    earlier = (index for index, decision in enumerate(draft.decisions) if is_summed(decision))
+    earlier = (index for index, decision in enumerate(draft.decisions) if is_summarized(decision))
     return sorted([*earlier, *(index for unit in units for index in unit.indices)])
 
 
@@ -282,7 +291,7 @@ class Drop:
         return _stub(dropped, limit, reads=self.reads) if total > limit else dropped
 
 
-def first_to_go(draft: Draft, limit: int) -> Draft:
+def drop_priority_zero(draft: Draft, limit: int) -> Draft:
     """Leave out units to which the client gave priority 0, oldest first, until the draft fits."""
     conversation = draft.conversation
     if 0 not in conversation.priorities.values():
@@ -301,19 +310,19 @@ def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, i
     weights = [*draft.weights()]
     total = sum(weights)
     changes: dict[int, Decision] = {}
-    pointing = draft.pointing()
+    pointing = draft.references()
     for unit in units:
         if total <= limit:
             break
-        left = draft.least(unit)
+        left = draft.least_decisions(unit)
         changes.update(left)
         for source in unit.indices:
             left |= _alone(pointing.get(source, {}), changes)
             changes.update(left)
         for index, decision in left.items():
-            now = draft.weight_as(index, decision)
+            now = draft.tokens_if(index, decision)
             total, weights[index] = total + now - weights[index], now
-    return (draft.having(changes) if changes else draft), total
+    return (draft.with_decisions(changes) if changes else draft), total
 
 
 def _alone(pointing: Mapping[int, DuplicateResult], changes: Mapping[int, Decision]) -> dict[int, Decision]:
@@ -333,7 +342,7 @@ def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:
     if unit is None or unit.sealed:
         return draft
     for picked in ((0,), ()) if reads and draft.known(unit.start).terms else ((),):
-        shorter = draft.having({unit.start: picked})
+        shorter = draft.with_decisions({unit.start: picked})
         if shorter.total() <= limit:
             return shorter
     return shorter

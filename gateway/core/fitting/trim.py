@@ -18,45 +18,45 @@ from gateway.core.fitting.draft import KEEP, Draft, SummaryEntry
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.role_order import in_order, without_marks
-from gateway.core.fitting.strategies import Dedupe, Drop, Strategy, first_to_go, leading
+from gateway.core.fitting.role_order import restore_role_order, without_marks
+from gateway.core.fitting.strategies import Dedupe, Drop, Strategy, drop_priority_zero, leading
 
 #: Most room for the start of a task that a trim removed: this share of the limit, and at least `_TASK_TOKENS`, a few
 #: sentences. More would take the room of old lines that the last messages refer to.
-_TASK: Final = 0.05
+_TASK_SHARE: Final = 0.05
 _TASK_TOKENS: Final = 64
 #: The same for a task that fits whole, or whose first block is longer than that.
-_MOST_TASK: Final = 0.3
+_WHOLE_TASK_SHARE: Final = 0.3
 
 
-def cut(draft: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
+def trim_draft(draft: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
     """Trim to the low-water mark; keep what the client had cached, and what was sent before, while there is room."""
     fixed = system_tokens(draft)
-    low = _low(draft, limit, policy)
-    first = _protected(draft, limit)
+    low = _low_water_tokens(draft, limit, policy)
+    first = _first_changeable(draft, limit)
     # Without its task, keeping what was sent before is not worth it.
-    was_sent = was_sent and not lost_task(draft)
-    if deduped := _deduped(draft, max(_appended(draft), first), (low + limit) // 2, policy):
+    was_sent = was_sent and not has_lost_task(draft)
+    if deduped := _dedupe_only(draft, max(_appended_start(draft), first), (low + limit) // 2, policy):
         return deduped
-    settles = was_sent and policy.recall != "off" and not policy.summarizes
-    if settles and (short := _cut_tail(draft, low, limit, policy)):
+    may_keep_older = was_sent and policy.recall != "off" and not policy.summarizes
+    if may_keep_older and (short := _trim_tail(draft, low, limit, policy)):
         return short
     for start, target in ((first, low), (first, limit), (0, low), (0, limit)):
-        fresh, applied = _apply(draft.reopened(start), target, limit, policy.strategies)
+        fresh, applied = _apply_strategies(draft.reopened(start), target, limit, policy.strategies)
         if fresh.total() <= limit:
             break
     else:
-        return dropped(fresh, limit, policy), (*applied, "drop")
-    same = _unchanged(draft, in_order(fresh), policy.stale * (limit - fixed)) if was_sent else 0
+        return drop_units(fresh, limit, policy), (*applied, "drop")
+    same = _unchanged_stop(draft, restore_role_order(fresh), policy.stale * (limit - fixed)) if was_sent else 0
     if same > start:
         # Make the same choice again, with what was sent before kept up to `same`.
-        kept, kept_applied = _apply(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
+        kept, kept_applied = _apply_strategies(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
         if kept.total() <= max(target, fresh.total()):
             return kept, kept_applied
     return fresh, applied
 
 
-def _deduped(draft: Draft, start: int, enough: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+def _dedupe_only(draft: Draft, start: int, enough: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
     """Remove repeated results from `start` on, if this strategy comes first and is enough; else return None.
 
     It loses nothing, so it need not go down to the low-water mark. With less room, the next trim would come too soon.
@@ -68,104 +68,108 @@ def _deduped(draft: Draft, start: int, enough: int, policy: TrimPolicy) -> tuple
     fresh = strategy.apply(opened, enough)
     if fresh is opened or fresh.total() > enough:
         return None
-    return fresh.ruled(opened, strategy.name), (strategy.name,)
+    return fresh.with_rule(opened, strategy.name), (strategy.name,)
 
 
-def _cut_tail(draft: Draft, low: int, limit: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+def _trim_tail(draft: Draft, low: int, limit: int, policy: TrimPolicy) -> tuple[Draft, tuple[str, ...]] | None:
     """Trim only what was appended since the last trim, if that is enough and the older part is small.
 
     Everything after the first change is paid in full again. The appended part is at the end, so changing only that part
     is the cheapest.
     """
-    tail = max(_appended(draft), _protected(draft, limit))
+    tail = max(_appended_start(draft), _first_changeable(draft, limit))
     fixed = system_tokens(draft)
     if sum(without_marks(draft).weights()[:tail]) - fixed > policy.settled * (limit - fixed):
         return None
     # A long newest result may take half of the room. It can be trimmed on the next turn, so less is enough now.
     for target in (low, (low + limit) // 2):
-        fresh, applied = _apply(draft.reopened(tail), target, target, policy.strategies)
+        fresh, applied = _apply_strategies(draft.reopened(tail), target, target, policy.strategies)
         if fresh.total() <= target:
             return fresh, applied
     return None
 
 
-def _appended(draft: Draft) -> int:
+def _appended_start(draft: Draft) -> int:
     """Return the index of the first message after the last changed unit: from there on, all messages are unchanged."""
     changed = (i for i in reversed(range(len(draft.decisions))) if draft.decisions[i] != KEEP)
     last = next(changed, -1)
     return next((unit.start for unit in draft.conversation.units if unit.start > last), len(draft.decisions))
 
 
-def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]) -> tuple[Draft, tuple[str, ...]]:
+def _apply_strategies(
+    draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
+) -> tuple[Draft, tuple[str, ...]]:
     """Apply strategies until the target is reached; after a strategy with `is_last_word`, the limit is enough."""
     applied: list[str] = []
     enough, draft = target, without_marks(draft)
     if any(strategy.may_drop for strategy in strategies):
-        lighter = first_to_go(draft, target)
-        if lighter is not draft:
+        shorter = drop_priority_zero(draft, target)
+        if shorter is not draft:
             applied.append("drop")
-            draft = lighter
+            draft = shorter
     for strategy in strategies:
         if draft.total() <= enough:
             break
-        lighter = strategy.apply(draft, target)
-        if strategy.is_last_word and lighter is not draft:
+        shorter = strategy.apply(draft, target)
+        if strategy.is_last_word and shorter is not draft:
             enough = limit
-        if lighter.decisions != draft.decisions:
+        if shorter.decisions != draft.decisions:
             applied.append(strategy.name)
-            draft = lighter.ruled(draft, strategy.name)
+            draft = shorter.with_rule(draft, strategy.name)
     return draft, tuple(applied)
 
 
-def with_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
+def restore_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
     """Restore a task whose start was removed, if there is room: whole, or its first sentences.
 
     Everything else in the conversation is about the task. `may_drop`: other units can be left out for it later. If none
     can, only a task without any text left gets a little room.
     """
     task = draft.conversation.task
-    if task is None or not lost_task(draft) or not (may_drop or draft.decisions[task] == ()):
+    if task is None or not has_lost_task(draft) or not (may_drop or draft.decisions[task] == ()):
         return draft
     share = limit - system_tokens(draft)
-    little = max(_TASK_TOKENS, int(_TASK * share))
-    room = min(limit - draft.total(), int(_MOST_TASK * share) if may_drop else little)
+    little = max(_TASK_TOKENS, int(_TASK_SHARE * share))
+    room = min(limit - draft.total(), int(_WHOLE_TASK_SHARE * share) if may_drop else little)
     if draft.original[task] - draft.weight(task) <= room:
-        return draft.having({task: KEEP})
+        return draft.with_decisions({task: KEEP})
     known = draft.known(task)
     kept, first = draft.decisions[task], {*leading(known, min(room, little) - GAP_TOKENS)}
     if not first and may_drop:
         first = {0}
-    told = draft.having({task: known.sliced.closed(first.union(kept if isinstance(kept, tuple) else ()))})
-    return told if told.weight(task) - draft.weight(task) <= room else draft
+    restored = draft.with_decisions(
+        {task: known.sliced.with_needed(first.union(kept if isinstance(kept, tuple) else ()))}
+    )
+    return restored if restored.weight(task) - draft.weight(task) <= room else draft
 
 
-def lost_task(draft: Draft) -> bool:
+def has_lost_task(draft: Draft) -> bool:
     """Return whether a trim removed the start of the task."""
     task = draft.conversation.task
     decision = draft.decisions[task] if task is not None else KEEP
     return task is not None and isinstance(decision, tuple) and 0 not in decision and bool(draft.known(task).tokens)
 
 
-def lacks_task(draft: Draft, limit: int) -> bool:
+def could_show_task(draft: Draft, limit: int) -> bool:
     """Return whether a trim removed the start of the task although it has room next to what must stay."""
     conversation = draft.conversation
     task = conversation.task
-    if task is None or not lost_task(draft):
+    if task is None or not has_lost_task(draft):
         return False
-    return draft.weight_as(task, (0,)) + sum(draft.weight(index) for index in conversation.pinned) <= limit
+    return draft.tokens_if(task, (0,)) + sum(draft.weight(index) for index in conversation.pinned) <= limit
 
 
-def given_up(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
+def drop_without_reading(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
     """Leave out whole units of what was sent before, down to the low-water mark, without reading any text."""
-    draft = replace(start, watch=Deadline(), first=0, recalls={})
+    draft = replace(start, deadline=Deadline(), first=0, recalls={})
     if policy.may_drop:
-        lighter = Drop(reads=False).apply(draft, _low(draft, limit, policy))
-        if lighter.total() <= limit:
-            return lighter
-    return dropped(draft, limit, policy, reads=False)
+        shorter = Drop(reads=False).apply(draft, _low_water_tokens(draft, limit, policy))
+        if shorter.total() <= limit:
+            return shorter
+    return drop_units(draft, limit, policy, reads=False)
 
 
-def dropped(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True) -> Draft:
+def drop_units(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True) -> Draft:
     """Leave out whole units of the original conversation, if the policy allows it.
 
     Raises:
@@ -187,7 +191,7 @@ def dropped(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = True)
     )
 
 
-def _low(draft: Draft, limit: int, policy: TrimPolicy) -> int:
+def _low_water_tokens(draft: Draft, limit: int, policy: TrimPolicy) -> int:
     """Return the low-water mark in tokens: what must stay, and a share of the rest of the limit.
 
     As a share of the whole limit, a long newest result would leave no room for old messages. What must stay on this
@@ -203,7 +207,7 @@ def system_tokens(draft: Draft) -> int:
     return sum(draft.weight(index) for index in outline.fixed if outline.outlines[index].role in SYSTEM_ROLES)
 
 
-def _protected(draft: Draft, limit: int) -> int:
+def _first_changeable(draft: Draft, limit: int) -> int:
     """Return where changes may start: after the last cache mark up to which all fits together with what must stay."""
     weights = draft.weights()
     needed = sum(weights)
@@ -215,7 +219,7 @@ def _protected(draft: Draft, limit: int) -> int:
     return 0
 
 
-def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
+def _unchanged_stop(sent: Draft, fresh: Draft, waste: float) -> int:
     """Return the index up to which a new choice differs by at most `waste` tokens from what was sent."""
     stop = 0
     for unit in sent.conversation.units:

@@ -15,13 +15,13 @@ from typing import Any, Final
 from gateway.core.fitting.draft import (
     DROP,
     KEEP,
-    SUMMED,
+    SUMMARIZED,
     Decision,
     Draft,
     DuplicateResult,
     Lines,
     SummaryEntry,
-    is_summed,
+    is_summarized,
 )
 from gateway.core.values import dataclass
 
@@ -35,7 +35,7 @@ _SHORT: Final = {"condense": "c", "shorten": "s"}
 _LONG: Final = {short: rule for rule, short in _SHORT.items()}
 _RECALLED: Final = re.compile(r"(\d+)<(.+)")
 #: letters that are followed by a number of messages
-_RUNS: Final[Mapping[str, Decision]] = {"k": KEEP, "d": DROP, "m": SUMMED}
+_RUNS: Final[Mapping[str, Decision]] = {"k": KEEP, "d": DROP, "m": SUMMARIZED}
 #: the place of a summary
 _SUMMARY: Final = "~"
 
@@ -95,7 +95,7 @@ class TrimDecision:
             raise ValueError("size")
         if self.summary is not None:
             _tell(decisions, self.summary, summaries or {})
-        elif any(map(is_summed, decisions)):
+        elif any(map(is_summarized, decisions)):
             raise ValueError("no summary")
         return DecisionDetails(tuple(decisions), recalls, rules)
 
@@ -125,9 +125,9 @@ def _words(draft: Draft) -> Iterator[str]:
 
 def _word(decision: Decision, rule: str) -> str:
     if isinstance(decision, DuplicateResult):
-        return f"={decision.of}" + ("/" + spans_of(decision.parts) if decision.parts else "")
+        return f"={decision.of}" + ("/" + format_spans(decision.parts) if decision.parts else "")
     if isinstance(decision, tuple):
-        return _SHORT.get(rule, f"{rule}:") + spans_of(decision)
+        return _SHORT.get(rule, f"{rule}:") + format_spans(decision)
     if isinstance(decision, SummaryEntry):
         return _SUMMARY
     return next(word for word, run in _RUNS.items() if run == decision)
@@ -155,15 +155,15 @@ def _tell(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> 
     Raises:
         ValueError: there is no such text, or the summary is not the first of the messages that it replaces.
     """
-    summed = [index for index, decision in enumerate(decisions) if is_summed(decision)]
+    summed = [index for index, decision in enumerate(decisions) if is_summarized(decision)]
     first, *others = [decisions[index] for index in summed] or [KEEP]
-    if summary not in texts or not isinstance(first, SummaryEntry) or any(other != SUMMED for other in others):
+    if summary not in texts or not isinstance(first, SummaryEntry) or any(other != SUMMARIZED for other in others):
         raise ValueError("summary")
     decisions[summed[0]] = replace(first, id=summary, count=len(summed), text=texts[summary])
 
 
 def _lines(lines: Lines) -> str:
-    return ";".join(f"{source}:{spans_of(blocks)}" for source, blocks in lines)
+    return ";".join(f"{source}:{format_spans(blocks)}" for source, blocks in lines)
 
 
 def _line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
@@ -171,7 +171,7 @@ def _line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
     return int(source), numbers.of(spans)
 
 
-def spans_of(numbers: Sequence[int]) -> str:
+def format_spans(numbers: Sequence[int]) -> str:
     """Return `(0, 1, 2, 5)` as `0-2,5`."""
     spans: list[list[int]] = []
     for number in numbers:
@@ -189,7 +189,7 @@ class _Numbers:
         self._left = _MOST_NUMBERS
 
     def of(self, spans: str) -> tuple[int, ...]:
-        """Return the numbers of spans, the reverse of `spans_of`; raises ValueError if they are invalid."""
+        """Return the numbers of spans, the reverse of `format_spans`; raises ValueError if they are invalid."""
         numbers: list[int] = []
         for span in spans.split(",") if spans else ():
             low, _, high = span.partition("-")

@@ -20,7 +20,6 @@ from typing import Final
 
 from gateway.core.conversation.message import digest
 from gateway.core.conversation.units import Conversation, Item
-from gateway.core.fitting.trim import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
 from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult
 from gateway.core.fitting.overflow import ContextOverflow
@@ -28,8 +27,17 @@ from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import recall
 from gateway.core.fitting.report import RenderedTokens, TrimmedConversation, TrimmedPrefix
-from gateway.core.fitting.role_order import in_order
+from gateway.core.fitting.role_order import restore_role_order
 from gateway.core.fitting.summary import Use
+from gateway.core.fitting.trim import (
+    could_show_task,
+    drop_units,
+    drop_without_reading,
+    has_lost_task,
+    restore_task,
+    system_tokens,
+    trim_draft,
+)
 from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision
 from gateway.core.fitting.validate import problems
 
@@ -74,10 +82,10 @@ def fit(
         SummaryNeeded: a summary has to be made first; only if `use` is `ask`.
     """
     summaries = summaries or {}
-    policy = (policy or TrimPolicy()).given(use, summaries, limit)
+    policy = (policy or TrimPolicy()).with_summaries(use, summaries, limit)
     original = reader.weights(conversation)
     if policy.keeps_decisions:
-        draft = Draft.untouched(conversation, reader, original=original, watch=Deadline(expired))
+        draft = Draft.untouched(conversation, reader, original=original, deadline=Deadline(expired))
         resumed = _going_on(draft, trim_decision, limit, policy=policy, salt=salt, summaries=summaries)
         if resumed is not None:
             return resumed
@@ -123,7 +131,7 @@ def _going_on(
     if before - weights.saved > limit:
         return None
     sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
-    return TrimmedConversation.having(
+    return TrimmedConversation.with_prefix(
         draft.conversation, draft.original, before, sent=sent, weights=weights, trim_decision=now
     )
 
@@ -166,7 +174,7 @@ def _fitted(
     summaries: Mapping[str, str],
 ) -> TrimmedConversation:
     before = sum(original)
-    draft = start = Draft.untouched(conversation, reader, original=original, watch=Deadline(expired))
+    draft = start = Draft.untouched(conversation, reader, original=original, deadline=Deadline(expired))
     sent: TrimmedPrefix | None = None
     try:
         sent = _resumed(draft, trim_decision, salt, summaries)
@@ -174,24 +182,24 @@ def _fitted(
             weights = sent.weights(original, reader.framing)
             if before - weights.saved <= limit:
                 sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
-                return TrimmedConversation.having(
+                return TrimmedConversation.with_prefix(
                     conversation, original, before, sent=sent, weights=weights, trim_decision=now
                 )
-            start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
+            start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, sent.made)
         done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
         # No strategy was needed if it was enough to remove recalled lines.
         applied = applied or ("recall",)
     except DeadlinePassed:
-        done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
+        done, applied = _ordered(lambda room: (drop_without_reading(start, room, policy), ("drop",)), limit)
     else:
         told = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
         done = _recalled(done, before, done.total(), told=told, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # The gateway made a mistake. Leaving out whole units cannot repeat it.
-        done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
+        done, applied = _ordered(lambda room: (drop_units(draft, room, policy), ("drop",)), limit)
     sent, now = _remembered(done, salt, lambda: TrimmedPrefix.of(done))
     weights = sent.weights(original, reader.framing)
-    return TrimmedConversation.having(
+    return TrimmedConversation.with_prefix(
         conversation, original, before, sent=sent, weights=weights, trim_decision=now, applied=applied
     )
 
@@ -205,7 +213,7 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
     plain, room = make(limit), limit
     done, applied = plain
     for _ in range(_TRIES):
-        done = in_order(done)
+        done = restore_role_order(done)
         if done.total() <= limit:
             return done, applied
         room -= done.total() - limit
@@ -217,13 +225,13 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
 
 
 def _cut(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Made:
-    done, applied = cut(start, limit, policy, was_sent=was_sent)
-    done = with_task(done, limit, may_drop=policy.may_drop)
-    if not lacks_task(done, limit):
+    done, applied = trim_draft(start, limit, policy, was_sent=was_sent)
+    done = restore_task(done, limit, may_drop=policy.may_drop)
+    if not could_show_task(done, limit):
         return done, applied
     # The task needs such a small amount of room more than the next turns do.
-    full, full_applied = cut(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
-    return (done, applied) if lacks_task(full, limit) else (full, full_applied)
+    full, full_applied = trim_draft(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
+    return (done, applied) if could_show_task(full, limit) else (full, full_applied)
 
 
 def _continued(
@@ -241,9 +249,9 @@ def _continued(
     The task is also restored if there was no room for it before and there is now.
     """
     before, last = sum(draft.original), len(draft.original) - 1
-    start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
-    if policy.may_drop and not policy.keeps_decisions and lost_task(start):
-        again = with_task(start, limit, may_drop=True)
+    start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, {})
+    if policy.may_drop and not policy.keeps_decisions and has_lost_task(start):
+        again = restore_task(start, limit, may_drop=True)
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):
@@ -315,10 +323,12 @@ def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str
     """
     plan = trim_decision.read(summaries)
     beginning = draft.conversation.beginning(trim_decision.size)
-    as_came = Draft.untouched(beginning, draft.reader, original=draft.original[: trim_decision.size], watch=draft.watch)
+    as_came = Draft.untouched(
+        beginning, draft.reader, original=draft.original[: trim_decision.size], deadline=draft.deadline
+    )
     if not _is_sound(as_came, plan):
         raise ValueError("numbers of another conversation")
-    sent = as_came.as_sent(plan.decisions, plan.recalls, plan.rules, {})
+    sent = as_came.with_earlier_decisions(plan.decisions, plan.recalls, plan.rules, {})
     if problems(beginning, sent.sent(), 0, 0, sent.inserted()):
         raise ValueError("not to be sent")
     return TrimmedPrefix.of(sent)
@@ -331,7 +341,7 @@ def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
     def has(index: int, blocks: tuple[int, ...], *, calls: bool = False) -> bool:
         if not 0 <= index < len(items) or not blocks:
             return 0 <= index < len(items)
-        sliced = draft.reader.sliced(items[index], raws[index], draft.watch)
+        sliced = draft.reader.sliced(items[index], raws[index], draft.deadline)
         return max(blocks) < len(sliced.lines if calls else sliced.blocks)
 
     for index, decision in enumerate(plan.decisions):

@@ -19,11 +19,11 @@ from typing import Final, Literal, get_args
 
 from gateway.core.conversation.message import RESULT_ROLES, Message, decode, encode, is_signed, read
 from gateway.core.fitting.blocks import render, slice_message
-from gateway.core.modes.extract import LONGEST, ends, extract, limit_of, tokens_of
-from gateway.core.modes.handle import described, pointer, points
+from gateway.core.modes.extract import LONGEST, extract, extract_limit, head_and_tail, tokens_of
+from gateway.core.modes.handle import describe, ends_with_handle, handle_line
 from gateway.core.modes.parts import ResultContent
 from gateway.core.modes.summary import SummaryLimits, summing
-from gateway.core.modes.table import is_tabled, tabled
+from gateway.core.modes.table import is_table, write_as_table
 from gateway.core.values import dataclass
 
 ResponseMode = Literal["raw", "table", "summary", "handle_only"]
@@ -117,7 +117,7 @@ def extractable(raw: bytes) -> str | None:
     content = _content(message, "summary") if message is not None else None
     if content is None or len(content.text) <= SHORTEST or _was_shown(content, "summary"):
         return None
-    return ends(content.text, _MOST_READ)
+    return head_and_tail(content.text, _MOST_READ)
 
 
 def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], str]) -> ShownResult | None:
@@ -169,11 +169,13 @@ def _was_shown(content: ResultContent, mode: ResponseMode) -> bool:
     text = content.text
     if len(text) > _SHOWN_MOST:
         return False
-    return points(text) or (mode != "table" and is_tabled(content.texts[0] if len(content.texts) == 1 else text))
+    return ends_with_handle(text) or (
+        mode != "table" and is_table(content.texts[0] if len(content.texts) == 1 else text)
+    )
 
 
 def _lossless(text: str) -> str:
-    table = tabled(text) if len(text) > SHORTEST else None
+    table = write_as_table(text) if len(text) > SHORTEST else None
     return table if table is not None and len(table) <= _WORTH * len(text) else text
 
 
@@ -185,7 +187,7 @@ def _short(
     The limits are taken from `whole`, which is the same before and after a text is written as a table. So a text that
     was left whole once stays whole.
     """
-    limit = limit_of(whole)
+    limit = extract_limit(whole)
     enough = LONGEST if mode == "summary" and tokens_of(whole) <= limit else SHORTEST
     size = len(whole) + content.media_size
     if size <= enough:
@@ -198,13 +200,13 @@ def _short(
     if mode == "summary":
         raw = _summarized(message, content, says, handle)
         return ShownResult(raw, mode, handle, kept, summing(content.text, whole, says))
-    short = pointer(f"{says};", len(kept), handle)
+    short = handle_line(f"{says};", len(kept), handle)
     return ShownResult(encode({**message, "content": content.shortened(short)}), mode, handle, kept)
 
 
 def _line(content: ResultContent) -> str:
     """Return one line that describes a content."""
-    return ", ".join(filter(None, (described(content.text) if content.text else "", content.media)))
+    return ", ".join(filter(None, (describe(content.text) if content.text else "", content.media)))
 
 
 def with_summary(raw: bytes, says: str, handle: str) -> bytes:
@@ -214,5 +216,5 @@ def with_summary(raw: bytes, says: str, handle: str) -> bytes:
 
 
 def _summarized(message: Message, content: ResultContent, says: str, handle: str) -> bytes:
-    short = f"{says}\n{pointer('summary of', len(content.original), handle)}"
+    short = f"{says}\n{handle_line('summary of', len(content.original), handle)}"
     return encode({**message, "content": content.shortened(short)})

@@ -18,7 +18,7 @@ from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
 from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
 from gateway.core.modes.handle import TROUBLE
-from gateway.core.modes.table import rows_of
+from gateway.core.modes.table import table_rows
 
 #: Tokens of an extract: this share of the text's tokens, at least `_LEAST` and at most `_MOST`.
 _SHARE: Final = 0.15
@@ -60,17 +60,17 @@ def tokens_of(text: str) -> int:
     return _COUNTER.count(text[:_LARGE])
 
 
-def limit_of(text: str) -> int:
+def extract_limit(text: str) -> int:
     """Return the most tokens that an extract of a text may have."""
     return min(_MOST, max(_LEAST, int(tokens_of(text) * _SHARE)))
 
 
 def extract(text: str, limit: int) -> str:
     """Return the most informative blocks of a text in their order, with gap marks, in about `limit` tokens at most."""
-    rows = rows_of(text)
+    rows = table_rows(text)
     if rows is not None and len(rows[0]) > _WIDEST:
         rows = None
-    message: Message = {"role": "tool", "content": text if rows is not None else ends(text, _READ)}
+    message: Message = {"role": "tool", "content": text if rows is not None else head_and_tail(text, _READ)}
     sliced = slice_message(message) if rows is None else _sliced_rows(rows)
     if not sliced.blocks:  # JSON of nothing but empty keys
         return GAP
@@ -78,7 +78,7 @@ def extract(text: str, limit: int) -> str:
     return str(render(message, sliced, _picked(sliced.blocks, limit))["content"]).rstrip("\n")
 
 
-def ends(text: str, most: int) -> str:
+def head_and_tail(text: str, most: int) -> str:
     """Return a text, without its middle if it has more than `most` characters."""
     head = int(most * _HEAD)
     return f"{text[:head]}\n{GAP}\n{text[head - most :]}" if len(text) > most else text

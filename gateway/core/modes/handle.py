@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from gateway.core.conversation.lossless_json import bared, parse, written
-from gateway.core.fitting.blocks import WAY
+from gateway.core.fitting.blocks import FULL_TEXT_AT
 
 #: characters that a handle may have
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -18,12 +18,12 @@ _LONGEST: Final = 240
 _BEGINNING: Final = 120
 _TROUBLE_LINE: Final = 80
 #: Characters at the end of a text that are searched for that line.
-_SEARCHED: Final = 100_000
+_SEARCH_CHARS: Final = 100_000
 #: Characters of the longest value that a description quotes.
 _VALUE: Final = 32
 #: Characters of a key or column name in a description.
 _NAME: Final = 40
-_POINTER: Final = re.compile(rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(WAY)}[A-Za-z0-9_-]{{1,128}}\]")
+_POINTER: Final = re.compile(rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(FULL_TEXT_AT)}[A-Za-z0-9_-]{{1,128}}\]")
 #: Matches a line that reports an error. In most languages the last such line is the clearest.
 TROUBLE: Final = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|traceback|fail(?:s|ed|ure)?|fatal|panic|denied|refused|not found|no such"
@@ -31,7 +31,7 @@ TROUBLE: Final = re.compile(
 )
 
 
-def pointer(what: str, size: int, handle: str) -> str:
+def handle_line(what: str, size: int, handle: str) -> str:
     """Return the line that names what is shown, the characters of the original, and its handle.
 
     Raises:
@@ -40,23 +40,23 @@ def pointer(what: str, size: int, handle: str) -> str:
     """
     if _HANDLE.fullmatch(handle) is None:
         raise ValueError("a handle is made of at most 128 letters, digits, _ and -")
-    return f"[{what} {size:,} characters{WAY}{handle}]"
+    return f"[{what} {size:,} characters{FULL_TEXT_AT}{handle}]"
 
 
-def points(text: str) -> bool:
-    """Return whether a text ends with a line of `pointer`, that is, whether it was shortened before."""
+def ends_with_handle(text: str) -> bool:
+    """Return whether a text ends with a line of `handle_line`, that is, whether it was shortened before."""
     return _POINTER.fullmatch(text, text.rfind("\n") + 1) is not None
 
 
-def described(text: str) -> str:
+def describe(text: str) -> str:
     """Return a description of a result in one line: kind, rows or lines, column names, short values, first words."""
     parsed = parse(text)
     if parsed is None:
-        return _cut(_of_text(text), _LONGEST)
+        return _split(_of_text(text), _LONGEST)
     value = parsed.value
     said = ", ".join(_fields(value)) if isinstance(value, dict) else _list(value)
     kind = "JSON lines" if parsed.is_lines else "JSON"
-    return _cut(f"{kind}, {said}", _LONGEST)
+    return _split(f"{kind}, {said}", _LONGEST)
 
 
 def _fields(value: dict[str, Any]) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _scalar(value: Any) -> str:
 
 
 def _of_text(text: str) -> str:
-    last_lines = text[-_SEARCHED:].splitlines()
+    last_lines = text[-_SEARCH_CHARS:].splitlines()
     trouble = next((line for line in reversed(last_lines) if TROUBLE.search(line)), "")
     begins = _line(text.lstrip(), _BEGINNING)
     says = _line(trouble, _TROUBLE_LINE)
@@ -101,8 +101,8 @@ def _many(count: int, noun: str) -> str:
 
 def _line(text: str, most: int) -> str:
     """Return the start of a text on one line."""
-    return _cut(" ".join(text[: 4 * most].split()), most)
+    return _split(" ".join(text[: 4 * most].split()), most)
 
 
-def _cut(text: str, most: int) -> str:
+def _split(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter, estimate_tokens
 from gateway.core.fitting.summary import cut, within
-from gateway.core.modes.extract import LONGEST, limit_of, tokens_of
+from gateway.core.modes.extract import LONGEST, extract_limit, tokens_of
 from gateway.core.values import dataclass
 
 #: Results of at least this many characters, about 1,000 tokens, are worth a call. An extract of a shorter result shows
@@ -64,7 +64,7 @@ def summing(text: str, whole: str, extracted: str) -> SummaryLimits | None:
     """
     if len(text) < WORTH:
         return None
-    limit = max(_LEAST, limit_of(whole))
+    limit = max(_LEAST, extract_limit(whole))
     return SummaryLimits(limit, max(0, _most(limit) - min(_weights(extracted))))
 
 

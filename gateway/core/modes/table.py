@@ -58,7 +58,7 @@ _MISSING: Final = object()
 _Columns = dict[tuple[str, ...], list[Any]]
 
 
-def tabled(text: str) -> str | None:
+def write_as_table(text: str) -> str | None:
     """Return a JSON text in its shortest lossless form, or None for any other text."""
     parsed = parse(text)
     shaped = _written(parsed) if parsed is not None else None
@@ -66,12 +66,12 @@ def tabled(text: str) -> str | None:
     return shaped if shaped is None or "\\u" not in text or _is_writable(shaped) else None
 
 
-def is_tabled(text: str) -> bool:
+def is_table(text: str) -> bool:
     """Return whether a text begins like a table that this module writes."""
     return text.startswith((_LIST, _LINES, _DOCUMENT)) and text.partition("\n")[0].endswith(_LEGEND)
 
 
-def rows_of(text: str) -> list[str] | None:
+def table_rows(text: str) -> list[str] | None:
     """Return the lines of a JSON list of objects as a table, column names first; None for any other text."""
     parsed = parse(text)
     grid = _grid(parsed.value) if parsed is not None else None

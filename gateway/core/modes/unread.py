@@ -172,7 +172,7 @@ def chosen_blocks(
         case.append({"role": "assistant", "content": None, "tool_calls": [made]})
         case.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
     case.append({"role": "user", "content": "\n".join([_question(messages), *(arguments for _, arguments in asked)])})
-    draft = Draft.untouched(Conversation.of_messages(case, reader), reader, watch=Deadline(expired))
+    draft = Draft.untouched(Conversation.of_messages(case, reader), reader, deadline=Deadline(expired))
     overhead = sum(weight for index, weight in enumerate(draft.weights()) if case[index]["role"] != "tool")
     places = dict(zip(range(1, len(case), 2), texts, strict=False))
     around = _around(draft, [*places], _AROUND * room)
@@ -222,7 +222,7 @@ def _around(draft: Draft, results: Sequence[int], room: float) -> _Around:
 
 
 def _picked(draft: Draft, place: int, decision: Decision, around: set[int]) -> tuple[int, ...]:
-    return draft.known(place).sliced.closed({*around, *(decision if isinstance(decision, tuple) else ())})
+    return draft.known(place).sliced.with_needed({*around, *(decision if isinstance(decision, tuple) else ())})
 
 
 def _calls(messages: Sequence[bytes]) -> Mapping[str | None, tuple[str, str]]:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import MOST_VALUES
-from gateway.core.fitting.blocks import GAP, LONGEST, cut_text, render, slice_message
-from gateway.core.modes.handle import pointer
+from gateway.core.fitting.blocks import GAP, MAX_BLOCK_CHARS, render, slice_message, split_text
+from gateway.core.modes.handle import handle_line
 
 
 def tool(content: Any) -> dict[str, Any]:
@@ -27,15 +27,15 @@ def content_with(message: dict[str, Any], *picked: int) -> Any:
 @given(st.text(st.sampled_from("ab .!?\n\r\u3002\u2028é漢"), max_size=2000))
 @settings(max_examples=200, deadline=None)
 def test_text_is_cut_into_pieces_that_are_the_text_and_none_is_long(text: str) -> None:
-    pieces = list(cut_text(text))
+    pieces = list(split_text(text))
     assert "".join(pieces) == text
-    assert all(0 < len(piece) <= LONGEST for piece in pieces)
+    assert all(0 < len(piece) <= MAX_BLOCK_CHARS for piece in pieces)
 
 
 def test_short_lines_are_joined_and_long_lines_are_cut_at_sentences() -> None:
-    assert list(cut_text("a\nb\n" + "c" * 50 + "\nd")) == ["a\nb\n" + "c" * 50 + "\n", "d"]
+    assert list(split_text("a\nb\n" + "c" * 50 + "\nd")) == ["a\nb\n" + "c" * 50 + "\n", "d"]
     sentence = "This is a sentence of about fifty characters, yes. "
-    assert [len(piece) for piece in cut_text(sentence * 8)] == [204, 204]
+    assert [len(piece) for piece in split_text(sentence * 8)] == [204, 204]
 
 
 @pytest.mark.parametrize("sentence", ["Some words.  ", "\u4e00" * 30 + "\u3002", "a" * 70 + "; \t  \u3000", "word "])
@@ -43,9 +43,9 @@ def test_a_very_long_line_is_cut_like_its_parts(sentence: str) -> None:
     """Wherever the part that is searched at once ends: in a word, before blanks, among them, behind them."""
     for shift in range(len(sentence)):
         line = "b" * shift + sentence * (70_000 // len(sentence))
-        pieces = list(cut_text(line))
+        pieces = list(split_text(line))
         assert "".join(pieces) == line
-        assert pieces[-200:] == list(cut_text("".join(pieces[-200:])))
+        assert pieces[-200:] == list(split_text("".join(pieces[-200:])))
 
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(5))
@@ -69,10 +69,10 @@ def test_a_gap_beside_one_that_the_text_has_already_is_marked_once() -> None:
 
 
 def test_what_is_kept_of_a_result_keeps_the_way_to_its_full_text() -> None:
-    way = pointer("summary of", 9000, "tr_1")
+    way = handle_line("summary of", 9000, "tr_1")
     assert content_with(tool(f"{LINES}{way}"), 2) == f"{GAP}\n{LINES.splitlines()[2]}\n{GAP}\n{way}"
     assert content_with(tool(f"{LINES}{way}")) == GAP
-    long = pointer("text, 90 lines, begins: " + "word " * 50, 9000, "tr_2")
+    long = handle_line("text, 90 lines, begins: " + "word " * 50, 9000, "tr_2")
     assert content_with(tool(long), 0) == long
     assert content_with(tool(f"{way}\n{LINES}"), 2) == f"{GAP}\n{LINES.splitlines()[1]}\n{GAP}"
 

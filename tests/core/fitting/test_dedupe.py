@@ -35,7 +35,7 @@ def test_short_results_and_results_with_images_stay() -> None:
 
 def test_nothing_points_at_what_is_not_sent_whole_and_nothing_frozen_is_changed() -> None:
     draft = session(LONG, LONG, LONG)
-    assert dedupe(draft.having({1: DROP, 2: DROP})).decisions[6] == DuplicateResult(4)
+    assert dedupe(draft.with_decisions({1: DROP, 2: DROP})).decisions[6] == DuplicateResult(4)
     frozen = dedupe(draft.reopened(5))
     assert frozen.decisions[4] == KEEP
     assert frozen.decisions[6] == DuplicateResult(2)

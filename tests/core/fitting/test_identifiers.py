@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fitting.identifiers import called, codes_in
+from gateway.core.fitting.identifiers import find_codes, find_labelled
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from gateway.core.fitting.identifiers import called, codes_in
     ],
 )
 def test_codes_that_a_question_names(question: str, codes: list[str]) -> None:
-    assert list(codes_in(question)) == codes
+    assert list(find_codes(question)) == codes
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_codes_that_a_question_names(question: str, codes: list[str]) -> None:
     ],
 )
 def test_lines_that_are_called_by_a_code(text: str, *, is_called: bool) -> None:
-    assert list(called(["7", "42"], iter(["7: nothing", text]))) == [(0, "7"), *[(1, "42")] * is_called]
+    assert list(find_labelled(["7", "42"], iter(["7: nothing", text]))) == [(0, "7"), *[(1, "42")] * is_called]

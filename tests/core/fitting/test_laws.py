@@ -223,8 +223,8 @@ def test_a_unit_is_never_split(messages: Messages, limit: int) -> None:
     done = fitted(messages, limit)
     if done is not None:
         sent = {i for m in done.decoded() for i in [m.get("tool_call_id")] if i}
-        called = {call["id"] for m in done.decoded() for call in m.get("tool_calls", ())}
-        assert sent == called
+        find_labelled = {call["id"] for m in done.decoded() for call in m.get("tool_calls", ())}
+        assert sent == find_labelled
         for unit in Conversation.of_messages(messages).units:
             ids = {call["id"] for call in messages[unit.start].get("tool_calls", ())}
             assert ids <= sent or ids.isdisjoint(sent)

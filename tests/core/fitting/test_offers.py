@@ -32,9 +32,9 @@ def stock_of(draft: Draft) -> CandidateBlocks:
 
 def test_a_unit_is_offered_with_as_many_blocks_as_raise_its_worth_per_token() -> None:
     draft = draft_of("".join(LINES))
-    offer = opening_of(draft, 0, frame=200).bundle(stock_of(draft), inf)
+    offer = opening_of(draft, 0, frame=200).offer_opening(stock_of(draft), inf)
     assert len(offer.places) == len(LINES)
-    cheap = opening_of(draft, 0, frame=1).bundle(stock_of(draft), inf)
+    cheap = opening_of(draft, 0, frame=1).offer_opening(stock_of(draft), inf)
     assert 1 <= len(cheap.places) < len(LINES)
     assert cheap.ratio > offer.ratio
 
@@ -42,27 +42,27 @@ def test_a_unit_is_offered_with_as_many_blocks_as_raise_its_worth_per_token() ->
 def test_a_unit_with_more_blocks_than_have_room_is_offered_with_some_of_them() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
-    whole = opening.bundle(stock, inf)
-    some = opening.bundle(stock, whole.cost - 1)
+    whole = opening.offer_opening(stock, inf)
+    some = opening.offer_opening(stock, whole.cost - 1)
     assert 1 <= len(some.places) < len(whole.places)
     assert some.cost < whole.cost
-    assert opening.bundle(stock, 1).cost > 1
+    assert opening.offer_opening(stock, 1).cost > 1
 
 
 def test_two_blocks_that_say_the_same_are_not_both_of_an_offer() -> None:
     draft = draft_of(LINES[0] * 2)
     stock = stock_of(draft)
-    assert stock.take(opening_of(draft, 0, frame=200).bundle(stock, inf).places) == [(0, 0)]
+    assert stock.take(opening_of(draft, 0, frame=200).offer_opening(stock, inf).places) == [(0, 0)]
 
 
 def test_an_offer_falls_with_what_is_kept_however_often_it_is_looked_at() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
-    ratios = [opening.bundle(stock, inf).ratio]
+    ratios = [opening.offer_opening(stock, inf).ratio]
     for terms in draft.known(0).terms:
         stock.scores.keep(terms)
-        ratios.append(opening.bundle(stock, inf).ratio)
-        assert ratios[-1] == opening_of(draft, 0, frame=200).bundle(stock, inf).ratio
+        ratios.append(opening.offer_opening(stock, inf).ratio)
+        assert ratios[-1] == opening_of(draft, 0, frame=200).offer_opening(stock, inf).ratio
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[-1] == 0
 
@@ -71,20 +71,20 @@ def test_an_offer_is_made_anew_only_when_its_own_blocks_are_worth_less() -> None
     draft = draft_of(LINES[0], LINES[1])
     stock = stock_of(draft)
     first, second = opening_of(draft, 0), opening_of(draft, 1)
-    offers = first.bundle(stock, inf), second.bundle(stock, inf)
+    offers = first.offer_opening(stock, inf), second.offer_opening(stock, inf)
     stock.scores.keep([term for term in draft.known(0).terms[0] if term not in draft.known(1).terms[0]])
-    assert second.bundle(stock, inf) is offers[1]
-    assert first.bundle(stock, inf).ratio < offers[0].ratio
+    assert second.offer_opening(stock, inf) is offers[1]
+    assert first.offer_opening(stock, inf).ratio < offers[0].ratio
 
 
 def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0), stock_of(draft)
-    taken = opening.bundle(stock, inf).places
-    opening.opens(stock.scores)
+    taken = opening.offer_opening(stock, inf).places
+    opening.open(stock.scores)
     stock.take(taken)
     entries = list(opening.entries(stock, taken))
-    offers = [stock.single(place) for _, place, _ in entries]
+    offers = [stock.offer_block(place) for _, place, _ in entries]
     assert sorted([*taken, *(offer.places[0] for offer in offers)]) == [*range(len(LINES))]
     assert all(offer.ratio <= -stale for (stale, *_), offer in zip(entries, offers, strict=True))
     assert all(offer.cost >= least for (*_, least), offer in zip(entries, offers, strict=True))
@@ -109,7 +109,7 @@ def test_a_row_is_worth_no_more_than_it_was_said_to_be_once_its_head_is_there() 
     stale = {place: -rank for rank, place, _ in opening.entries(stock, ())}
     head = draft.known(0).sliced.blocks[-1].needs
     stock.take((head,))
-    rest = {place: stock.single(place).ratio for place in stale if place != head}
+    rest = {place: stock.offer_block(place).ratio for place in stale if place != head}
     assert all(ratio <= stale[place] * (1 + 1e-9) for place, ratio in rest.items())
 
 
@@ -119,7 +119,7 @@ def test_rows_that_are_taken_together_pay_for_their_head_once() -> None:
     known, stock, opening = draft.known(0), stock_of(draft), opening_of(draft, 0)
     head = known.sliced.blocks[-1].needs
     stock.scores.keep(known.terms[head])  # said elsewhere already, so that nobody takes it for itself
-    offer = opening.bundle(stock, inf)
+    offer = opening.offer_opening(stock, inf)
     assert head not in offer.places
     assert len(offer.places) >= 9
     texts = sum(known.tokens[place] + GAP_TOKENS for place in offer.places)
@@ -133,7 +133,7 @@ def test_a_row_brings_its_head_so_that_the_next_one_need_not() -> None:
     row = len(known.tokens) - 1
     assert stock.take((row,)) == [(0, row)]
     assert stock.costs[row - 1] == known.tokens[row - 1] + GAP_TOKENS
-    assert stock.single(known.sliced.blocks[row].needs).ratio == 0
+    assert stock.offer_block(known.sliced.blocks[row].needs).ratio == 0
 
 
 class Counted(list[float]):

@@ -69,7 +69,7 @@ def test_what_is_short_or_stands_nowhere_whole_stays() -> None:
     image = [{"type": "image_url", "image_url": {"url": "x" * 500}}]
     draft = session(numbers, numbers + " ", rows(1), rows(1, 2), image, image)
     assert overlap(draft) is draft
-    cut = session(rows(1, 2, 3), rows(2, 3)).having({2: (0,)})
+    cut = session(rows(1, 2, 3), rows(2, 3)).with_decisions({2: (0,)})
     assert overlap(cut) is cut
 
 
@@ -112,4 +112,6 @@ def test_what_others_point_at_stays_whole() -> None:
     again = rows(1, 2, 3, 4)
     done = overlap(dedupe(session(rows(1, 2, 3), again, again)))
     assert changes(done) == {6: DuplicateResult(4)}
-    assert changes(dedupe(session(again, again, again).having({6: DuplicateResult(4)}))) == {6: DuplicateResult(4)}
+    assert changes(dedupe(session(again, again, again).with_decisions({6: DuplicateResult(4)}))) == {
+        6: DuplicateResult(4)
+    }

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.message import Hashed
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.deadline import Deadline
-from gateway.core.fitting.dedupe import may_share
+from gateway.core.fitting.dedupe import is_comparable
 from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import MOST_BYTES, MOST_MESSAGES, START, due, read_ahead
@@ -67,11 +67,11 @@ def test_what_results_may_share_is_read_too() -> None:
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
     for item, raw in zip(conversation.items, raws, strict=True):
-        if may_share(item):
+        if is_comparable(item):
             assert parts_of(item, raw, reader, Deadline(_no_more)) == parts_of(
                 item, raw, Reader(counter_of(len)), Deadline()
             )
-    assert sum(map(may_share, conversation.items)) == 3
+    assert sum(map(is_comparable, conversation.items)) == 3
 
 
 def _no_more() -> bool:
@@ -108,7 +108,7 @@ def test_a_turn_before_the_budget_is_full_everything_was_read() -> None:
         original = messages(turns, size=80)
         ahead(original, turns / 40, warm)
     conversation = Conversation.of(original, warm)
-    warm.know(conversation.keys, conversation.messages, Deadline(_no_more))
+    warm.read_blocks(conversation.keys, conversation.messages, Deadline(_no_more))
 
 
 def test_what_is_left_of_a_message_with_nothing_taken_is_known_too() -> None:

@@ -19,7 +19,7 @@ from gateway.core.fitting.reader import (
     Reader,
     RenderedMessage,
     RenderOrder,
-    What,
+    RenderTarget,
     counter_of,
 )
 
@@ -62,10 +62,10 @@ def texts(*contents: str) -> list[bytes]:
 
 
 def known(reader: Reader, raw: bytes) -> KnownBlocks:
-    return reader.know(Conversation.of([raw]).keys, [raw], Deadline())[0]
+    return reader.read_blocks(Conversation.of([raw]).keys, [raw], Deadline())[0]
 
 
-def made(reader: Reader, raw: bytes, what: What) -> RenderedMessage:
+def made(reader: Reader, raw: bytes, what: RenderTarget) -> RenderedMessage:
     return reader.make([RenderOrder(Conversation.of([raw]).items[0], raw, what)], Deadline())[0]
 
 
@@ -245,9 +245,9 @@ def test_what_grows_is_renewed_from_what_was_kept() -> None:
         told.append(known)
         return 1 if known is None else min(3, known + 1)
 
-    assert [reader.renewed("count", "key", renew, lambda _: 8) for _ in range(4)] == [1, 2, 3, 3]
+    assert [reader.extend_cached("count", "key", renew, lambda _: 8) for _ in range(4)] == [1, 2, 3, 3]
     assert told == [None, 1, 2, 3]
-    assert reader.renewed("count", "other", renew, lambda _: 8) == 1
+    assert reader.extend_cached("count", "other", renew, lambda _: 8) == 1
 
 
 def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs_nothing_anew() -> None:
@@ -261,11 +261,11 @@ def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs
     for framing, added in ((Framing(call=30), [0, 60, 0]), (Framing(message=5), [5, 5, 5])):
         framed = plain.counts(count_tokens, "", framing)
         assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
-        cut_too = Draft.untouched(conversation, framed).having({1: (0,)})
+        cut_too = Draft.untouched(conversation, framed).with_decisions({1: (0,)})
         assert cut_too.made(1) == cut
         assert cut_too.weight(1) == cut.tokens + added[1]
         assert cut_too.weights() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
-        assert Draft.untouched(conversation, framed).weight_as(1, (0,)) == cut.tokens + added[1]
+        assert Draft.untouched(conversation, framed).tokens_if(1, (0,)) == cut.tokens + added[1]
     assert len(count_tokens.counted_tokens) == asked
 
 
@@ -273,4 +273,4 @@ def test_no_message_weighs_nothing_for_what_was_taken_off() -> None:
     raws = [*texts("x"), encode({"role": "assistant", "content": LINES, "tool_calls": [CALL]})]
     framed = Reader(Counted()).counts(Counted(), "", Framing(message=-10_000))
     assert framed.weights(Conversation.of(raws, framed)) == [1, 1]
-    assert Draft.untouched(Conversation.of(raws, framed), framed).weight_as(1, ()) == 1
+    assert Draft.untouched(Conversation.of(raws, framed), framed).tokens_if(1, ()) == 1

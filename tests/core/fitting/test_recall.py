@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.conversation.message import text_parts
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, EARLIER, Draft
+from gateway.core.fitting.draft import DROP, RECALL_HEADING, Draft
 from gateway.core.fitting.parameters import NO_PARAMETERS
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, counter_of
@@ -29,7 +29,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 def dropped(*messages: dict[str, Any]) -> Draft:
     draft = Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(lambda text: len(text) // 4)))
-    return draft.having({0: (), 1: DROP, 2: DROP, 3: DROP})
+    return draft.with_decisions({0: (), 1: DROP, 2: DROP, 3: DROP})
 
 
 def last_of(draft: Draft) -> str:
@@ -43,7 +43,7 @@ def test_off_recalls_nothing() -> None:
 
 def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> None:
     content = last_of(recall(dropped(*MESSAGES), 500, "said", RelevanceFactors()))
-    assert content.startswith(f"{MESSAGES[-1]['content']}\n\n{EARLIER}\nuser: ")
+    assert content.startswith(f"{MESSAGES[-1]['content']}\n\n{RECALL_HEADING}\nuser: ")
     assert "HAT204" in content
     assert "assistant: Your Denver hotel" in content
     assert "PLZ4711" not in content
@@ -84,7 +84,9 @@ def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
     if last == "user":
         messages += [{"role": "user", "content": "Denver it is."}]
     conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
-    draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4))).having({1: DROP, 2: DROP})
+    draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4))).with_decisions(
+        {1: DROP, 2: DROP}
+    )
     content = last_of(recall(draft, 500, "said", RelevanceFactors()))
     assert [word for word in ("card_4421", "dob: 1990-04-05", "town", "Mia") if word in content] == repeated
     assert ("tool: " in content) is bool(repeated)
@@ -115,10 +117,10 @@ def test_a_call_that_was_left_out_is_said_again_and_one_that_stays_is_not() -> N
     asked = {"role": "user", "content": "What does plaza.txt say?"}
     conversation = Conversation.of_messages([MESSAGES[0], *unit, MESSAGES[3], asked])
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
-    gone = last_of(recall(draft.having({1: DROP, 2: DROP}), 500, "said", RelevanceFactors()))
+    gone = last_of(recall(draft.with_decisions({1: DROP, 2: DROP}), 500, "said", RelevanceFactors()))
     assert 'assistant: bash {"command": "cat plaza.txt"}' in gone
     assert "PLZ4711" not in gone
-    kept = last_of(recall(draft.having({2: ()}), 500, "said", RelevanceFactors()))
+    kept = last_of(recall(draft.with_decisions({2: ()}), 500, "said", RelevanceFactors()))
     assert "bash" not in kept
 
 
@@ -131,9 +133,9 @@ def test_no_room_or_no_place_is_no_recall() -> None:
 
 def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
     def heavy(raws: Sequence[bytes]) -> list[int]:
-        return [len(raw) // 4 + 1000 * (EARLIER.encode() in raw) for raw in raws]
+        return [len(raw) // 4 + 1000 * (RECALL_HEADING.encode() in raw) for raw in raws]
 
-    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(heavy)).having(
+    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(heavy)).with_decisions(
         {0: (), 1: DROP, 2: DROP, 3: DROP}
     )
     assert recall(draft, 500, "all", RelevanceFactors()) is draft
@@ -168,7 +170,7 @@ def test_what_was_said_since_is_the_same_for_a_reader_that_followed_another_bran
     def turn(reader: Reader, *said: str, recalls: dict[int, Any] | None = None) -> str:
         later = [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(said)]
         conversation = Conversation.of_messages([*MESSAGES, *later], reader)
-        draft = Draft.untouched(conversation, reader).having({0: (), 1: DROP, 2: DROP, 3: DROP})
+        draft = Draft.untouched(conversation, reader).with_decisions({0: (), 1: DROP, 2: DROP, 3: DROP})
         return last_of(recall(replace(draft, recalls=recalls or {}), 500, "all", RelevanceFactors()))
 
     words = ("Well.", "And the Plaza?", "The flight is HAT204.", "Which code?", "Hm.", "And in Denver?")
@@ -217,7 +219,7 @@ def left_out(*messages: dict[str, Any], asked: Any, priorities: dict[int, float]
     conversation = Conversation.of_messages([*messages, assistant("Let us see."), {"role": "user", "content": asked}])
     conversation = replace(conversation, priorities=priorities or {})
     draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4)))
-    return draft.having(dict.fromkeys(range(len(messages)), DROP))
+    return draft.with_decisions(dict.fromkeys(range(len(messages)), DROP))
 
 
 def recalled(draft: Draft, room: float) -> list[str]:
@@ -290,7 +292,7 @@ def test_lines_stand_the_same_whichever_way_a_client_puts_a_text(texts: int) -> 
     reader, policy = Reader(counter_of(lambda text: len(text) // 4)), TrimPolicy(recall="said")
     first = fit(Conversation.of_messages([*older, {**last, "content": marked}]), 1000, reader, policy=policy)
     [*_, sent] = first.decoded()
-    assert EARLIER in sent["content"][-1]["text"]
+    assert RECALL_HEADING in sent["content"][-1]["text"]
     unmarked = {**last, "content": last["content"] if texts == 1 else parts}
     more = [{"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Thanks."}]
     longer = Conversation.of_messages([*older, unmarked, *more])

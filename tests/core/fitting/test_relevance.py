@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.fitting.relevance import RelevanceFactors, Scores, terms_kept
+from gateway.core.fitting.relevance import RelevanceFactors, Scores, kept_terms
 
 
 def draft_of(*pairs: tuple[str, Any]) -> Draft:
@@ -26,7 +26,7 @@ def gain(draft: Draft, index: int, worth: RelevanceFactors | None = None, kept: 
 
 
 def kept(draft: Draft, index: int) -> set[str]:
-    return set().union(*terms_kept(draft, [index]))
+    return set().union(*kept_terms(draft, [index]))
 
 
 def test_an_identifier_is_worth_more_than_a_word() -> None:
@@ -61,8 +61,8 @@ def test_the_terms_of_what_is_sent_are_kept() -> None:
     line = "Alpha beta gamma delta epsilon zeta eta theta.\n"
     draft = draft_of(("user", line + line.replace("Alpha", "Omega")), ("assistant", "Denver"), ("user", "on"))
     assert "omega" in kept(draft, 0)
-    assert "omega" not in kept(draft.having({0: (0,)}), 0)
-    assert not kept(draft.having({1: DROP}), 1)
+    assert "omega" not in kept(draft.with_decisions({0: (0,)}), 0)
+    assert not kept(draft.with_decisions({1: DROP}), 1)
     assert "omega" in kept(replace(draft, recalls={2: ((0, (1,)),)}), 2)
 
 

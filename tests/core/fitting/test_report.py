@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Decision, Draft, DuplicateResult
 from gateway.core.fitting.reader import Framing, Reader, counter_of
 from gateway.core.fitting.report import Fate, Fates, TrimmedConversation, TrimmedPrefix, rule_of
 from gateway.core.fitting.trim_decision import TrimDecision
@@ -35,7 +35,7 @@ def draft() -> Draft:
 
 def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     before = draft()
-    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.made) == [0, 1, 3]
     assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
@@ -55,7 +55,7 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
     reader = Reader(counter_of(len))
     for framing in (Framing(), Framing(call=7), Framing(call=7), Framing()):
         framed = reader.counts(counter_of(len), "", framing)
-        now = Draft.untouched(Conversation.of_messages(messages), framed).having({1: ()})
+        now = Draft.untouched(Conversation.of_messages(messages), framed).with_decisions({1: ()})
         sent = framed.kept("sent", "of them", partial(TrimmedPrefix.of, now), lambda sent: sent.size_bytes)
         assert sent.weights(now.original, framing).tokens == {1: now.weight(1)}
         assert now.original[1] == reader.weights(now.conversation)[1] + framing.call
@@ -63,10 +63,10 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
 
 def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     before = draft()
-    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     trim_decision = TrimDecision.of("x", done)
-    fitted = TrimmedConversation.having(
+    fitted = TrimmedConversation.with_prefix(
         before.conversation,
         before.original,
         before.total(),
@@ -109,5 +109,5 @@ def test_no_message_has_no_fate() -> None:
 
 def test_what_a_summary_leaves_a_mark_of_is_not_counted_as_summed_up() -> None:
     assert rule_of((), "summarize") == "drop"
-    assert rule_of(SUMMED, "summarize") == "summarize"
+    assert rule_of(SUMMARIZED, "summarize") == "summarize"
     assert rule_of((1, 2), "condense") == "condense"

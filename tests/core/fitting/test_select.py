@@ -113,7 +113,7 @@ def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or
 
 def test_what_is_decided_is_left_alone() -> None:
     draft = draft_of(USER, *step(1, FILLER), *step(2, FILLER), {"role": "user", "content": "on"})
-    decided = draft.having({1: DROP, 2: DROP}).reopened(3)
+    decided = draft.with_decisions({1: DROP, 2: DROP}).reopened(3)
     assert condense(decided, 400, RelevanceFactors()).decisions[:3] == (KEEP, DROP, DROP)
 
 
@@ -158,8 +158,8 @@ def test_a_table_with_the_columns_of_another_is_kept_where_there_is_room_for_it(
 )
 def test_a_row_that_the_question_names_by_a_short_number_is_found(ask: str, wanted: str | None) -> None:
     rows = json.dumps([{"number": number, "title": "broken", "state": "open"} for number in range(10, 99)])
-    ends = [{"role": "assistant", "content": "There are some."}, {"role": "user", "content": ask}]
-    draft = draft_of(USER, *step(1, rows), *ends)
+    head_and_tail = [{"role": "assistant", "content": "There are some."}, {"role": "user", "content": ask}]
+    draft = draft_of(USER, *step(1, rows), *head_and_tail)
     done = condense(draft, draft.total() - 900, RelevanceFactors())
     shown = str(sent(done)[2]["content"])
     assert done.total() <= draft.total() - 900

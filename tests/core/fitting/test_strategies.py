@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Draft, DuplicateResult, SummaryEntry
 from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.strategies import (
     DEFAULT,
@@ -16,8 +16,8 @@ from gateway.core.fitting.strategies import (
     Shorten,
     Strategy,
     Summarize,
+    drop_priority_zero,
     filled,
-    first_to_go,
     strategies_of,
 )
 from gateway.core.fitting.summary import Passage, SummaryNeeded
@@ -166,7 +166,7 @@ def test_what_fills_the_room_points_at_nothing_that_is_not_there() -> None:
     same = "status ok and all is well\n" * 40
     draft = draft_of({"role": "user", "content": "poll"}, *looks(same, same, "short", same), LAST)
     pointing = Dedupe().apply(draft, 0)
-    chosen = pointing.having(dict.fromkeys(range(1, 9), DROP))
+    chosen = pointing.with_decisions(dict.fromkeys(range(1, 9), DROP))
     room = chosen.total() + draft.weight(2) + 700
     done = filled(pointing, chosen, room)
     assert done.decisions[8] == KEEP
@@ -189,8 +189,8 @@ def test_what_is_worth_nothing_goes_first_but_never_the_task_and_does_not_come_b
     messages = [USER, said("one"), said("two"), LAST]
     conversation = Conversation.of_messages(messages, priorities={0: 0.0, 1: 0.0})
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
-    assert first_to_go(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
-    empty = draft.having({1: DROP, 2: DROP})
+    assert drop_priority_zero(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
+    empty = draft.with_decisions({1: DROP, 2: DROP})
     assert filled(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
 
 
@@ -201,7 +201,7 @@ ONE, TWO, THREE = said("one " * 200), said("two " * 200), said("three " * 200)
 
 
 def summing(use: Any = "ask", texts: Any = None, *, tokens: int = 100, most: int = 10_000) -> Summarize:
-    return Summarize(tokens).given(use, texts or {}, most)
+    return Summarize(tokens).with_summaries(use, texts or {}, most)
 
 
 def wanted(draft: Draft, strategy: Summarize, limit: int) -> Passage:
@@ -217,7 +217,7 @@ def test_a_summary_is_asked_of_the_oldest_units_that_make_room_for_it() -> None:
     assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["one", "two"]
     assert (passage.count, passage.earlier) == (2, None)
     done = summing("known", {passage.id: "both"}).apply(draft, limit)
-    assert done.decisions == (KEEP, SummaryEntry(passage.id, 2, "both"), SUMMED, KEEP, KEEP)
+    assert done.decisions == (KEEP, SummaryEntry(passage.id, 2, "both"), SUMMARIZED, KEEP, KEEP)
     assert done.total() <= limit
     assert done.inserted() == (1, done.sent().messages[1])
     assert json.loads(done.sent().messages[1]) == said("[summary of 2 earlier messages]\nboth")
@@ -230,7 +230,7 @@ def test_the_next_summary_takes_in_the_one_before_it() -> None:
     second = wanted(before, summing(), before.total() - 100)
     assert (second.earlier, second.count, len(second.messages)) == ("one", 2, 1)
     done = summing("known", {second.id: "one, two"}).apply(before, before.total() - 100)
-    assert done.decisions == (KEEP, SummaryEntry(second.id, 2, "one, two"), SUMMED, KEEP, KEEP)
+    assert done.decisions == (KEEP, SummaryEntry(second.id, 2, "one, two"), SUMMARIZED, KEEP, KEEP)
 
 
 def test_a_summary_that_stands_before_what_may_be_changed_is_left_alone() -> None:
@@ -251,7 +251,7 @@ def test_nothing_is_asked_where_it_would_be_of_no_use() -> None:
     assert summing(most=100).apply(draft, 90) is draft
     assert summing(tokens=2000).apply(draft, 1000) is draft
     assert summing().apply(draft_of(ONE, TWO), 100).decisions == (KEEP, KEEP)
-    dropped = draft.having({1: DROP, 2: DROP})
+    dropped = draft.with_decisions({1: DROP, 2: DROP})
     assert summing().apply(dropped, 10) is dropped
 
 
@@ -309,7 +309,7 @@ def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None
             {"role": "tool", "tool_call_id": name, "content": "found " * 100},
         ]
 
-    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).having({4: DuplicateResult(2)})
+    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).with_decisions({4: DuplicateResult(2)})
     passage = wanted(draft, summing(tokens=10), draft.total() - 10)
     assert passage.count == 2
     done = summing("known", {passage.id: "found"}).apply(draft, draft.total() - 10)

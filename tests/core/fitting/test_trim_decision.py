@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Draft, DuplicateResult, SummaryEntry
 from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision, spans_of
+from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision, format_spans
 
 
 def draft_with(*decisions: Any, recalls: Any = None, rules: Any = None) -> Draft:
@@ -70,12 +70,12 @@ def test_a_plan_that_makes_no_sense_is_refused(plan: str) -> None:
 
 @pytest.mark.parametrize(("numbers", "spans"), [((), ""), ((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8")])
 def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], spans: str) -> None:
-    assert spans_of(numbers) == spans
+    assert format_spans(numbers) == spans
     assert TrimDecision("x", 1, f"c{spans}").read().decisions == (numbers,)
 
 
 def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
-    decisions = (KEEP, SummaryEntry("s1", 4, "what happened"), SUMMED, KEEP, SUMMED, SUMMED, KEEP)
+    decisions = (KEEP, SummaryEntry("s1", 4, "what happened"), SUMMARIZED, KEEP, SUMMARIZED, SUMMARIZED, KEEP)
     trim_decision = TrimDecision.of("ab", draft_with(*decisions))
     assert (trim_decision.plan, trim_decision.summary) == ("k1 ~ m1 k1 m2 k1", "s1")
     written = json.dumps(trim_decision.to_json())

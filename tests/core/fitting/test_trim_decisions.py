@@ -227,7 +227,7 @@ def test_recall_brings_back_what_is_asked_for_on_a_turn_that_cuts_nothing() -> N
 def test_an_epoch_that_leaves_out_a_call_and_keeps_its_result_is_not_used() -> None:
     messages, limit = session(8), tokens(session(8)) - 1
     draft = Draft.untouched(Conversation.of_messages(messages), Reader(COUNT))
-    broken = TrimDecision.of(draft.conversation.prefix(len(messages)), draft.having({4: DROP}))
+    broken = TrimDecision.of(draft.conversation.prefix(len(messages)), draft.with_decisions({4: DROP}))
     assert run(messages, limit, broken).messages == run(messages, limit).messages
 
 
@@ -308,7 +308,7 @@ class Careless:
     may_drop = True
 
     def apply(self, draft: Draft, limit: int) -> Draft:
-        return draft.having({3: DROP, **dict.fromkeys(range(4, 12), DROP)})
+        return draft.with_decisions({3: DROP, **dict.fromkeys(range(4, 12), DROP)})
 
 
 def test_a_broken_result_is_never_sent_units_are_dropped_instead() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP
-from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
+from gateway.core.modes.extract import LONGEST, extract, extract_limit, tokens_of
 from tests.support.timing import calls_made
 
 COUNT = HeuristicCounter().count
@@ -18,7 +18,7 @@ PROSE = [f"Paragraph {n} tells of the {word} and of nothing else that anybody ma
 
 @pytest.mark.parametrize(("words", "limit"), [(100, 120), (800, 120), (1000, 150), (2000, 300), (100_000, 400)])
 def test_a_share_of_the_text_within_bounds(words: int, limit: int) -> None:
-    assert limit_of("word " * words) == limit
+    assert extract_limit("word " * words) == limit
 
 
 def test_a_long_text_is_not_counted_to_its_end() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.core.conversation.message import encode
 from gateway.core.counting.measure import Wire
 from gateway.core.modes import SHORTEST, ResponseMode, ShownResult, original, readable, show, with_summary
-from gateway.core.modes.handle import points
+from gateway.core.modes.handle import ends_with_handle
 from gateway.core.modes.parts import ResultContent
 from gateway.core.views import new_faults, view_of
 
@@ -135,7 +135,7 @@ def test_the_text_in_a_document_or_search_result_is_text(part: Json) -> None:
         one = shown(mode, part)
         [short] = content(one)
         assert (short["type"], short.keys()) == ("text", {"type", "text"})
-        assert points(short["text"])
+        assert ends_with_handle(short["text"])
         assert json.loads(one.content or "") == [part], "the titles and sources are kept as well"
 
 
@@ -170,7 +170,7 @@ def test_several_texts_are_shown_as_one_where_the_last_of_them_stood() -> None:
 def test_what_is_in_the_request_goes_behind_the_handle_with_the_text(media: Json) -> None:
     one = shown("handle_only", text("Taken."), media, text(TEXT))
     [short] = content(one)
-    assert points(short["text"])
+    assert ends_with_handle(short["text"])
     assert 'begins "Taken.' in short["text"]
     assert json.loads(one.content or "") == [text("Taken."), media, text(TEXT)]
     assert content(shown("handle_only", media)) == [text(content(shown("handle_only", media))[0]["text"])]
@@ -316,7 +316,7 @@ def test_law_what_is_sent_is_valid_what_stays_stays_and_the_rest_is_kept_whole(w
         assert [part.get("cache_control") for part in after] == [part.get("cache_control") for part in received]
         assert all(a == b for a, b in zip(after, received, strict=True) if "image" in a["type"] or "file" in a["type"])
         return
-    [short] = [part for part in after if part["type"] == name and points(part.get("text", ""))]
+    [short] = [part for part in after if part["type"] == name and ends_with_handle(part.get("text", ""))]
     rest = [part for part in after if part is not short]
     kept = one.content or ""
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, ShownResult, show, with_summary
-from gateway.core.modes.handle import points
+from gateway.core.modes.handle import ends_with_handle
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST, WORTH, affordable, asking, is_taken, summing, weight
 
 LOG = "".join(f"{n:05} worker-{n % 7} finished job j-{n * 31} in {n * 3 % 101} ms\n" for n in range(400))
@@ -114,6 +114,6 @@ def test_a_summary_stands_as_an_extract_does_with_the_way_to_the_full_text() -> 
         told, extracted = with_summary(raw, "All jobs ended.", "h"), shown(content).raw
         assert text_of(told).startswith("All jobs ended.\n[summary of ")
         assert text_of(told).split("\n")[-1] == text_of(extracted).split("\n")[-1]
-        assert points(text_of(told))
+        assert ends_with_handle(text_of(told))
         assert {**json.loads(told), "content": 0} == {**json.loads(raw), "content": 0}
     assert json.loads(told)["content"][0]["cache_control"] == marks["cache_control"]
