@@ -65,7 +65,7 @@ class TermUses(NamedTuple):
     #: term -> the last message that has it
     last: dict[str, int]
     #: term -> how many assistant messages have it
-    said: Counter[str]
+    assistant_uses: Counter[str]
     #: terms that are more than words
     named: set[str]
 
@@ -97,7 +97,7 @@ class _DraftCache:
     #: for all messages but system messages; empty until it is needed, then one value
     uses: list[TermUses] = field(default_factory=list)
     #: term -> how likely it is needed, by the `RelevanceFactors` of that computation
-    weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
+    relevance: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
     made: dict[_RenderKey, RenderedMessage] = field(default_factory=dict)
 
 

@@ -17,8 +17,8 @@ class BudgetTooSmall(RequestFault):
     def __init__(self, *, needed: int, budget: int, part: RequestPart | None = None) -> None:
         remedy = "Offer fewer tools" if part is None else f"The largest is {_describe_part(part)}: shorten it"
         super().__init__(
-            f"Without any message the request takes {needed:,} tokens, for its system text, its tools, the form of its "
-            f"answer and other long fields, and its context budget is {budget:,}. {remedy}, or raise the budget.",
+            f"The request takes {needed:,} tokens without its messages (system prompt, tools, schema, other fields), "
+            f"and its context budget is {budget:,}. {remedy}, or raise the budget.",
             param="tools" if part is None else part.param,
         )
         self.needed = needed
@@ -38,9 +38,9 @@ class TextTooLong(RequestFault):
     code = "context_length_exceeded"
 
     def __init__(self, *, needed: int, budget: int, param: str, part: RequestPart | None = None) -> None:
-        reason = f"Its {param} is one text, of which nothing is left out: shorten it"
+        reason = f"Its {param} is one text, which is never trimmed: shorten it"
         if part is not None:
-            reason = f"Most of that is {_describe_part(part)}, of which nothing is left out: shorten it"
+            reason = f"Most of that is {_describe_part(part)}, which is never trimmed: shorten it"
         super().__init__(
             f"The request takes {needed:,} tokens and its context budget is {budget:,}. {reason}, or raise the budget.",
             param=param if part is None else part.param,
@@ -72,7 +72,7 @@ class ContextOverflow(RequestFault):
         place = f"{array}[{index}]"
         largest = f"The largest is {place} ({role}) with {tokens:,} tokens"
         if part is not None:
-            largest = f"Larger than each of them is {_describe_part(part)}"
+            largest = f"Larger than each message is {_describe_part(part)}"
         super().__init__(
             f"The messages that must stay take {needed:,} tokens and {max(0, limit):,} are free for them. "
             f"{largest}: shorten it, raise the context budget (x-context-budget, context.budget), or call a model with "

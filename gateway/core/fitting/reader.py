@@ -58,7 +58,7 @@ _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
 _NUMBER_BYTES: Final = 10
-_WEIGHT_BYTES: Final = 40
+_COUNT_BYTES: Final = 40
 #: Terms, which all conversations share, take one of so many parts of the memory; so do facts about conversations.
 _LEXICON_SHARE: Final = 8
 _CONVERSATIONS_SHARE: Final = 2
@@ -73,16 +73,16 @@ def counter_of(count: Count) -> CountTokens:
     """
 
     def count_tokens(messages: Sequence[bytes]) -> list[int]:
-        return [count(_written(raw)) + FRAME for raw in messages]
+        return [count(_text_to_count(raw)) + FRAME for raw in messages]
 
     return count_tokens
 
 
-def _written(raw: bytes) -> str:
+def _text_to_count(raw: bytes) -> str:
     message, _ = read(raw)
     if not isinstance(message, dict):
         return raw.decode("utf-8", "replace")
-    texts = [str(message.get("role", "")), "\n", _content(message.get("content"))]
+    texts = [str(message.get("role", "")), "\n", _content_text(message.get("content"))]
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -97,7 +97,7 @@ def _written(raw: bytes) -> str:
     return "".join(texts)
 
 
-def _content(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -183,7 +183,7 @@ class Reader:
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self._count_tokens = count_tokens
-        self._name = ""
+        self._counter_name = ""
         #: Added only to counts that are returned. It is learned and changes from turn to turn, so cached counts and
         #: rendered messages are without it.
         self.framing = _UNFRAMED
@@ -197,7 +197,7 @@ class Reader:
         """Return a reader with the same cache and another counter; `name` must be unique per `count_tokens`."""
         other = Reader(count_tokens, limit_bytes=0)
         other.framing = framing
-        other._name, other._lexicon, other._runs = name, self._lexicon, self._runs
+        other._counter_name, other._lexicon, other._runs = name, self._lexicon, self._runs
         other._cache, other._conversations = self._cache, self._conversations
         return other
 
@@ -209,7 +209,7 @@ class Reader:
     def outlines(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
         """Return the outline of each message."""
         return self._cache.get_keyed(
-            "message outline", keys, lambda missing: [outline_of(messages[index]) for index in missing], _outline_size
+            "message outline", keys, lambda missing: [outline_of(messages[index]) for index in missing], _message_bytes
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
@@ -218,21 +218,23 @@ class Reader:
         def extend(start: int, known: ConversationOutline | None) -> ConversationOutline:
             return (known or ConversationOutline()).plus(self.outlines(keys[start:], messages[start:]))
 
-        return self._runs.extended("outline", keys, extend, _outline_bytes)
+        return self._runs.extended("outline", keys, extend, _conversation_bytes)
 
     def weights(self, conversation: Conversation) -> list[int]:
         """Return the tokens of each message before a trim, including the framing."""
         keys, messages = conversation.keys, conversation.messages
 
         def extend(start: int, known: tuple[int, ...] | None) -> tuple[int, ...]:
-            return (*(known or ()), *self._weights(keys[start:], messages[start:]))
+            return (*(known or ()), *self._count_messages(keys[start:], messages[start:]))
 
-        found: tuple[int, ...] = self._runs.extended(f"weights\0{self._name}", keys, extend, _numbers_bytes)
+        found: tuple[int, ...] = self._runs.extended(f"weights\0{self._counter_name}", keys, extend, _numbers_bytes)
         return self.framing.added_to(found, conversation.outline.calls) if self.framing != _UNFRAMED else list(found)
 
-    def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
+    def _count_messages(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
-            f"tokens\0{self._name}", keys, lambda missing: self._count_tokens([messages[index] for index in missing])
+            f"tokens\0{self._counter_name}",
+            keys,
+            lambda missing: self._count_tokens([messages[index] for index in missing]),
         )
 
     def sliced(self, item: Item, raw: bytes, deadline: Deadline) -> SlicedMessage:
@@ -261,37 +263,40 @@ class Reader:
             # The keys leave out cache marks, so the cached values are read without the marks too.
             outlines = self.outlines([keys[index] for index in missing], [raws[index] for index in missing])
             return (
-                self._read(keys[i], plain(raws[i]), one, deadline) for i, one in zip(missing, outlines, strict=True)
+                self._read_message(keys[i], plain(raws[i]), one, deadline)
+                for i, one in zip(missing, outlines, strict=True)
             )
 
-        return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
+        return self._cache.get_keyed(f"known\0{self._counter_name}", keys, compute, _known_bytes)
 
     def make(self, orders: Sequence[RenderOrder], deadline: Deadline) -> list[RenderedMessage]:
         """Return rendered messages with their tokens."""
         # Keys leave out cache marks, so a marked message is rendered again with the marks that it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
         return self._cache.get_keyed(
-            f"made\0{self._name}",
+            f"made\0{self._counter_name}",
             keys,
-            lambda missing: self._counted([self._render(orders[index], deadline) for index in missing], deadline),
+            lambda missing: self._count_rendered(
+                [self._render(orders[index], deadline) for index in missing], deadline
+            ),
             _rendered_bytes,
         )
 
     def made(self, message: Message) -> RenderedMessage:
         """Return a message with its tokens that is used only once, and so is not cached."""
-        return self._counted([encode(message)], Deadline())[0]
+        return self._count_rendered([encode(message)], Deadline())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return a cached fact about a conversation, computed on a miss; the cache key includes the counter's name."""
-        return self._conversations.get_one(f"{kind}\0{self._name}", key, compute, size)
+        return self._conversations.get_one(f"{kind}\0{self._counter_name}", key, compute, size)
 
     def cached_for_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return a cached fact about a single message, computed on a miss."""
-        return self._cache.get_one(f"{kind}\0{self._name}", key, compute, size)
+        return self._cache.get_one(f"{kind}\0{self._counter_name}", key, compute, size)
 
     def extend_cached(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
         """Return a cached fact that grows: `renew` gets the cached value, or None, and returns the current one."""
-        kind = f"{kind}\0{self._name}"
+        kind = f"{kind}\0{self._counter_name}"
         known = cast("T | None", self._conversations.peek(kind, key))
         new = renew(known)
         if new is not known:
@@ -310,24 +315,24 @@ class Reader:
             return encode(without_blocks(message))
         return encode(render(message, self.sliced(item, raw, deadline), target))
 
-    def _counted(self, messages: Sequence[bytes], deadline: Deadline) -> list[RenderedMessage]:
+    def _count_rendered(self, messages: Sequence[bytes], deadline: Deadline) -> list[RenderedMessage]:
         keys = [digest(raw) for raw in messages]
-        weights: list[int] = []
+        counts_so_far: list[int] = []
         for start in range(0, len(messages), _BATCH):
             deadline.tick(_BATCH)
-            weights += self._weights(keys[start : start + _BATCH], messages[start : start + _BATCH])
-        return list(map(RenderedMessage, messages, weights, keys))
+            counts_so_far += self._count_messages(keys[start : start + _BATCH], messages[start : start + _BATCH])
+        return list(map(RenderedMessage, messages, counts_so_far, keys))
 
-    def _read(self, key: bytes, raw: bytes, one: MessageOutline, deadline: Deadline) -> KnownBlocks:
+    def _read_message(self, key: bytes, raw: bytes, one: MessageOutline, deadline: Deadline) -> KnownBlocks:
         sliced = self._sliced(key, raw, deadline, sealed=one.sealed)
         if one.sealed:
             found = self._lexicon.terms(text_of(raw))
             return KnownBlocks(sliced, (), 0, tuple(found), found, _named(found), {}, (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
-        density = self._weights((key,), (raw,))[0] / length
-        of_blocks = [self._lexicon.found(block.text) for block in deadline.over(sliced.blocks)]
-        fixed = self._lexicon.found(sliced.fixed)
+        density = self._count_messages((key,), (raw,))[0] / length
+        of_blocks = [self._lexicon.occurrences(block.text) for block in deadline.over(sliced.blocks)]
+        fixed = self._lexicon.occurrences(sliced.fixed)
         tokens = tuple([len(block.text) * density for block in sliced.blocks])
         costs = tuple(
             [
@@ -350,17 +355,17 @@ def _named(terms: Mapping[str, int]) -> frozenset[str]:
     return frozenset(compress(terms, terms.values()))  # of all kinds `WORD` alone is 0
 
 
-def _outline_size(found: MessageOutline) -> int:
+def _message_bytes(found: MessageOutline) -> int:
     return _OUTLINE_BYTES + _CALL_BYTES * len(found.calls) + found.letters
 
 
-def _outline_bytes(found: ConversationOutline) -> int:
+def _conversation_bytes(found: ConversationOutline) -> int:
     # Count the outlines in full: they may be cached only here, because the table of messages is not asked again.
     return _OUTLINE_BYTES * len(found.outlines) + _CALL_BYTES * sum(found.calls) + found.letters
 
 
 def _numbers_bytes(found: Sequence[int]) -> int:
-    return _WEIGHT_BYTES * len(found)
+    return _COUNT_BYTES * len(found)
 
 
 def _sliced_bytes(found: SlicedMessage) -> int:

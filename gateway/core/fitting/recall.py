@@ -23,20 +23,20 @@ from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult, Lines
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters
 from gateway.core.fitting.reader import KnownBlocks
-from gateway.core.fitting.relevance import ASKED, RelevanceFactors, answered, kept_terms, last_words, rarity
+from gateway.core.fitting.relevance import ASKED_SHARE, RelevanceFactors, answered, kept_terms, last_words, rarity
 from gateway.core.values import dataclass
 
 #: off; lines of the user and the assistant; lines of all roles
 Recall = Literal["off", "said", "all"]
 
-_SPEAKERS: Final = {"said": frozenset({"user", "assistant"}), "all": frozenset({"user", "assistant", "tool"})}
+_ROLES: Final = {"said": frozenset({"user", "assistant"}), "all": frozenset({"user", "assistant", "tool"})}
 #: tokens of the heading, and of the role before the first line of a message
-_HEADING: Final = 12
-_ROLE: Final = 3
+_HEADING_TOKENS: Final = 12
+_ROLE_TOKENS: Final = 3
 #: With less room than these tokens, a heading is not worth it.
-_LEAST: Final = 24
+_MIN_ROOM: Final = 24
 #: Estimated characters per token of tool calls: names and JSON are denser than text.
-_CALL_DENSITY: Final = 3
+_CALL_CHARS_PER_TOKEN: Final = 3
 #: Lines are chosen by estimated tokens and then counted exactly. If they exceed the room, the choice is repeated with a
 #: fifth less room, up to this many tries.
 _TRIES: Final = 3
@@ -45,27 +45,27 @@ _ENTRY_BYTES: Final = 300
 _NUMBER_BYTES: Final = 16
 
 
-def recall(draft: Draft, room: float, who: Recall, worth: RelevanceFactors) -> Draft:
+def recall(draft: Draft, room: float, scope: Recall, factors: RelevanceFactors) -> Draft:
     """Return the draft with old lines in about `room` tokens at its end, or the same draft if no line helps."""
-    if who == "off" or room < _LEAST:
+    if scope == "off" or room < _MIN_ROOM:
         return draft
     last = len(draft.decisions) - 1
     message = draft.conversation.outlines[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
     # A tool result may be followed by text of other results: no role is given words that it did not say.
-    past, key = _past(draft, _SPEAKERS[who], asked_too=message.role in RESULT_ROLES)
+    past, key = _cached_past(draft, _ROLES[scope], with_results=message.role in RESULT_ROLES)
     if not past.lines:
         return draft
-    left = _left(draft, past, _unsaid(draft, past, key), worth)
-    offered = [line for line in past.lines if not left.keys().isdisjoint(line.terms)] if left else []
+    relevance = _relevance_by_term(draft, past, _unsaid_terms(draft, past, key), factors)
+    offered = [line for line in past.lines if not relevance.keys().isdisjoint(line.terms)] if relevance else []
     if not offered:
         return draft
-    offers = list(zip(offered, _factors(draft, past, offered, worth), strict=True))
+    offers = list(zip(offered, _line_factors(draft, past, offered, factors), strict=True))
     before = draft.weight(last)
     wanted = room
     for _ in range(_TRIES):
-        lines = _choose(draft, past, offers, dict(left), wanted - _HEADING)
+        lines = _choose(draft, past, offers, dict(relevance), wanted - _HEADING_TOKENS)
         if not lines:
             break
         recalled = replace(draft, recalls={**draft.recalls, last: lines})
@@ -95,11 +95,11 @@ class _Line(NamedTuple):
     needs: int
 
 
-class _Seen(NamedTuple):
+class _TermUse(NamedTuple):
     """The use of a term: its last message, how many assistant messages have it, and if it is more than a word."""
 
     last: int
-    said: int
+    assistant_uses: int
     is_named: bool
     #: no assistant message has used it, and it has the shape of a tool's example value
     is_asked: bool = False
@@ -112,7 +112,7 @@ class _Past:
     size: int
     lines: tuple[_Line, ...]
     #: the terms of these lines
-    seen: Mapping[str, _Seen]
+    seen: Mapping[str, _TermUse]
     #: term -> the places of all blocks that have it
     holders: Mapping[str, Sequence[int]]
     #: by place: how many terms the line has; an empty place follows each message, so that no line has a neighbour in
@@ -132,17 +132,17 @@ class _Past:
         return _ENTRY_BYTES * entries + _NUMBER_BYTES * (places + numbers)
 
 
-def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_Past, Hashable]:
+def _cached_past(draft: Draft, speakers: frozenset[str], *, with_results: bool) -> tuple[_Past, Hashable]:
     """Return the past and its cache key. The past ends with the last message that is not sent unchanged.
 
-    `asked_too`: include values of tool results that the tools take.
+    `with_results`: include values of tool results that the tools take.
 
     Later messages do not change the past, so it is computed once for each trim.
     """
     decisions = draft.decisions
     size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
-    parameters = draft.parameters if asked_too else NO_PARAMETERS
+    parameters = draft.parameters if with_results else NO_PARAMETERS
     # Conversations with and without thinking have the same prefix, but messages with thinking cannot be repeated.
     sealed = tuple(index for index, one in enumerate(draft.conversation.outlines[:size]) if one.sealed)
     key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters, sealed
@@ -166,7 +166,7 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
         is_spoken = draft.conversation.outlines[index].role in speakers
-        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked(parameters, known))
+        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked_blocks(parameters, known))
         draft.deadline.tick(1 + len(numbers))
         for place, number in enumerate(numbers, len(lengths)):
             for term in _terms_of(known, number):
@@ -175,8 +175,8 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         blocks += len(numbers)
         lengths += [*(len(_terms_of(known, number)) for number in numbers), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
-    seen = _seen(draft, size, needed)
-    for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.said]):
+    seen = _term_uses(draft, size, needed)
+    for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.assistant_uses]):
         seen[term] = seen[term]._replace(is_asked=True)
     return _Past(size, tuple(lines), seen, holders, lengths, blocks, present)
 
@@ -195,7 +195,7 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     ]
 
 
-def _asked(parameters: Parameters, known: KnownBlocks) -> set[int]:
+def _asked_blocks(parameters: Parameters, known: KnownBlocks) -> set[int]:
     """Return the blocks of a result with values that the tools take."""
     wanted = {*parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
@@ -219,26 +219,26 @@ def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, s
             continue
         terms = tuple([term for term in had if term not in sent])
         if number == len(known.terms):
-            tokens = len(sliced.fixed) / _CALL_DENSITY
+            tokens = len(sliced.fixed) / _CALL_CHARS_PER_TOKEN
             yield _Line(index, number, place, terms, tokens, tokens, -1)
         elif not sliced.slots[sliced.blocks[number].slot].in_arguments:
             needs = sliced.blocks[number].needs
             yield _Line(index, number, place, terms, known.tokens[number], known.costs[number], needs)
 
 
-def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
+def _term_uses(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _TermUse]:
     """Return the uses of terms in the first `size` messages alone, so that the cached result fits longer turns too."""
     if not draft.memo.uses:
-        return _seen_before(draft, size, terms)
-    last, said, named = draft.memo.uses[0]
+        return _term_uses_before(draft, size, terms)
+    last, assistant_uses, named = draft.memo.uses[0]
     later = {term for term in terms if last[term] >= size}
-    seen = {term: _Seen(last[term], said[term], term in named) for term in terms}
-    return seen | _seen_before(draft, size, later)
+    seen = {term: _TermUse(last[term], assistant_uses[term], term in named) for term in terms}
+    return seen | _term_uses_before(draft, size, later)
 
 
-def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
+def _term_uses_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _TermUse]:
     last: dict[str, int] = {}
-    said: Counter[str] = Counter()
+    assistant_uses: Counter[str] = Counter()
     named: set[str] = set()
     for index, message in enumerate(draft.conversation.outlines[:size]):
         known = draft.known(index)
@@ -246,15 +246,15 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
         last.update(dict.fromkeys(found, index))
         named |= found & known.named
         if message.role == "assistant":
-            said.update(found)
-    return {term: _Seen(index, said[term], term in named) for term, index in last.items()}
+            assistant_uses.update(found)
+    return {term: _TermUse(index, assistant_uses[term], term in named) for term, index in last.items()}
 
 
 # --- what was not said since ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsaid:
+class _UnsaidTerms:
     """The terms of a past that no later message has. It is extended as the conversation grows."""
 
     #: keys of the later messages
@@ -262,7 +262,7 @@ class _Unsaid:
     #: lines recalled at the end of some of them
     recalls: Mapping[int, Lines]
     #: the terms and their uses
-    seen: Mapping[str, _Seen]
+    seen: Mapping[str, _TermUse]
 
     @property
     def size_bytes(self) -> int:
@@ -270,20 +270,20 @@ class _Unsaid:
         return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.seen))
 
 
-def _unsaid(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _Seen]:
+def _unsaid_terms(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _TermUse]:
     """Return the terms of the past that no later message has; the last message may still get lines, so not counted."""
     keys = draft.conversation.keys[past.size : len(draft.decisions) - 1]
 
-    def renew(known: _Unsaid | None) -> _Unsaid:
+    def renew(known: _UnsaidTerms | None) -> _UnsaidTerms:
         stop = past.size + len(known.keys) if known is not None else 0
-        goes_on = known is not None and known.keys == keys[: len(known.keys)]
-        if known is None or not goes_on or known.recalls != _lines_between(draft, past.size, stop):
-            known = _Unsaid((), {}, past.seen)
+        is_continued = known is not None and known.keys == keys[: len(known.keys)]
+        if known is None or not is_continued or known.recalls != _lines_between(draft, past.size, stop):
+            known = _UnsaidTerms((), {}, past.seen)
         if len(known.keys) == len(keys):
             return known
         end = past.size + len(keys)
-        seen = _without_said(draft, known.seen, range(past.size + len(known.keys), end))
-        return _Unsaid(keys, _lines_between(draft, past.size, end), seen)
+        seen = _drop_said_terms(draft, known.seen, range(past.size + len(known.keys), end))
+        return _UnsaidTerms(keys, _lines_between(draft, past.size, end), seen)
 
     return draft.reader.extend_cached("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
 
@@ -292,7 +292,7 @@ def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
     return {index: lines for index, lines in draft.recalls.items() if start <= index < stop}
 
 
-def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int]) -> Mapping[str, _Seen]:
+def _drop_said_terms(draft: Draft, seen: Mapping[str, _TermUse], indices: Iterable[int]) -> Mapping[str, _TermUse]:
     """Return the uses of terms that are neither in these messages nor in the lines recalled there."""
     if not seen:
         return seen
@@ -304,27 +304,31 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
 # --- what is worth its tokens now -------------------------------------------------------------------------------------
 
 
-def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: RelevanceFactors) -> dict[str, float]:
+def _relevance_by_term(
+    draft: Draft, past: _Past, unsaid: Mapping[str, _TermUse], factors: RelevanceFactors
+) -> dict[str, float]:
     """Return the relevance of each term of the past that no later message has."""
     end = len(draft.decisions)
     is_question = draft.conversation.outlines[-1].role == "user"
-    wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
-    odds = {one: _odds(one, end, worth) for one in {*wanted.values()}}
-    left = {term: odds[one] for term, one in wanted.items()}
+    wanted = unsaid if is_question else _drop_said_terms(draft, unsaid, range(max(past.size, end - 1), end))
+    odds = {one: _odds(one, end, factors) for one in {*wanted.values()}}
+    relevance = {term: odds[one] for term, one in wanted.items()}
     if is_question:
         asked = draft.known(end - 1)
-        for term in left.keys() & asked.all_terms.keys():
+        for term in relevance.keys() & asked.all_terms.keys():
             one = past.seen[term]
-            left[term] = ASKED * worth.odds(1, one.said, is_named=one.is_named or term in asked.named)
-    return left
+            relevance[term] = ASKED_SHARE * factors.odds(
+                1, one.assistant_uses, is_named=one.is_named or term in asked.named
+            )
+    return relevance
 
 
-def _odds(one: _Seen, end: int, worth: RelevanceFactors) -> float:
-    odds = worth.odds(end - one.last, one.said, is_named=one.is_named)
-    return odds * worth.asked_for if one.is_asked else odds
+def _odds(one: _TermUse, end: int, factors: RelevanceFactors) -> float:
+    odds = factors.odds(end - one.last, one.assistant_uses, is_named=one.is_named)
+    return odds * factors.asked_for if one.is_asked else odds
 
 
-def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: RelevanceFactors) -> list[float]:
+def _line_factors(draft: Draft, past: _Past, lines: Sequence[_Line], factors: RelevanceFactors) -> list[float]:
     """Return the factor of each line, which is higher if the line or a neighbour answers the last words."""
     scores = [0.0] * (len(past.lengths) + 1)
     for term, asks in last_words(draft).items():
@@ -337,25 +341,26 @@ def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: Relevance
     best = max(scores) or 1.0
     priorities = draft.conversation.priorities
     return [
-        (1 + worth.answer * _spilled(scores, line.place, worth.neighbour) / best) * priorities.get(line.source, 1.0)
+        (1 + factors.answer * _add_neighbours(scores, line.place, factors.neighbour) / best)
+        * priorities.get(line.source, 1.0)
         for line in lines
     ]
 
 
-def _spilled(scores: Sequence[float], place: int, share: float) -> float:
+def _add_neighbours(scores: Sequence[float], place: int, share: float) -> float:
     return scores[place] + share * max(scores[place - 1], scores[place + 1])
 
 
 def _choose(
-    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], left: dict[str, float], room: float
+    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], relevance: dict[str, float], room: float
 ) -> Lines:
     chosen: dict[int, set[int]] = {}
 
     def offer(line: _Line, factor: float) -> tuple[float, float]:
         draft.deadline.tick()
         has_head = line.needs in chosen.get(line.source, past.present[line.source])
-        cost = (line.cost if has_head else line.whole) + GAP_TOKENS + (0 if line.source in chosen else _ROLE)
-        return sum([left.get(term, 0.0) for term in line.terms]) * factor / cost, cost
+        cost = (line.cost if has_head else line.whole) + GAP_TOKENS + (0 if line.source in chosen else _ROLE_TOKENS)
+        return sum([relevance.get(term, 0.0) for term in line.terms]) * factor / cost, cost
 
     heap = [(-offer(line, factor)[0], place) for place, (line, factor) in enumerate(offered)]
     heapq.heapify(heap)
@@ -370,5 +375,5 @@ def _choose(
         elif cost <= room:
             room -= cost
             chosen.setdefault(line.source, set()).add(line.number)
-            left.update(dict.fromkeys(line.terms, 0.0))
+            relevance.update(dict.fromkeys(line.terms, 0.0))
     return tuple((index, draft.known(index).sliced.with_needed(chosen[index])) for index in sorted(chosen))

@@ -27,15 +27,15 @@ from gateway.core.fitting.terms import IDENTIFIER
 from gateway.core.values import dataclass
 
 #: How much a word, a name or an identifier in the last words counts for a block that has it too.
-_ASKS: Final = (0.5, 1.0, 1.5)
+_QUESTION_FACTORS: Final = (0.5, 1.0, 1.5)
 #: Share of its relevance that a term keeps if only the question has it.
-ASKED: Final = 0.1
+ASKED_SHARE: Final = 0.1
 #: BM25 parameter: how much a long block is marked down.
-_LENGTH: Final = 0.4
+_LENGTH_PENALTY: Final = 0.4
 #: Term lookups that count as one piece of work for the deadline.
-_TERMS_A_PIECE: Final = 100
+_TERMS_PER_TICK: Final = 100
 #: Blocks matched that count as one piece of work.
-_BLOCKS_A_PIECE: Final = 10
+_BLOCKS_PER_TICK: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class RelevanceFactors:
     #: Share of a neighbour's match that a block gains: a table row is read with the row next to it.
     neighbour: float = 0.3
 
-    def odds(self, age: int, said: int, *, is_named: bool) -> float:
-        """Return the relative likelihood that a term is needed: `age` in messages, `said` in so many of them."""
+    def odds(self, age: int, uses: int, *, is_named: bool) -> float:
+        """Return the relative likelihood that a term is needed: `age` in messages, used in `uses` of the assistant."""
         odds: float = age**-self.fading
         if not is_named:
             odds *= self.word
-        return odds * self.said * self.said_again ** (min(said, 3) - 1) if said else odds
+        return odds * self.said * self.said_again ** (min(uses, 3) - 1) if uses else odds
 
 
 class Scores:
@@ -76,10 +76,14 @@ class Scores:
     """
 
     def __init__(
-        self, draft: Draft, worth: RelevanceFactors, candidates: Mapping[int, KnownBlocks], sent: Iterable[int] = ()
+        self,
+        draft: Draft,
+        relevance_factors: RelevanceFactors,
+        candidates: Mapping[int, KnownBlocks],
+        sent: Iterable[int] = (),
     ) -> None:
         #: the present relevance of each term
-        self.left = {**_weights(draft, worth)}
+        self.left = {**_term_relevance(draft, relevance_factors)}
         known = candidates.values()
         #: the place of the first block of each message; `frames`: the place of its fixed part
         self.starts = dict(zip(candidates, accumulate([len(one.terms) for one in known], initial=0), strict=False))
@@ -90,7 +94,7 @@ class Scores:
         self._holders = _holders(draft, self.terms)
         priorities = draft.conversation.priorities
         #: the factor of each place, by which its sum is multiplied
-        self.factors = _factors(draft, worth, candidates, self._holders, codes)
+        self.factors = _block_factors(draft, relevance_factors, candidates, self._holders, codes)
         self._keep_sent(draft, sent)
         for place, one in zip(self.frames.values(), known, strict=True):
             self.terms.append(one.fixed)
@@ -111,18 +115,18 @@ class Scores:
             texts = (block.text for one in known for block in one.sliced.blocks)
             for place, code in find_labelled(codes, draft.deadline.over(texts)):
                 self.terms[place] = (*self.terms[place], code)
-            self.left.update(dict.fromkeys(codes, ASKED))
+            self.left.update(dict.fromkeys(codes, ASKED_SHARE))
         return codes
 
     def keep(self, terms: Iterable[str]) -> None:
         """Mark terms as kept: they have no more relevance."""
         left, holders, sums = self.left, self._holders, self.sums
         for term in terms:
-            worth = left[term]
-            if worth:
+            relevance = left[term]
+            if relevance:
                 left[term] = 0.0
                 for place in holders.get(term, ()):
-                    sums[place] -= worth
+                    sums[place] -= relevance
 
     def _keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
         """Mark the terms of messages that are sent as kept.
@@ -132,7 +136,7 @@ class Scores:
         """
         left, question = self.left, _question(draft)
         if question is not None:
-            left.update({term: ASKED * left[term] for terms in kept_terms(draft, (question,)) for term in terms})
+            left.update({term: ASKED_SHARE * left[term] for terms in kept_terms(draft, (question,)) for term in terms})
         for terms in kept_terms(draft, [index for index in indices if index != question]):
             left.update(dict.fromkeys(terms, 0.0))
 
@@ -147,7 +151,7 @@ def _holders(draft: Draft, terms_of: Sequence[Sequence[str]]) -> defaultdict[str
     """Return the places that have each term."""
     holders = defaultdict[str, list[int]](list)
     for place, terms in enumerate(terms_of):
-        if not place % _BLOCKS_A_PIECE:
+        if not place % _BLOCKS_PER_TICK:
             draft.deadline.tick()
         for term in terms:
             holders[term].append(place)
@@ -173,41 +177,43 @@ def last_words(draft: Draft) -> dict[str, float]:
     """Return the terms of the last user message, of the end of the conversation, and of the last assistant text."""
     conversation, outlines = draft.conversation, draft.conversation.outlines
     spoken = {index for index in conversation.pinned if outlines[index].role not in SYSTEM_ROLES}
-    said = next(
+    last_text = next(
         (i for i in reversed(range(len(outlines))) if outlines[i].role == "assistant" and outlines[i].length), None
     )
-    if said is not None:
-        spoken.add(said)
+    if last_text is not None:
+        spoken.add(last_text)
     asks: dict[str, float] = {}
     for index in sorted(spoken):
         for term, kind in draft.known(index).all_terms.items():
-            asks[term] = max(asks.get(term, 0.0), _ASKS[kind])
+            asks[term] = max(asks.get(term, 0.0), _QUESTION_FACTORS[kind])
     return asks
 
 
-def _weights(draft: Draft, worth: RelevanceFactors) -> Mapping[str, float]:
+def _term_relevance(draft: Draft, relevance_factors: RelevanceFactors) -> Mapping[str, float]:
     """Return the relative likelihood that each term is needed next, computed once for all choices of a request."""
-    found = draft.memo.weights.get(worth)
-    if found is None:
-        found = draft.memo.weights[worth] = _counted(draft, worth)
-    return found
+    relevance = draft.memo.relevance.get(relevance_factors)
+    if relevance is None:
+        relevance = draft.memo.relevance[relevance_factors] = _compute_term_relevance(draft, relevance_factors)
+    return relevance
 
 
-def _counted(draft: Draft, worth: RelevanceFactors) -> dict[str, float]:
+def _compute_term_relevance(draft: Draft, relevance_factors: RelevanceFactors) -> dict[str, float]:
     # Computed for whole tables at a time: term by term, this would take most of the time of a choice.
     uses = draft.memo.uses
     if not uses:
         uses.append(uses_of(draft))
-    last, said, named = uses[0]
+    last, assistant_uses, named = uses[0]
     size = len(draft.decisions)
-    fading = [(size - index) ** -worth.fading for index in range(size)]
-    weights = {term: fading[index] if term in named else fading[index] * worth.word for term, index in last.items()}
-    use = [1.0, *(worth.said * worth.said_again**more for more in range(3))]
-    for term, times in said.items():
-        weights[term] *= use[min(len(use) - 1, times)]
-    for term in draft.parameters.wanted([term for term in named if term not in said]):
-        weights[term] *= worth.asked_for
-    return weights
+    fading = [(size - index) ** -relevance_factors.fading for index in range(size)]
+    relevance = {
+        term: fading[index] if term in named else fading[index] * relevance_factors.word for term, index in last.items()
+    }
+    use = [1.0, *(relevance_factors.said * relevance_factors.said_again**more for more in range(3))]
+    for term, times in assistant_uses.items():
+        relevance[term] *= use[min(len(use) - 1, times)]
+    for term in draft.parameters.wanted([term for term in named if term not in assistant_uses]):
+        relevance[term] *= relevance_factors.asked_for
+    return relevance
 
 
 def uses_of(draft: Draft) -> TermUses:
@@ -219,17 +225,17 @@ def uses_of(draft: Draft) -> TermUses:
         if item.role in SYSTEM_ROLES:
             continue
         known = draft.known(item.index)
-        draft.deadline.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
+        draft.deadline.tick(1 + len(known.all_terms) // _TERMS_PER_TICK)
         uses.last.update(dict.fromkeys(known.all_terms, item.index))
         uses.named.update(known.named)
         if item.role == "assistant":
-            uses.said.update(iter(known.all_terms))
+            uses.assistant_uses.update(iter(known.all_terms))
     return uses
 
 
-def _factors(
+def _block_factors(
     draft: Draft,
-    worth: RelevanceFactors,
+    relevance_factors: RelevanceFactors,
     candidates: Mapping[int, KnownBlocks],
     holders: Mapping[str, Sequence[int]],
     codes: Iterable[str],
@@ -243,7 +249,7 @@ def _factors(
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
     scores = [0.0] * blocks
-    for term, asks in (last_words(draft) | dict.fromkeys(codes, _ASKS[IDENTIFIER])).items():
+    for term, asks in (last_words(draft) | dict.fromkeys(codes, _QUESTION_FACTORS[IDENTIFIER])).items():
         places = holders.get(term)
         if places:
             weight = rarity(asks, blocks, len(places))
@@ -252,15 +258,17 @@ def _factors(
     sizes = [len(terms) for known in candidates.values() for terms in known.terms]
     mean = length / blocks if blocks else 0.0
     scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]
-    by = worth.answer / (max(scores, default=0.0) or 1.0)
+    scale = relevance_factors.answer / (max(scores, default=0.0) or 1.0)
     parameters, priorities = draft.parameters, draft.conversation.priorities
     factors: list[float] = []
     for index, known in candidates.items():
         start, priority = len(factors), priorities.get(index, 1.0)
-        found = scores[start : start + len(known.terms)]
-        factors += [(1 + by * score) * priority for score in _spilled(found, worth.neighbour)]
+        block_scores = scores[start : start + len(known.terms)]
+        factors += [
+            (1 + scale * score) * priority for score in _add_neighbours(block_scores, relevance_factors.neighbour)
+        ]
         for number in parameters.blocks_named(known.labels):
-            factors[start + number] *= worth.parameter
+            factors[start + number] *= relevance_factors.parameter
     return factors
 
 
@@ -271,10 +279,10 @@ def rarity(asks: float, blocks: int, count: int) -> float:
 
 def answered(score: float, length: float) -> float:
     """Return the BM25 score of a block. `length`: its number of terms, relative to the mean of all blocks."""
-    return score / (1 - _LENGTH + _LENGTH * length)
+    return score / (1 - _LENGTH_PENALTY + _LENGTH_PENALTY * length)
 
 
-def _spilled(scores: Sequence[float], share: float) -> list[float]:
-    overhead = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
+def _add_neighbours(scores: Sequence[float], share: float) -> list[float]:
+    neighbours = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
     # Not `max`: this runs thousands of times in a choice, and `max` would take half of that time.
-    return [score + share * (before if before > after else after) for score, before, after in overhead]  # noqa: FURB136
+    return [score + share * (before if before > after else after) for score, before, after in neighbours]  # noqa: FURB136

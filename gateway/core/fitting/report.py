@@ -134,7 +134,7 @@ class TrimmedPrefix:
     #: the number of tool calls of each changed message that is sent
     calls: Mapping[int, int]
     #: the rule that changed each message
-    hows: Mapping[int, str]
+    rule_by_index: Mapping[int, str]
     #: messages that are replaced by a new one: a summary, or the gap mark of a signed message
     new: frozenset[int]
     #: the last result of `weights`, by its framing, which rarely changes
@@ -144,15 +144,15 @@ class TrimmedPrefix:
     def of(cls, draft: Draft) -> TrimmedPrefix:
         """Return what a draft sends."""
         made = draft.rendered_messages(draft.changed())
-        calls = {index: _calls(draft, index) for index, one in made.items() if one.raw is not None}
-        hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
+        calls = {index: _call_count(draft, index) for index, one in made.items() if one.raw is not None}
+        rule_by_index = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
         keys, marked = draft.conversation.keys, draft.conversation.marked & made.keys()
         # Keep only what a trim decision stores: later turns do not need the rule by which a message was dropped.
         rules = {index: rule for index, rule in draft.rules.items() if isinstance(draft.decisions[index], tuple)}
-        new = frozenset(_new(draft, made))
-        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, calls, hows, new)
+        new = frozenset(_replaced(draft, made))
+        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, calls, rule_by_index, new)
 
-    def of_these(self, draft: Draft) -> TrimmedPrefix:
+    def for_messages(self, draft: Draft) -> TrimmedPrefix:
         """Return the same result for the first messages of this draft, which have the same content.
 
         Their bytes may differ, for example a text written as a list, and so may their cache marks.
@@ -160,15 +160,15 @@ class TrimmedPrefix:
         conversation = draft.conversation
         keys = conversation.keys[: len(self.keys)]
         marked = conversation.marked & self.made.keys()
-        others = {index for index in self.made if keys[index] != self.keys[index]} if keys != self.keys else set()
-        again = [index for index in others | self.marked | marked if self.made[index].raw is not None]
-        if not (others or again):
+        different = {index for index in self.made if keys[index] != self.keys[index]} if keys != self.keys else set()
+        to_render = [index for index in different | self.marked | marked if self.made[index].raw is not None]
+        if not (different or to_render):
             return self
-        anew = draft.with_earlier_decisions(self.decisions, self.recalls, self.rules, {})
-        made = {**self.made, **anew.rendered_messages(again)} if again else self.made
+        redone = draft.with_earlier_decisions(self.decisions, self.recalls, self.rules, {})
+        made = {**self.made, **redone.rendered_messages(to_render)} if to_render else self.made
         return replace(self, keys=keys, made=made, marked=marked)
 
-    def with_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
+    def with_recalled_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
         """Return this result with old lines recalled at the end of one message that was kept."""
         return replace(
             self,
@@ -177,8 +177,8 @@ class TrimmedPrefix:
             recalls=draft.recalls,
             made={**self.made, index: draft.made(index)},
             marked=self.marked | (draft.conversation.marked & {index}),
-            calls={**self.calls, index: _calls(draft, index)},
-            hows={**self.hows, index: "recall"},
+            calls={**self.calls, index: _call_count(draft, index)},
+            rule_by_index={**self.rule_by_index, index: "recall"},
         )
 
     def weights(self, original: Sequence[int], framing: Framing) -> RenderedTokens:
@@ -186,8 +186,8 @@ class TrimmedPrefix:
         known = self._counted.get(framing)
         if known is not None:
             return known
-        tokens = dict(self._bare)
-        framed = self.calls if framing.message else self._callers
+        tokens = dict(self._unframed_tokens)
+        framed = self.calls if framing.message else self._calls_made
         tokens.update(
             zip(framed, framing.added_to([*map(tokens.__getitem__, framed)], [*framed.values()]), strict=True)
         )
@@ -200,12 +200,12 @@ class TrimmedPrefix:
         return weights
 
     @cached_property
-    def _bare(self) -> Mapping[int, int]:
+    def _unframed_tokens(self) -> Mapping[int, int]:
         """Return the tokens of the changed messages without framing."""
         return {index: one.tokens for index, one in self.made.items()}
 
     @cached_property
-    def _callers(self) -> Mapping[int, int]:
+    def _calls_made(self) -> Mapping[int, int]:
         """Return the number of calls of those messages that make any."""
         return {index: calls for index, calls in self.calls.items() if calls}
 
@@ -213,7 +213,7 @@ class TrimmedPrefix:
         saved = Counter[str]()
         for index, now in tokens.items():
             if now < original[index]:
-                saved[self.hows[index]] += original[index] - now
+                saved[self.rule_by_index[index]] += original[index] - now
         return saved
 
     @cached_property
@@ -236,7 +236,7 @@ class TrimmedPrefix:
         )
 
 
-def _new(draft: Draft, made: Iterable[int]) -> Iterator[int]:
+def _replaced(draft: Draft, made: Iterable[int]) -> Iterator[int]:
     outlines = draft.conversation.outlines
     for index in made:
         decision = draft.decisions[index]
@@ -244,7 +244,7 @@ def _new(draft: Draft, made: Iterable[int]) -> Iterator[int]:
             yield index
 
 
-def _calls(draft: Draft, index: int) -> int:
+def _call_count(draft: Draft, index: int) -> int:
     return 0 if isinstance(draft.decisions[index], SummaryEntry) else draft.conversation.outline.calls[index]
 
 
@@ -342,8 +342,8 @@ class TrimmedConversation:
     def fates(self) -> Fates:
         """Return the outcome for each message of the client."""
         roles, pinned = self.conversation.outline.roles, dict.fromkeys(self.conversation.pinned, "pinned")
-        hows = {**pinned, **self.sent.hows} if self.sent is not None else pinned
-        rules = _by_index(hows, repeat("kept", len(roles)))
+        rule_by_index = {**pinned, **self.sent.rule_by_index} if self.sent is not None else pinned
+        rules = _by_index(rule_by_index, repeat("kept", len(roles)))
         return Fates.in_columns(roles, self.original, _by_index(self.weights, self.original), list(rules))
 
     def decoded(self) -> list[Any]:
@@ -351,6 +351,6 @@ class TrimmedConversation:
         return [read(raw)[0] for raw in self.messages]
 
 
-def _by_index(some: Mapping[int, T], others: Iterable[T]) -> Iterator[T]:
-    """Yield a value for each index: from `some` if it has one, else from `others`."""
-    return map(some.get, count(), others)
+def _by_index(overrides: Mapping[int, T], different: Iterable[T]) -> Iterator[T]:
+    """Yield a value for each index: from `overrides` if it has one, else from `different`."""
+    return map(overrides.get, count(), different)

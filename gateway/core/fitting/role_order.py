@@ -18,9 +18,9 @@ from gateway.core.conversation.units import Conversation, Item, Unit
 from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Decision, Draft, SummaryEntry
 
 #: pairs of neighbouring roles that not every provider accepts
-_ODD: Final = frozenset({("tool", "user"), ("user", "user"), ("assistant", "assistant")})
+_QUESTIONABLE_PAIRS: Final = frozenset({("tool", "user"), ("user", "user"), ("assistant", "assistant")})
 #: a text up to this length is not longer than a gap mark
-_SHORT: Final = len("[...]")
+_GAP_MARK_CHARS: Final = len("[...]")
 
 _Pairs = frozenset[tuple[str, str]]
 
@@ -35,25 +35,31 @@ def restore_role_order(draft: Draft) -> Draft:
     if not conversation.takes_turns:
         return draft
     roles = _roles(conversation)
-    odd = _ODD - set(pairwise(role for role in roles if role))
+    questionable = _QUESTIONABLE_PAIRS - set(pairwise(role for role in roles if role))
     units = {unit.start: unit for unit in conversation.units}
     changes: dict[int, Decision] = {}
-    for before, behind in pairwise(_told(draft, roles)) if odd else ():
-        now = ("assistant" if isinstance(draft.decisions[before], SummaryEntry) else roles[before], roles[behind])
-        if now in odd:
-            left = [units[i] for i in range(before + 1, behind) if i in units and _fits(units[i], roles, now, odd)]
-            gone, told = ([unit for unit in left if draft.decisions[unit.start] == how] for how in (DROP, SUMMARIZED))
-            changes.update(_mark(draft, gone or told))
-    return _uncounted(draft, changes.keys()).with_decisions(changes) if changes else draft
+    for before, after in pairwise(_turns(draft, roles)) if questionable else ():
+        pair = ("assistant" if isinstance(draft.decisions[before], SummaryEntry) else roles[before], roles[after])
+        if pair in questionable:
+            left_out = [
+                units[i]
+                for i in range(before + 1, after)
+                if i in units and _keeps_order(units[i], roles, pair, questionable)
+            ]
+            dropped, summarized = (
+                [unit for unit in left_out if draft.decisions[unit.start] == how] for how in (DROP, SUMMARIZED)
+            )
+            changes.update(_gap_mark(draft, dropped or summarized))
+    return _without_counting(draft, changes.keys()).with_decisions(changes) if changes else draft
 
 
-def _uncounted(draft: Draft, marks: AbstractSet[int]) -> Draft:
+def _without_counting(draft: Draft, marks: AbstractSet[int]) -> Draft:
     """Return the draft with a summary that does not count the messages that are sent as gap marks."""
-    told = {index for index in marks if draft.decisions[index] == SUMMARIZED}
-    if not told or draft.summary is None:
+    summarized = {index for index in marks if draft.decisions[index] == SUMMARIZED}
+    if not summarized or draft.summary is None:
         return draft
     index, summary = draft.summary
-    return draft.with_decisions({index: replace(summary, count=summary.count - len(told))})
+    return draft.with_decisions({index: replace(summary, count=summary.count - len(summarized))})
 
 
 def without_marks(draft: Draft) -> Draft:
@@ -74,29 +80,29 @@ def _roles(conversation: Conversation) -> Sequence[str]:
     return [same.get(one.role, one.role) for one in conversation.outlines]
 
 
-def _told(draft: Draft, roles: Sequence[str]) -> Sequence[int]:
+def _turns(draft: Draft, roles: Sequence[str]) -> Sequence[int]:
     """Return the messages that are sent and take a turn."""
     return [i for i, decision in enumerate(draft.decisions) if decision not in (DROP, SUMMARIZED) and roles[i]]
 
 
-def _fits(unit: Unit, roles: Sequence[str], between: tuple[str, str], odd: _Pairs) -> bool:
-    before, behind = between
-    return odd.isdisjoint(pairwise((before, *roles[unit.start : unit.stop], behind)))
+def _keeps_order(unit: Unit, roles: Sequence[str], neighbours: tuple[str, str], questionable: _Pairs) -> bool:
+    before, after = neighbours
+    return questionable.isdisjoint(pairwise((before, *roles[unit.start : unit.stop], after)))
 
 
-def _mark(draft: Draft, gone: Sequence[Unit]) -> dict[int, Decision]:
+def _gap_mark(draft: Draft, dropped: Sequence[Unit]) -> dict[int, Decision]:
     """Return the decisions that send a gap mark for the newest of the smallest units that were left out."""
     items = draft.conversation.items
 
     def size(unit: Unit) -> tuple[bool, int]:
         return unit.sealed and not items[unit.start].is_talk, len(unit.indices)
 
-    unit = min(reversed(gone), key=size, default=None)
-    return {one.index: _least(one) for one in items[unit.start : unit.stop]} if unit is not None else {}
+    unit = min(reversed(dropped), key=size, default=None)
+    return {one.index: _least_decision(one) for one in items[unit.start : unit.stop]} if unit is not None else {}
 
 
-def _least(item: Item) -> Decision:
+def _least_decision(item: Item) -> Decision:
     """Return the least that can be sent of a message. A signed message can only be replaced or sent as a whole."""
     if item.sealed:
         return () if item.is_talk else KEEP
-    return KEEP if item.length <= _SHORT and not item.calls else ()
+    return KEEP if item.length <= _GAP_MARK_CHARS and not item.calls else ()

@@ -26,7 +26,7 @@ from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.relevance import RelevanceFactors
 from gateway.core.fitting.select import condense
-from gateway.core.fitting.summary import AROUND, Passage, SummaryNeeded, Use, ids_of
+from gateway.core.fitting.summary import MESSAGE_OVERHEAD, Passage, SummaryNeeded, Use, ids_of
 from gateway.core.values import dataclass
 
 
@@ -50,7 +50,7 @@ class Strategy(Protocol):
 
 
 #: If a choice leaves more than this share of the limit empty, the newest units fill it up.
-_EMPTY: Final = 0.5
+_MAX_EMPTY_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,45 +89,45 @@ class Condense:
                 unread.append(unit)
             else:
                 left -= length
-        readable = _left_out(draft, -1, unread)[0] if unread else draft
-        return filled(draft, condense(readable, limit, self.worth), limit)
+        readable = _leave_out(draft, -1, unread)[0] if unread else draft
+        return fill_with_newest(draft, condense(readable, limit, self.worth), limit)
 
 
-def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
+def fill_with_newest(draft: Draft, chosen: Draft, limit: int) -> Draft:
     """Return the choice, with the newest units restored while they fit, if the choice left most of the room empty.
 
     Talk that repeats the same words has little value by its terms, but it is still a conversation.
     """
     fixed = sum(draft.weight(index) for index in draft.conversation.pinned)
     room = limit - chosen.total()
-    if room <= _EMPTY * (limit - fixed):
+    if room <= _MAX_EMPTY_SHARE * (limit - fixed):
         return chosen
-    now, told = list(chosen.decisions), set[int]()
+    now, shown = list(chosen.decisions), set[int]()
     for unit in reversed(draft.open_units()):
-        was = {index: _restored(draft.decisions[index], index, now, told) for index in unit.indices}
-        if draft.conversation.priority(unit) == 0 or all(now[index] == was[index] for index in was):
+        previous = {index: _restored(draft.decisions[index], index, now, shown) for index in unit.indices}
+        if draft.conversation.priority(unit) == 0 or all(now[index] == previous[index] for index in previous):
             continue
-        more = sum(draft.tokens_if(index, was[index]) - chosen.weight(index) for index in unit.indices)
+        more = sum(draft.tokens_if(index, previous[index]) - chosen.weight(index) for index in unit.indices)
         if more <= room:
             room -= more
-            for index, decision in was.items():
+            for index, decision in previous.items():
                 now[index], before = decision, draft.decisions[index]
                 if decision == KEEP and isinstance(before, DuplicateResult) and not before.parts:
-                    told.add(before.of)
+                    shown.add(before.of)
     changes = {index: decision for index, decision in enumerate(now) if decision != chosen.decisions[index]}
     return chosen.with_decisions(changes) if changes else chosen
 
 
-def _restored(was: Decision, index: int, now: Sequence[Decision], told: Collection[int]) -> Decision:
+def _restored(previous: Decision, index: int, now: Sequence[Decision], shown: Collection[int]) -> Decision:
     """Return the earlier decision for a message, corrected for references.
 
     A reference to a result that is not whole now becomes the content itself, unless a newer copy has the content.
     """
-    if index in told:
+    if index in shown:
         return ()
-    if not isinstance(was, DuplicateResult) or now[was.of] == KEEP:
-        return was
-    return () if was.of in told and not was.parts else KEEP
+    if not isinstance(previous, DuplicateResult) or now[previous.of] == KEEP:
+        return previous
+    return () if previous.of in shown and not previous.parts else KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Shorten:
     may_drop: bool = False
 
     def apply(self, draft: Draft, limit: int) -> Draft:
-        """Cut the middle out of messages until the draft fits; results that refer to them are handled by `_alone`."""
+        """Cut the middle out of messages until the draft fits; references to them get new decisions."""
         total = draft.total()
         changes: dict[int, Decision] = {}
         pointing = draft.references()
@@ -152,25 +152,25 @@ class Shorten:
             before = draft.tokens_if(index, KEEP)
             if changes.get(index, draft.decisions[index]) == KEEP and before > 2 * self.tokens:
                 known = draft.known(index)
-                alone = _alone(pointing.get(index, {}), changes)
-                long += alone
-                alone[index] = known.sliced.with_needed(_ends(known, self.tokens / 2))
-                total += sum(draft.tokens_if(i, now) - draft.weight(i) for i, now in alone.items())
-                changes.update(alone)
+                resolved = _resolve_references(pointing.get(index, {}), changes)
+                long += resolved
+                resolved[index] = known.sliced.with_needed(_head_and_tail(known, self.tokens / 2))
+                total += sum(draft.tokens_if(i, now) - draft.weight(i) for i, now in resolved.items())
+                changes.update(resolved)
         return draft.with_decisions(changes) if changes else draft
 
 
-def _ends(known: KnownBlocks, each: float) -> set[int]:
+def _head_and_tail(known: KnownBlocks, each: float) -> set[int]:
     """Return the first and the last blocks, in about `each` tokens at either end."""
-    return {*leading(known, each), *_while(range(len(known.tokens))[::-1], known, each)}
+    return {*leading(known, each), *_up_to(range(len(known.tokens))[::-1], known, each)}
 
 
 def leading(known: KnownBlocks, room: float) -> Iterator[int]:
     """Yield the first blocks, in about `room` tokens."""
-    return _while(range(len(known.tokens)), known, room)
+    return _up_to(range(len(known.tokens)), known, room)
 
 
-def _while(numbers: Sequence[int], known: KnownBlocks, room: float) -> Iterator[int]:
+def _up_to(numbers: Sequence[int], known: KnownBlocks, room: float) -> Iterator[int]:
     for number in numbers:
         room -= known.tokens[number]
         if room < 0:
@@ -203,27 +203,27 @@ class Summarize:
         Raises:
             SummaryNeeded: the summary has to be made first.
         """
-        units = _sent_behind_the_task(draft)
+        units = _summarizable_units(draft)
         old = draft.summary
         if self.use == "off" or not units or (old is not None and old[0] < draft.first):
             return draft
-        room = self.tokens + AROUND - (draft.weight(old[0]) if old is not None else 0)
-        lighter, rest = _left_out(draft, limit - room, units)
-        needed = sum(lighter.decisions[unit.start] == DROP for unit in units)
+        room = self.tokens + MESSAGE_OVERHEAD - (draft.weight(old[0]) if old is not None else 0)
+        shorter, rest = _leave_out(draft, limit - room, units)
+        needed = sum(shorter.decisions[unit.start] == DROP for unit in units)
         ids = ids_of(old[1].id if old is not None else None, (_keys(draft, unit) for unit in units))
         # Best is the number of units that is needed, then more. Fewer may still be enough for this turn.
         for count in (*range(max(1, needed), len(units) + 1), *range(needed - 1, 0, -1)):
             text = self.summaries.get(ids[count - 1])
-            summed = _summed(draft, units[:count], ids[count - 1], text) if text is not None else draft
-            if summed is not draft and summed.total() <= min(self.most, draft.total() - 1):
-                return summed
+            summarized = _with_summary(draft, units[:count], ids[count - 1], text) if text is not None else draft
+            if summarized is not draft and summarized.total() <= min(self.most, draft.total() - 1):
+                return summarized
         is_of_use = needed and rest + room <= min(self.most, draft.total() - 1)
         if self.use == "ask" and is_of_use and ids[needed - 1] not in self.summaries:
-            raise SummaryNeeded(_passage(draft, units[:needed], ids[needed - 1]))
+            raise SummaryNeeded(_passage_of(draft, units[:needed], ids[needed - 1]))
         return draft
 
 
-def _sent_behind_the_task(draft: Draft) -> list[Unit]:
+def _summarizable_units(draft: Draft) -> list[Unit]:
     """Return the units that a summary may replace, in the order in which they are replaced.
 
     If the last turn begins with thinking that may be removed, its units are excluded. Otherwise the summary, a text of
@@ -247,21 +247,21 @@ def _keys(draft: Draft, unit: Unit) -> Sequence[bytes]:
     return draft.conversation.keys[unit.start : unit.stop]
 
 
-def _summed(draft: Draft, units: Sequence[Unit], summary: str, text: str) -> Draft:
+def _with_summary(draft: Draft, units: Sequence[Unit], summary: str, text: str) -> Draft:
     """Return the draft with a new summary instead of these units and the present summary."""
-    without, _ = _left_out(draft, -1, units)
-    first, *others = _stood_for(draft, units)
+    without, _ = _leave_out(draft, -1, units)
+    first, *others = _summarized_messages(draft, units)
     changes: dict[int, Decision] = dict.fromkeys(others, SUMMARIZED)
     return without.with_decisions({**changes, first: SummaryEntry(summary, 1 + len(others), text)})
 
 
-def _stood_for(draft: Draft, units: Sequence[Unit]) -> list[int]:
+def _summarized_messages(draft: Draft, units: Sequence[Unit]) -> list[int]:
     """Return the messages of these units and those that the present summary replaces."""
     earlier = (index for index, decision in enumerate(draft.decisions) if is_summarized(decision))
     return sorted([*earlier, *(index for unit in units for index in unit.indices)])
 
 
-def _passage(draft: Draft, units: Sequence[Unit], summary: str) -> Passage:
+def _passage_of(draft: Draft, units: Sequence[Unit], summary: str) -> Passage:
     old = draft.summary
     # A reference to another result is shown to the model as it is sent: its content is in that other result.
     newer = [
@@ -270,7 +270,7 @@ def _passage(draft: Draft, units: Sequence[Unit], summary: str) -> Passage:
         else draft.conversation.messages[index]
         for index in sorted(index for unit in units for index in unit.indices)
     ]
-    count = len(_stood_for(draft, units))
+    count = len(_summarized_messages(draft, units))
     return Passage(summary, old[1].text if old is not None else None, tuple(newer), count)
 
 
@@ -287,8 +287,8 @@ class Drop:
     def apply(self, draft: Draft, limit: int) -> Draft:
         """Leave out units until the draft fits."""
         task = draft.conversation.task
-        dropped, total = _left_out(draft, limit, (unit for unit in by_priority(draft) if unit.start != task))
-        return _stub(dropped, limit, reads=self.reads) if total > limit else dropped
+        dropped, total = _leave_out(draft, limit, (unit for unit in by_priority(draft) if unit.start != task))
+        return _shorten_task(dropped, limit, reads=self.reads) if total > limit else dropped
 
 
 def drop_priority_zero(draft: Draft, limit: int) -> Draft:
@@ -297,7 +297,7 @@ def drop_priority_zero(draft: Draft, limit: int) -> Draft:
     if 0 not in conversation.priorities.values():
         return draft
     worthless = (unit for unit in draft.open_units() if conversation.priority(unit) == 0)
-    return _left_out(draft, limit, (unit for unit in worthless if unit.start != conversation.task))[0]
+    return _leave_out(draft, limit, (unit for unit in worthless if unit.start != conversation.task))[0]
 
 
 def by_priority(draft: Draft) -> list[Unit]:
@@ -305,7 +305,7 @@ def by_priority(draft: Draft) -> list[Unit]:
     return sorted(draft.open_units(), key=draft.conversation.priority)
 
 
-def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, int]:
+def _leave_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, int]:
     """Return the draft without the units, or without as many as necessary to fit, and its tokens."""
     weights = [*draft.weights()]
     total = sum(weights)
@@ -317,7 +317,7 @@ def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, i
         left = draft.least_decisions(unit)
         changes.update(left)
         for source in unit.indices:
-            left |= _alone(pointing.get(source, {}), changes)
+            left |= _resolve_references(pointing.get(source, {}), changes)
             changes.update(left)
         for index, decision in left.items():
             now = draft.tokens_if(index, decision)
@@ -325,7 +325,9 @@ def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, i
     return (draft.with_decisions(changes) if changes else draft), total
 
 
-def _alone(pointing: Mapping[int, DuplicateResult], changes: Mapping[int, Decision]) -> dict[int, Decision]:
+def _resolve_references(
+    pointing: Mapping[int, DuplicateResult], changes: Mapping[int, Decision]
+) -> dict[int, Decision]:
     """Return new decisions for references to a result that is not sent whole any more.
 
     The newest copy gets its content back, which no other message would show. The other copies become gap marks, the
@@ -336,7 +338,7 @@ def _alone(pointing: Mapping[int, DuplicateResult], changes: Mapping[int, Decisi
     return {index: KEEP if same.parts or index == newest else () for index, same in left.items()}
 
 
-def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:
+def _shorten_task(draft: Draft, limit: int, *, reads: bool) -> Draft:
     """Return the draft with the task shortened to its first block or a gap mark, if it may be changed."""
     unit = next((unit for unit in draft.open_units() if unit.start == draft.conversation.task), None)
     if unit is None or unit.sealed:

@@ -18,17 +18,17 @@ from gateway.core.values import dataclass
 Use = Literal["off", "known", "ask"]
 
 #: tokens of the message around a summary: its role and the heading
-AROUND: Final = 20
+MESSAGE_OVERHEAD: Final = 20
 
 #: Replaces the removed middle of a text; this share of what is left is its start.
-_CUT: Final = " [...] "
-_HEAD: Final = 0.6
+_CUT_MARK: Final = " [...] "
+_HEAD_SHARE: Final = 0.6
 #: Words per token of the limit. A token is about three quarters of a word, and a full response would be cut off.
-_WORDS_A_TOKEN: Final = 0.6
-#: Lengths are in characters and the limit is in tokens. So shorter transcripts are tried up to `_TRIES` times, each a
-#: bit shorter (`_SHORTER`) than the last count suggests.
-_TRIES: Final = 6
-_SHORTER: Final = 0.93
+_WORDS_PER_TOKEN: Final = 0.6
+#: Lengths are in characters and the limit is in tokens. So shorter transcripts are tried up to `_MAX_TRIES` times, each
+#: a bit shorter (`_SHRINK_FACTOR`) than the last count suggests.
+_MAX_TRIES: Final = 6
+_SHRINK_FACTOR: Final = 0.93
 
 _INSTRUCTION: Final = """\
 You shorten the earlier part of a conversation between a user and an assistant that works with tools, so that the \
@@ -108,42 +108,44 @@ def asking(
     Long texts lose their middles until the prompt fits, the longest first. If that is not enough, the oldest messages
     are left out.
     """
-    words = max(1, int(max_tokens * _WORDS_A_TOKEN))
+    words = max(1, int(max_tokens * _WORDS_PER_TOKEN))
     instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=words)}
     entries = _entries(passage.messages)
 
-    def quoting(entries: Sequence[_Entry], most: int) -> tuple[Message, ...]:
-        content = "\n".join(_lines(passage.earlier, entries, most))
+    def quote(entries: Sequence[_Entry], max_chars: int) -> tuple[Message, ...]:
+        content = "\n".join(_lines(passage.earlier, entries, max_chars))
         return instruction, {"role": "user", "content": content}
 
-    return within(room, sum(map(_size, entries)), lambda most: quoting(entries, most), quoting((), 0), count)
+    return quote_within(
+        room, sum(map(_entry_chars, entries)), lambda max_chars: quote(entries, max_chars), quote((), 0), count
+    )
 
 
-def within(
+def quote_within(
     room: int,
-    most: int,
-    quoting: Callable[[int], tuple[Message, ...]],
+    max_chars: int,
+    quote: Callable[[int], tuple[Message, ...]],
     least: Sequence[Message],
     count: Callable[[Sequence[Message]], int],
 ) -> tuple[Message, ...] | None:
-    """Return the messages that `quoting` makes, with as many characters as fit into `room`; None if none fit.
+    """Return the messages that `quote` makes, with as many characters as fit into `room`; None if none fit.
 
     Args:
         room: tokens, as `count` counts them.
-        most: characters to quote if there is room for them.
-        quoting: returns messages that quote about so many characters.
+        max_chars: characters to quote if there is room for them.
+        quote: returns messages that quote about so many characters.
         least: the same messages without quoted characters.
         count: counts the tokens of messages.
     """
-    for _ in range(_TRIES):
-        messages = quoting(most)
+    for _ in range(_MAX_TRIES):
+        messages = quote(max_chars)
         tokens = count(messages)
         if tokens <= room:
             return messages
         overhead = count(least)
         if overhead >= room:
             return None
-        most = int(most * _SHORTER * (room - overhead) / (tokens - overhead))
+        max_chars = int(max_chars * _SHRINK_FACTOR * (room - overhead) / (tokens - overhead))
     return None
 
 
@@ -178,9 +180,9 @@ def _entry(message: Message, names: dict[str, str]) -> _Entry:
     listed = message.get("tool_calls")
     calls = [call for call in listed if isinstance(call, dict)] if isinstance(listed, list) else []
     for call in calls:
-        names[str(call.get("id"))] = _called(call)[0]
+        names[str(call.get("id"))] = _call_text(call)[0]
     old = message.get("function_call")
-    shown = [*map(_called, calls), *([_called({"function": old})] if isinstance(old, dict) else [])]
+    shown = [*map(_call_text, calls), *([_call_text({"function": old})] if isinstance(old, dict) else [])]
     return _Entry(fixed, text_parts(content), tuple(shown))
 
 
@@ -188,39 +190,39 @@ def _parts(content: object) -> list[dict[str, Any]]:
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
-def _called(call: Message) -> tuple[str, str]:
+def _call_text(call: Message) -> tuple[str, str]:
     function = call.get("function")
     if not isinstance(function, dict):
         return str(call.get("type")), json.dumps(call, default=str)
     return str(function.get("name")), str(function.get("arguments", ""))
 
 
-def _lines(earlier: str | None, entries: Sequence[_Entry], most: int) -> list[str]:
-    """Return the entries as JSON lines of about `most` characters."""
+def _lines(earlier: str | None, entries: Sequence[_Entry], max_chars: int) -> list[str]:
+    """Return the entries as JSON lines of about `max_chars` characters."""
     lines = [_line({"role": "summary", "text": earlier})] if earlier is not None else []
-    kept = _newest(entries, most)
+    kept = _newest(entries, max_chars)
     if len(kept) < len(entries):
         lines.append(_line({"role": "note", "text": f"{len(entries) - len(kept)} messages are left out here"}))
-    frames = sum(map(_frame, kept))
-    cap = _cap(
-        [len(text) for entry in kept for text in (entry.text, *(texts for _, texts in entry.calls))], most - frames
+    frames = sum(map(_frame_chars, kept))
+    cap = _text_limit(
+        [len(text) for entry in kept for text in (entry.text, *(texts for _, texts in entry.calls))], max_chars - frames
     )
-    return [*lines, *(_line(_shown(entry, cap)) for entry in kept)]
+    return [*lines, *(_line(_as_json(entry, cap)) for entry in kept)]
 
 
-def _newest(entries: Sequence[_Entry], most: int) -> Sequence[_Entry]:
+def _newest(entries: Sequence[_Entry], max_chars: int) -> Sequence[_Entry]:
     """Return as many of the last entries as have room with shortened texts."""
-    room = most
+    room = max_chars
     for back, entry in enumerate(reversed(entries)):
-        room -= min(_size(entry), _frame(entry) + len(_CUT) * (2 + 2 * len(entry.calls)))
+        room -= min(_entry_chars(entry), _frame_chars(entry) + len(_CUT_MARK) * (2 + 2 * len(entry.calls)))
         if room < 0:
             return entries[len(entries) - back :]
     return entries
 
 
-def _cap(lengths: Sequence[int], most: int) -> int:
-    """Return the length to which texts are shortened so that all together have at most `most` characters."""
-    left = most
+def _text_limit(lengths: Sequence[int], max_chars: int) -> int:
+    """Return the length to which texts are shortened so that all together have at most `max_chars` characters."""
+    left = max_chars
     ascending = sorted(lengths)
     for place, length in enumerate(ascending):
         cap = left // (len(ascending) - place)
@@ -230,30 +232,30 @@ def _cap(lengths: Sequence[int], most: int) -> int:
     return max(ascending, default=0)
 
 
-def _shown(entry: _Entry, cap: int) -> dict[str, Any]:
+def _as_json(entry: _Entry, cap: int) -> dict[str, Any]:
     shown = dict(entry.fixed)
     if entry.text:
-        shown["text"] = cut(entry.text, cap)
+        shown["text"] = cut_middle(entry.text, cap)
     if entry.calls:
-        shown["calls"] = [{"name": name, "arguments": cut(arguments, cap)} for name, arguments in entry.calls]
+        shown["calls"] = [{"name": name, "arguments": cut_middle(arguments, cap)} for name, arguments in entry.calls]
     return shown
 
 
-def cut(text: str, cap: int) -> str:
+def cut_middle(text: str, cap: int) -> str:
     """Return a text of at most `cap` characters, or only a mark if that is longer; its middle is removed."""
     if len(text) <= cap:
         return text
-    room = max(0, cap - len(_CUT))
-    head = int(room * _HEAD)
-    return f"{text[:head]}{_CUT}{text[len(text) - (room - head) :]}"
+    room = max(0, cap - len(_CUT_MARK))
+    head = int(room * _HEAD_SHARE)
+    return f"{text[:head]}{_CUT_MARK}{text[len(text) - (room - head) :]}"
 
 
-def _size(entry: _Entry) -> int:
-    return _frame(entry) + len(entry.text) + sum(len(arguments) for _, arguments in entry.calls)
+def _entry_chars(entry: _Entry) -> int:
+    return _frame_chars(entry) + len(entry.text) + sum(len(arguments) for _, arguments in entry.calls)
 
 
-def _frame(entry: _Entry) -> int:
-    return len(_line(_shown(_Entry(entry.fixed, "x", tuple((name, "") for name, _ in entry.calls)), 1)))
+def _frame_chars(entry: _Entry) -> int:
+    return len(_line(_as_json(_Entry(entry.fixed, "x", tuple((name, "") for name, _ in entry.calls)), 1)))
 
 
 def _line(value: Mapping[str, Any]) -> str:

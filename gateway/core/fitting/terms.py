@@ -17,17 +17,17 @@ IDENTIFIER: Final = 2
 
 #: Letters and digits with marks between them. One class is used: a repeated group takes memory for each repetition.
 _TERM: Final = re.compile(r"\w[\w./@:#-]*(?<=\w)")
-_DENSE: Final = re.compile("[\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]+")
-_INNER: Final = re.compile(r"[0-9_/@]|[a-z]\.[a-z]|[a-z][A-Z]")
+_SPACELESS: Final = re.compile("[\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]+")
+_IDENTIFIER_MARK: Final = re.compile(r"[0-9_/@]|[a-z]\.[a-z]|[a-z][A-Z]")
 #: a number within a term
 _NUMBER: Final = re.compile("[0-9]+")
-_SHORTEST: Final = 3
-_SHORTEST_WORD: Final = 4
+_MIN_CHARS: Final = 3
+_MIN_WORD_CHARS: Final = 4
 #: Bytes in memory of a term besides its letters: two strings, a pair, and a slot of the table.
 _ENTRY_BYTES: Final = 280
 
 #: Common words without meaning of their own; shorter words than four letters are no terms anyway.
-_STOP: Final = frozenset(
+_STOP_WORDS: Final = frozenset(
     """
     about after again also because been before being between both cannot could does doing down each even from have
     having here into itself just like made make many more most much must need only other over please same should some
@@ -39,16 +39,16 @@ _STOP: Final = frozenset(
 
 def kind_of(term: str) -> int:
     """Return IDENTIFIER, NAME or WORD, or -1 for a term that is too short or too common to be useful."""
-    if len(term) < _SHORTEST:
+    if len(term) < _MIN_CHARS:
         return -1
-    if term.isdigit() or _INNER.search(term):
-        return IDENTIFIER if len(term) >= _SHORTEST_WORD or term.isdigit() else -1
-    if len(term) < _SHORTEST_WORD:
+    if term.isdigit() or _IDENTIFIER_MARK.search(term):
+        return IDENTIFIER if len(term) >= _MIN_WORD_CHARS or term.isdigit() else -1
+    if len(term) < _MIN_WORD_CHARS:
         # JFK and USA are codes; other short words are articles and prepositions
         return IDENTIFIER if term.isupper() else -1
     if term.isupper():
         return IDENTIFIER
-    if term.lower() in _STOP:
+    if term.lower() in _STOP_WORDS:
         return -1
     return NAME if term[0].isupper() else WORD
 
@@ -70,16 +70,16 @@ class Lexicon(dict[str, Term | None]):
 
     def terms(self, text: str) -> dict[str, int]:
         """Return each term of a text with its highest kind there."""
-        return highest(self.found(text))
+        return highest(self.occurrences(text))
 
-    def found(self, text: str) -> list[Term]:
+    def occurrences(self, text: str) -> list[Term]:
         """Return the terms of a text in their order; a term may occur again as another kind."""
         # Keep their order: sums of floats would otherwise differ between processes.
         found = list(filter(None, map(self.__getitem__, dict.fromkeys(_TERM.findall(text)))))
-        return found if text.isascii() else [*found, *((pair, WORD) for pair in _pairs(text))]
+        return found if text.isascii() else [*found, *((pair, WORD) for pair in _character_pairs(text))]
 
     def __missing__(self, token: str) -> Term | None:
-        kind = -1 if not token.isascii() and _DENSE.search(token) else kind_of(token)
+        kind = -1 if not token.isascii() and _SPACELESS.search(token) else kind_of(token)
         entry = (token.lower(), kind) if kind >= 0 else None
         size = _ENTRY_BYTES + 2 * len(token)
         if self.size_bytes + size > self._limit:
@@ -102,7 +102,7 @@ def shapes_of(terms: Sequence[str]) -> list[str]:
     return _NUMBER.sub("0", "\n".join(terms)).split("\n") if terms else []
 
 
-def _pairs(text: str) -> Iterable[str]:
+def _character_pairs(text: str) -> Iterable[str]:
     """Yield pairs of neighbouring characters, which replace words in scripts without spaces."""
-    for run in _DENSE.findall(text):
+    for run in _SPACELESS.findall(text):
         yield from (run[i : i + 2] for i in range(max(1, len(run) - 1)))

@@ -29,10 +29,10 @@ from gateway.core.values import dataclass
 VERSION: Final = 4
 
 #: Limit for the numbers in a decision: all messages of one request cannot have more blocks.
-_MOST_NUMBERS: Final = 1_000_000
+_MAX_NUMBERS: Final = 1_000_000
 #: short names of the strategies that choose blocks
-_SHORT: Final = {"condense": "c", "shorten": "s"}
-_LONG: Final = {short: rule for rule, short in _SHORT.items()}
+_SHORT_RULES: Final = {"condense": "c", "shorten": "s"}
+_LONG_RULES: Final = {short: rule for rule, short in _SHORT_RULES.items()}
 _RECALLED: Final = re.compile(r"(\d+)<(.+)")
 #: letters that are followed by a number of messages
 _RUNS: Final[Mapping[str, Decision]] = {"k": KEEP, "d": DROP, "m": SUMMARIZED}
@@ -66,7 +66,10 @@ class TrimDecision:
     @classmethod
     def of(cls, prefix: str, draft: Draft) -> TrimDecision:
         """Return the trim decision of a draft for all its messages."""
-        words = [*_words(draft), *(f"{index}<{_lines(lines)}" for index, lines in sorted(draft.recalls.items()))]
+        words = [
+            *_format_decisions(draft),
+            *(f"{index}<{_format_lines(lines)}" for index, lines in sorted(draft.recalls.items())),
+        ]
         summary = draft.summary
         return cls(prefix, len(draft.decisions), " ".join(words), summary[1].id if summary is not None else None)
 
@@ -83,18 +86,18 @@ class TrimDecision:
         for word in self.plan.split():
             recalled = _RECALLED.fullmatch(word)
             if recalled is not None:
-                recalls[int(recalled[1])] = tuple(_line(line, numbers) for line in recalled[2].split(";"))
+                recalls[int(recalled[1])] = tuple(_parse_line(line, numbers) for line in recalled[2].split(";"))
                 continue
-            decided, rule = _decided(word, numbers, self.size)
+            parsed, rule = _parse_word(word, numbers, self.size)
             if rule:
                 rules[len(decisions)] = rule
-            decisions.extend(decided)
+            decisions.extend(parsed)
             if len(decisions) > self.size:
                 break
         if len(decisions) != self.size:
             raise ValueError("size")
         if self.summary is not None:
-            _tell(decisions, self.summary, summaries or {})
+            _put_summary(decisions, self.summary, summaries or {})
         elif any(map(is_summarized, decisions)):
             raise ValueError("no summary")
         return DecisionDetails(tuple(decisions), recalls, rules)
@@ -116,29 +119,29 @@ class TrimDecision:
         return cls(prefix, size, plan, summary) if summary is None or isinstance(summary, str) else None
 
 
-def _words(draft: Draft) -> Iterator[str]:
-    written = (_word(decision, draft.rules.get(index, "")) for index, decision in enumerate(draft.decisions))
+def _format_decisions(draft: Draft) -> Iterator[str]:
+    written = (_format_word(decision, draft.rules.get(index, "")) for index, decision in enumerate(draft.decisions))
     for word, same in groupby(written):
         count = sum(1 for _ in same)
         yield from [f"{word}{count}"] if word in _RUNS else [word] * count
 
 
-def _word(decision: Decision, rule: str) -> str:
+def _format_word(decision: Decision, rule: str) -> str:
     if isinstance(decision, DuplicateResult):
         return f"={decision.of}" + ("/" + format_spans(decision.parts) if decision.parts else "")
     if isinstance(decision, tuple):
-        return _SHORT.get(rule, f"{rule}:") + format_spans(decision)
+        return _SHORT_RULES.get(rule, f"{rule}:") + format_spans(decision)
     if isinstance(decision, SummaryEntry):
         return _SUMMARY
     return next(word for word, run in _RUNS.items() if run == decision)
 
 
-def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision], str]:
+def _parse_word(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision], str]:
     """Return the decisions of one word of a plan, and the strategy if it chose blocks."""
     rule, colon, spans = word.rpartition(":")
     kind, rest = word[0], word[1:]
-    if colon or kind in _LONG:
-        return [numbers.of(spans if colon else rest)], rule if colon else _LONG[kind]
+    if colon or kind in _LONG_RULES:
+        return [numbers.of(spans if colon else rest)], rule if colon else _LONG_RULES[kind]
     if kind == "=":
         of, _, parts = rest.partition("/")
         return [DuplicateResult(int(of), numbers.of(parts))], ""
@@ -149,7 +152,7 @@ def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision
     return [_RUNS[kind]] * int(rest), ""
 
 
-def _tell(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> None:
+def _put_summary(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> None:
     """Put the summary's text into the decisions.
 
     Raises:
@@ -162,11 +165,11 @@ def _tell(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> 
     decisions[summed[0]] = replace(first, id=summary, count=len(summed), text=texts[summary])
 
 
-def _lines(lines: Lines) -> str:
+def _format_lines(lines: Lines) -> str:
     return ";".join(f"{source}:{format_spans(blocks)}" for source, blocks in lines)
 
 
-def _line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
+def _parse_line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
     source, _, spans = line.partition(":")
     return int(source), numbers.of(spans)
 
@@ -186,7 +189,7 @@ class _Numbers:
     """Parse spans of numbers, up to a limit of numbers in total."""
 
     def __init__(self) -> None:
-        self._left = _MOST_NUMBERS
+        self._left = _MAX_NUMBERS
 
     def of(self, spans: str) -> tuple[int, ...]:
         """Return the numbers of spans, the reverse of `format_spans`; raises ValueError if they are invalid."""

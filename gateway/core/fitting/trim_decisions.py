@@ -42,12 +42,12 @@ from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision
 from gateway.core.fitting.validate import problems
 
 #: The last words of the assistant are kept whole if they take at most this share of the limit.
-_WORDS: Final = 0.125
+_MAX_WORDS_SHARE: Final = 0.125
 #: tries to make room for gap marks that keep the order of roles
-_TRIES: Final = 3
+_MAX_TRIES: Final = 3
 
 #: a trimmed draft, and the strategies that were applied
-_Made = tuple[Draft, tuple[str, ...]]
+_Trimmed = tuple[Draft, tuple[str, ...]]
 
 
 def fit(
@@ -86,13 +86,13 @@ def fit(
     original = reader.weights(conversation)
     if policy.keeps_decisions:
         draft = Draft.untouched(conversation, reader, original=original, deadline=Deadline(expired))
-        resumed = _going_on(draft, trim_decision, limit, policy=policy, salt=salt, summaries=summaries)
+        resumed = _keep_decision(draft, trim_decision, limit, policy=policy, salt=salt, summaries=summaries)
         if resumed is not None:
             return resumed
     if sum(original) <= limit:
         return TrimmedConversation.untouched(conversation, original, sum(original))
     attempt = partial(
-        _fitted,
+        _trim,
         limit,
         reader,
         original,
@@ -111,7 +111,7 @@ def fit(
     return attempt(conversation)
 
 
-def _going_on(
+def _keep_decision(
     draft: Draft,
     trim_decision: TrimDecision | None,
     limit: int,
@@ -122,7 +122,7 @@ def _going_on(
 ) -> TrimmedConversation | None:
     """Return the earlier trim decision, continued, if its result is within the limit; else None."""
     try:
-        sent = _resumed(draft, trim_decision, salt, summaries)
+        sent = _resume(draft, trim_decision, salt, summaries)
     except DeadlinePassed:
         return None
     if sent is None or trim_decision is None:
@@ -130,7 +130,7 @@ def _going_on(
     weights, before = sent.weights(draft.original, draft.reader.framing), sum(draft.original)
     if before - weights.saved > limit:
         return None
-    sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
+    sent, weights, now = _continue(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
     return TrimmedConversation.with_prefix(
         draft.conversation, draft.original, before, sent=sent, weights=weights, trim_decision=now
     )
@@ -155,13 +155,13 @@ def _with_newest(conversation: Conversation, original: Sequence[int], limit: int
     last = conversation.last_words
     if not last or last.start in conversation.pinned:
         return conversation
-    is_short = sum(original[index] for index in last) <= _WORDS * limit
+    is_short = sum(original[index] for index in last) <= _MAX_WORDS_SHARE * limit
     if not (is_short or conversation.outlines[last.start].calls):
         return conversation
     return replace(conversation, wanted=conversation.wanted | {*range(last.start, len(original))})
 
 
-def _fitted(
+def _trim(
     limit: int,
     reader: Reader,
     original: Sequence[int],
@@ -177,34 +177,36 @@ def _fitted(
     draft = start = Draft.untouched(conversation, reader, original=original, deadline=Deadline(expired))
     sent: TrimmedPrefix | None = None
     try:
-        sent = _resumed(draft, trim_decision, salt, summaries)
+        sent = _resume(draft, trim_decision, salt, summaries)
         if sent is not None and trim_decision is not None:
             weights = sent.weights(original, reader.framing)
             if before - weights.saved <= limit:
-                sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
+                sent, weights, now = _continue(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
                 return TrimmedConversation.with_prefix(
                     conversation, original, before, sent=sent, weights=weights, trim_decision=now
                 )
             start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, sent.made)
-        done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
+        done, applied = _in_role_order(
+            lambda room: _trim_with_task(start, room, policy, was_sent=sent is not None), limit
+        )
         # No strategy was needed if it was enough to remove recalled lines.
         applied = applied or ("recall",)
     except DeadlinePassed:
-        done, applied = _ordered(lambda room: (drop_without_reading(start, room, policy), ("drop",)), limit)
+        done, applied = _in_role_order(lambda room: (drop_without_reading(start, room, policy), ("drop",)), limit)
     else:
-        told = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
-        done = _recalled(done, before, done.total(), told=told, limit=limit, policy=policy)
+        recalled_tokens = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
+        done = _add_recall(done, before, done.total(), recalled_tokens=recalled_tokens, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # The gateway made a mistake. Leaving out whole units cannot repeat it.
-        done, applied = _ordered(lambda room: (drop_units(draft, room, policy), ("drop",)), limit)
-    sent, now = _remembered(done, salt, lambda: TrimmedPrefix.of(done))
+        done, applied = _in_role_order(lambda room: (drop_units(draft, room, policy), ("drop",)), limit)
+    sent, now = _remember(done, salt, lambda: TrimmedPrefix.of(done))
     weights = sent.weights(original, reader.framing)
     return TrimmedConversation.with_prefix(
         conversation, original, before, sent=sent, weights=weights, trim_decision=now, applied=applied
     )
 
 
-def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
+def _in_role_order(make: Callable[[int], _Trimmed], limit: int) -> _Trimmed:
     """Return the result of `make` for a limit, with the roles in the client's order.
 
     If gap marks leave it over the limit, it is made again with less room. The limit comes before the order, because
@@ -212,7 +214,7 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
     """
     plain, room = make(limit), limit
     done, applied = plain
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         done = restore_role_order(done)
         if done.total() <= limit:
             return done, applied
@@ -224,7 +226,7 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
     return plain
 
 
-def _cut(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Made:
+def _trim_with_task(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Trimmed:
     done, applied = trim_draft(start, limit, policy, was_sent=was_sent)
     done = restore_task(done, limit, may_drop=policy.may_drop)
     if not could_show_task(done, limit):
@@ -234,7 +236,7 @@ def _cut(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Ma
     return (done, applied) if could_show_task(full, limit) else (full, full_applied)
 
 
-def _continued(
+def _continue(
     draft: Draft,
     sent: TrimmedPrefix,
     weights: RenderedTokens,
@@ -255,16 +257,18 @@ def _continued(
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):
-            sent, trim_decision = _remembered(again, salt, partial(TrimmedPrefix.of, again))
+            sent, trim_decision = _remember(again, salt, partial(TrimmedPrefix.of, again))
             start, weights = again, sent.weights(draft.original, draft.reader.framing)
     as_before = sent, weights, trim_decision
     if policy.recall == "off":
         return as_before
-    told = sum(max(0, weights.tokens[index] - draft.original[index]) for index in sent.recalls)
-    done = _recalled(start, before, before - weights.saved, told=told, limit=limit, policy=policy)
+    recalled_tokens = sum(max(0, weights.tokens[index] - draft.original[index]) for index in sent.recalls)
+    done = _add_recall(
+        start, before, before - weights.saved, recalled_tokens=recalled_tokens, limit=limit, policy=policy
+    )
     if done is start:
         return as_before
-    longer = sent.with_lines(done, last)
+    longer = sent.with_recalled_lines(done, last)
     more = longer.weights(draft.original, draft.reader.framing)
     was = Conversation(
         draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
@@ -273,30 +277,30 @@ def _continued(
     now = Conversation((made.raw or b"",), (made.key,), frozenset(), book=draft.reader)
     if problems(was, now, before - more.saved, limit):
         return as_before
-    remembered, told_of = _remembered(done, salt, lambda: longer)
-    return remembered, more, told_of
+    remembered, new_decision = _remember(done, salt, lambda: longer)
+    return remembered, more, new_decision
 
 
-def _remembered(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) -> tuple[TrimmedPrefix, TrimDecision]:
+def _remember(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) -> tuple[TrimmedPrefix, TrimDecision]:
     trim_decision = TrimDecision.of(done.conversation.prefix(len(done.original), salt), done)
-    told = done.summary
-    return _kept(done, trim_decision, told[1].text if told is not None else "", compute), trim_decision
+    summary = done.summary
+    return _cached_prefix(done, trim_decision, summary[1].text if summary is not None else "", compute), trim_decision
 
 
-def _kept(
+def _cached_prefix(
     draft: Draft, trim_decision: TrimDecision, summary: str, compute: Callable[[], TrimmedPrefix]
 ) -> TrimmedPrefix:
     # Sessions with the same start share a reader, but may have different summaries.
-    told = digest(summary.encode("utf-8", "replace")) if summary else b""
-    key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, told)
+    summary_hash = digest(summary.encode("utf-8", "replace")) if summary else b""
+    key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, summary_hash)
     sent = draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
     # The same messages with their thinking cannot be split, so the block numbers are not valid for them.
-    if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_sound(draft, sent):
+    if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_valid(draft, sent):
         raise ValueError("numbers of other messages")
-    return sent.of_these(draft)
+    return sent.for_messages(draft)
 
 
-def _resumed(
+def _resume(
     draft: Draft, trim_decision: TrimDecision | None, salt: str, summaries: Mapping[str, str]
 ) -> TrimmedPrefix | None:
     """Return what was sent before, if it belongs to the start of this conversation and may still be sent; else None."""
@@ -307,7 +311,7 @@ def _resumed(
         return None
     try:
         text = summaries.get(trim_decision.summary or "", "")
-        sent = _kept(draft, trim_decision, text, lambda: _sent(draft, trim_decision, summaries))
+        sent = _cached_prefix(draft, trim_decision, text, lambda: _apply_decision(draft, trim_decision, summaries))
     except ValueError:
         return None
     if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < trim_decision.size):
@@ -315,7 +319,7 @@ def _resumed(
     return sent
 
 
-def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
+def _apply_decision(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
     """Return the result of a trim decision for its messages.
 
     Raises:
@@ -323,18 +327,18 @@ def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str
     """
     plan = trim_decision.read(summaries)
     beginning = draft.conversation.beginning(trim_decision.size)
-    as_came = Draft.untouched(
+    unchanged = Draft.untouched(
         beginning, draft.reader, original=draft.original[: trim_decision.size], deadline=draft.deadline
     )
-    if not _is_sound(as_came, plan):
+    if not _is_valid(unchanged, plan):
         raise ValueError("numbers of another conversation")
-    sent = as_came.with_earlier_decisions(plan.decisions, plan.recalls, plan.rules, {})
+    sent = unchanged.with_earlier_decisions(plan.decisions, plan.recalls, plan.rules, {})
     if problems(beginning, sent.sent(), 0, 0, sent.inserted()):
         raise ValueError("not to be sent")
     return TrimmedPrefix.of(sent)
 
 
-def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
+def _is_valid(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
     """Return whether the numbers of a decision are valid for these messages: a stored decision may be damaged."""
     items, raws = draft.conversation.items, draft.conversation.messages
 
@@ -348,7 +352,7 @@ def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
         may_be = not items[index].sealed or (items[index].is_talk and decision == ())
         if isinstance(decision, tuple) and not (may_be and has(index, decision)):
             return False
-        if isinstance(decision, DuplicateResult) and not (0 <= decision.of < index and _may_point(items[index])):
+        if isinstance(decision, DuplicateResult) and not (0 <= decision.of < index and _may_refer(items[index])):
             return False
     return all(
         has(index, ()) and not items[index].sealed and all(has(source, blocks, calls=True) for source, blocks in lines)
@@ -356,20 +360,22 @@ def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
     )
 
 
-def _may_point(item: Item) -> bool:
+def _may_refer(item: Item) -> bool:
     return item.role == "tool" and not item.sealed
 
 
-def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, policy: TrimPolicy) -> Draft:
+def _add_recall(
+    draft: Draft, before: int, total: int, *, recalled_tokens: int, limit: int, policy: TrimPolicy
+) -> Draft:
     """Return the draft with old lines recalled at its end, within the token and cost limits of the policy.
 
-    `total`: the tokens of the draft; `told`: the tokens of the lines that it has already.
+    `total`: the tokens of the draft; `recalled_tokens`: the tokens of the lines that it has already.
     """
     if policy.recall == "off" or len(draft.decisions) - 1 in draft.recalls:
         return draft
     room = min(
         limit - total,
-        policy.recall_share * (limit - system_tokens(draft)) - told,
+        policy.recall_share * (limit - system_tokens(draft)) - recalled_tokens,
         policy.recall_saving * policy.cached_price * (before - total),
     )
     try:

@@ -22,7 +22,7 @@ from gateway.core.fitting.blocks import render, slice_message
 from gateway.core.modes.extract import LONGEST, extract, extract_limit, head_and_tail, tokens_of
 from gateway.core.modes.handle import describe, ends_with_handle, handle_line
 from gateway.core.modes.parts import ResultContent
-from gateway.core.modes.summary import SummaryLimits, summing
+from gateway.core.modes.summary import SummaryLimits, summary_limits
 from gateway.core.modes.table import is_table, write_as_table
 from gateway.core.values import dataclass
 
@@ -31,37 +31,37 @@ ResponseMode = Literal["raw", "table", "summary", "handle_only"]
 #: ordered from the mode that shows most to the mode that shows least
 MODES: Final[tuple[ResponseMode, ...]] = get_args(ResponseMode)
 #: A mode applies while more than this share of the budget is left. With less than all of these: `handle_only`.
-_ABOVE: Final[tuple[tuple[float, ResponseMode], ...]] = ((0.5, "raw"), (0.2, "table"), (0.05, "summary"))
+_MODES_ABOVE: Final[tuple[tuple[float, ResponseMode], ...]] = ((0.5, "raw"), (0.2, "table"), (0.05, "summary"))
 
 #: Results of up to this many characters never change: the line that replaces them would be about as long.
 SHORTEST: Final = 300
 #: A lossless form is used only if it has at most this share of the original's characters.
-_WORTH: Final = 0.9
+_MAX_SHARE: Final = 0.9
 #: A form that leaves something out must be shorter: at most this share.
-_WORTH_LOSS: Final = 0.75
+_MAX_SHARE_WITH_LOSS: Final = 0.75
 #: Characters of the line with the handle, without the handle and the description.
-_LINE: Final = 66
+_HANDLE_LINE_CHARS: Final = 66
 #: One character of that line costs as many tokens as this many characters of other text.
-_DENSE: Final = 2
+_HANDLE_LINE_DENSITY: Final = 2
 #: Only so many characters at the two ends of a result are considered when blocks are chosen by the question.
-_MOST_READ: Final = 1_000_000
+_MAX_READ_CHARS: Final = 1_000_000
 #: No longer text was written by the gateway: its summaries, with their gap marks, are shorter.
-_SHOWN_MOST: Final = 3 * LONGEST
+_MAX_SHOWN_CHARS: Final = 3 * LONGEST
 
 
-def stricter(one: ResponseMode, other: ResponseMode) -> ResponseMode:
+def stricter(first: ResponseMode, second: ResponseMode) -> ResponseMode:
     """Return the mode that shows less."""
-    return max(one, other, key=MODES.index)
+    return max(first, second, key=MODES.index)
 
 
-def milder(one: ResponseMode, other: ResponseMode) -> ResponseMode:
+def milder(first: ResponseMode, second: ResponseMode) -> ResponseMode:
     """Return the mode that shows more."""
-    return min(one, other, key=MODES.index)
+    return min(first, second, key=MODES.index)
 
 
 def mode_for(remaining_fraction: float) -> ResponseMode:
     """Return the mode for the share of the budget that is left: 1 means all of it."""
-    return next((mode for above, mode in _ABOVE if remaining_fraction > above), "handle_only")
+    return next((mode for above, mode in _MODES_ABOVE if remaining_fraction > above), "handle_only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +93,31 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
     """
     if mode == "raw" or len(raw) <= SHORTEST:
         return None
-    message = _result(raw)
+    message = _rewritable_result(raw)
     if message is None:
         return None
-    content = _content(message, mode)
+    content = _result_content(message, mode)
     text = content.text
     if len(text) + content.media_size <= SHORTEST or _was_shown(content, mode):
         return None
     # A short form replaces all texts as one. If there are several, it is not compared with a table of each.
-    shaped = content.shaped(_lossless) if mode == "table" or len(content.texts) == 1 else message.get("content")
-    whole = ResultContent(shaped).text
+    rendered = content.shaped(_lossless) if mode == "table" or len(content.texts) == 1 else message.get("content")
+    lossless = ResultContent(rendered).text
     if mode != "table":
-        short = _short(message, content, whole, mode, handle_of)
-        if short is not None:
-            return short
-    is_worth = bool(text) and len(whole) <= _WORTH * len(text)
-    return ShownResult(encode({**message, "content": shaped}), "table") if is_worth else None
+        shortened = _shortened(message, content, lossless, mode, handle_of)
+        if shortened is not None:
+            return shortened
+    is_shorter = bool(text) and len(lossless) <= _MAX_SHARE * len(text)
+    return ShownResult(encode({**message, "content": rendered}), "table") if is_shorter else None
 
 
 def extractable(raw: bytes) -> str | None:
     """Return the text of a result that `show_blocks` can shorten, or None if the result stays unchanged."""
-    message = _result(raw) if len(raw) > SHORTEST else None
-    content = _content(message, "summary") if message is not None else None
+    message = _rewritable_result(raw) if len(raw) > SHORTEST else None
+    content = _result_content(message, "summary") if message is not None else None
     if content is None or len(content.text) <= SHORTEST or _was_shown(content, "summary"):
         return None
-    return head_and_tail(content.text, _MOST_READ)
+    return head_and_tail(content.text, _MAX_READ_CHARS)
 
 
 def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], str]) -> ShownResult | None:
@@ -128,17 +128,17 @@ def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], st
     """
     if not blocks:
         return show(raw, "handle_only", handle_of)
-    text, message = extractable(raw), _result(raw)
+    text, message = extractable(raw), _rewritable_result(raw)
     if text is None or message is None:
         return None
-    whole: Message = {"role": "tool", "content": text}
-    says = str(render(whole, slice_message(whole), blocks)["content"]).rstrip("\n")
-    content = _content(message, "summary")
+    lossless: Message = {"role": "tool", "content": text}
+    shown_text = str(render(lossless, slice_message(lossless), blocks)["content"]).rstrip("\n")
+    content = _result_content(message, "summary")
     handle = handle_of(content.original)
-    return ShownResult(_summarized(message, content, says, handle), "summary", handle, content.original)
+    return ShownResult(_with_text(message, content, shown_text, handle), "summary", handle, content.original)
 
 
-def _result(raw: bytes) -> Message | None:
+def _rewritable_result(raw: bytes) -> Message | None:
     """Return the decoded message if it is a tool result that may be rewritten, else None."""
     message, is_odd = read(raw)
     if is_odd or not isinstance(message, dict) or str(message.get("role")) not in RESULT_ROLES:
@@ -146,18 +146,18 @@ def _result(raw: bytes) -> Message | None:
     return None if is_signed(message) else message
 
 
-def _content(message: Message, mode: ResponseMode) -> ResultContent:
+def _result_content(message: Message, mode: ResponseMode) -> ResultContent:
     return ResultContent(message.get("content"), with_media=mode == "handle_only")
 
 
 def original(raw: bytes, form: ResponseMode) -> str:
     """Return what the caller stores for a message that was shown in this form; for `raw`, its text."""
-    return _content(decode(raw), form).original
+    return _result_content(decode(raw), form).original
 
 
 def readable(raw: bytes) -> str:
     """Return the text of a message for a model to summarize."""
-    return _content(decode(raw), "summary").text
+    return _result_content(decode(raw), "summary").text
 
 
 def _was_shown(content: ResultContent, mode: ResponseMode) -> bool:
@@ -167,7 +167,7 @@ def _was_shown(content: ResultContent, mode: ResponseMode) -> bool:
     never treated as one, so no long text can avoid shortening this way.
     """
     text = content.text
-    if len(text) > _SHOWN_MOST:
+    if len(text) > _MAX_SHOWN_CHARS:
         return False
     return ends_with_handle(text) or (
         mode != "table" and is_table(content.texts[0] if len(content.texts) == 1 else text)
@@ -176,45 +176,45 @@ def _was_shown(content: ResultContent, mode: ResponseMode) -> bool:
 
 def _lossless(text: str) -> str:
     table = write_as_table(text) if len(text) > SHORTEST else None
-    return table if table is not None and len(table) <= _WORTH * len(text) else text
+    return table if table is not None and len(table) <= _MAX_SHARE * len(text) else text
 
 
-def _short(
-    message: Message, content: ResultContent, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
+def _shortened(
+    message: Message, content: ResultContent, lossless: str, mode: ResponseMode, handle_of: Callable[[str], str]
 ) -> ShownResult | None:
-    """Return a message in part, or None if its lossless text `whole` is about as short.
+    """Return a message in part, or None if its `lossless` text is about as short.
 
-    The limits are taken from `whole`, which is the same before and after a text is written as a table. So a text that
-    was left whole once stays whole.
+    The limits are taken from `lossless`, which is the same before and after a text is written as a table. So a text
+    that was left whole once stays whole.
     """
-    limit = extract_limit(whole)
-    enough = LONGEST if mode == "summary" and tokens_of(whole) <= limit else SHORTEST
-    size = len(whole) + content.media_size
+    limit = extract_limit(lossless)
+    enough = LONGEST if mode == "summary" and tokens_of(lossless) <= limit else SHORTEST
+    size = len(lossless) + content.media_size
     if size <= enough:
         return None
-    says = extract(content.text, limit) if mode == "summary" else _line(content)
-    kept = content.original
-    handle = handle_of(kept)
-    if len(says) + _DENSE * (len(handle) + _LINE) > _WORTH_LOSS * size:
+    shown_text = extract(content.text, limit) if mode == "summary" else _description(content)
+    original_text = content.original
+    handle = handle_of(original_text)
+    if len(shown_text) + _HANDLE_LINE_DENSITY * (len(handle) + _HANDLE_LINE_CHARS) > _MAX_SHARE_WITH_LOSS * size:
         return None
     if mode == "summary":
-        raw = _summarized(message, content, says, handle)
-        return ShownResult(raw, mode, handle, kept, summing(content.text, whole, says))
-    short = handle_line(f"{says};", len(kept), handle)
-    return ShownResult(encode({**message, "content": content.shortened(short)}), mode, handle, kept)
+        raw = _with_text(message, content, shown_text, handle)
+        return ShownResult(raw, mode, handle, original_text, summary_limits(content.text, lossless, shown_text))
+    shortened = handle_line(f"{shown_text};", len(original_text), handle)
+    return ShownResult(encode({**message, "content": content.shortened(shortened)}), mode, handle, original_text)
 
 
-def _line(content: ResultContent) -> str:
+def _description(content: ResultContent) -> str:
     """Return one line that describes a content."""
     return ", ".join(filter(None, (describe(content.text) if content.text else "", content.media)))
 
 
-def with_summary(raw: bytes, says: str, handle: str) -> bytes:
+def with_summary(raw: bytes, summary: str, handle: str) -> bytes:
     """Return a message that shows this summary instead of its extract."""
     message = decode(raw)
-    return _summarized(message, _content(message, "summary"), says, handle)
+    return _with_text(message, _result_content(message, "summary"), summary, handle)
 
 
-def _summarized(message: Message, content: ResultContent, says: str, handle: str) -> bytes:
-    short = f"{says}\n{handle_line('summary of', len(content.original), handle)}"
-    return encode({**message, "content": content.shortened(short)})
+def _with_text(message: Message, content: ResultContent, shown_text: str, handle: str) -> bytes:
+    shortened = f"{shown_text}\n{handle_line('summary of', len(content.original), handle)}"
+    return encode({**message, "content": content.shortened(shortened)})

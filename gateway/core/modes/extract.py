@@ -17,38 +17,38 @@ from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
 from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
-from gateway.core.modes.handle import TROUBLE
+from gateway.core.modes.handle import ERROR_LINE
 from gateway.core.modes.table import table_rows
 
-#: Tokens of an extract: this share of the text's tokens, at least `_LEAST` and at most `_MOST`.
+#: Tokens of an extract: this share of the text's tokens, at least `_MIN_TOKENS` and at most `_MAX_TOKENS`.
 _SHARE: Final = 0.15
-_LEAST: Final = 120
-_MOST: Final = 400
+_MIN_TOKENS: Final = 120
+_MAX_TOKENS: Final = 400
 #: Characters of the longest extract, whatever its tokens. Gap marks come on top.
 LONGEST: Final = 4000
-#: Limits of what is read, about half a second of work: characters of a text and rows of a table. The share `_HEAD` of
-#: them is taken from the start, the rest from the end.
-_READ: Final = 200_000
-_ROWS: Final = 2000
-_HEAD: Final = 0.75
+#: Limits of what is read, about half a second of work: characters of a text and rows of a table. The share
+#: `_HEAD_SHARE` of them is taken from the start, the rest from the end.
+_MAX_READ_CHARS: Final = 200_000
+_MAX_ROWS: Final = 2000
+_HEAD_SHARE: Final = 0.75
 #: Characters of the column names. A wider table is read like other JSON, with each value next to its key.
-_WIDEST: Final = 240
+_MAX_HEADER_CHARS: Final = 240
 #: A text of this length already allows the longest extract, so the characters after that need not be counted.
-_LARGE: Final = 40_000
+_MAX_COUNTED_CHARS: Final = 40_000
 #: Characters of a block. Only table rows and JSON values are longer, and they are clipped.
-_BLOCK: Final = 480
+_MAX_BLOCK_CHARS: Final = 480
 
 #: Value of a term for the first chosen block that has it.
-_ADDS: Final = {WORD: 0.1, NAME: 0.7, IDENTIFIER: 1.0}
+_TERM_VALUES: Final = {WORD: 0.1, NAME: 0.7, IDENTIFIER: 1.0}
 #: Two kinds of identifiers say less than an id: plain numbers, and words in capitals, as in headings.
-_NUMBER: Final = 0.2
-_CAPITALS: Final = 0.5
+_NUMBER_VALUE: Final = 0.2
+_CAPITALS_VALUE: Final = 0.5
 #: Factor for a block that reports an error.
-_TROUBLE: Final = 3.0
+_ERROR_FACTOR: Final = 3.0
 #: The first blocks show what a result is, the last ones how it ended. Their factor of 1 grows by these amounts, divided
 #: by the distance from the first or the last block.
-_FIRST: Final = 1.0
-_LAST: Final = 0.5
+_FIRST_BONUS: Final = 1.0
+_LAST_BONUS: Final = 0.5
 #: Tokens that a block costs besides its text: about every second block has a gap mark before it.
 _GAP_TOKENS: Final = 1.5
 
@@ -56,31 +56,31 @@ _COUNTER: Final = HeuristicCounter()
 
 
 def tokens_of(text: str) -> int:
-    """Return the estimated tokens of a text; of a long text only its first `_LARGE` characters are counted."""
-    return _COUNTER.count(text[:_LARGE])
+    """Return the estimated tokens of a text; only the first `_MAX_COUNTED_CHARS` are counted."""
+    return _COUNTER.count(text[:_MAX_COUNTED_CHARS])
 
 
 def extract_limit(text: str) -> int:
     """Return the most tokens that an extract of a text may have."""
-    return min(_MOST, max(_LEAST, int(tokens_of(text) * _SHARE)))
+    return min(_MAX_TOKENS, max(_MIN_TOKENS, int(tokens_of(text) * _SHARE)))
 
 
 def extract(text: str, limit: int) -> str:
     """Return the most informative blocks of a text in their order, with gap marks, in about `limit` tokens at most."""
     rows = table_rows(text)
-    if rows is not None and len(rows[0]) > _WIDEST:
+    if rows is not None and len(rows[0]) > _MAX_HEADER_CHARS:
         rows = None
-    message: Message = {"role": "tool", "content": text if rows is not None else head_and_tail(text, _READ)}
+    message: Message = {"role": "tool", "content": text if rows is not None else head_and_tail(text, _MAX_READ_CHARS)}
     sliced = slice_message(message) if rows is None else _sliced_rows(rows)
     if not sliced.blocks:  # JSON of nothing but empty keys
         return GAP
-    sliced = replace(sliced, blocks=tuple(replace(block, text=_clipped(block.text)) for block in sliced.blocks))
-    return str(render(message, sliced, _picked(sliced.blocks, limit))["content"]).rstrip("\n")
+    sliced = replace(sliced, blocks=tuple(replace(block, text=_clip(block.text)) for block in sliced.blocks))
+    return str(render(message, sliced, _choose_blocks(sliced.blocks, limit))["content"]).rstrip("\n")
 
 
 def head_and_tail(text: str, most: int) -> str:
     """Return a text, without its middle if it has more than `most` characters."""
-    head = int(most * _HEAD)
+    head = int(most * _HEAD_SHARE)
     return f"{text[:head]}\n{GAP}\n{text[head - most :]}" if len(text) > most else text
 
 
@@ -88,18 +88,18 @@ def _sliced_rows(rows: Sequence[str]) -> SlicedMessage:
     """Return a table as blocks: first its column names, which are always taken, then its rows."""
     lines = rows[1:]
     head = f"[some of {len(lines)} rows; empty cell: no such key]\n{rows[0]}\n"
-    if len(lines) > _ROWS:
-        first = int(_ROWS * _HEAD)
-        lines = [*lines[:first], *lines[first - _ROWS :]]
+    if len(lines) > _MAX_ROWS:
+        first = int(_MAX_ROWS * _HEAD_SHARE)
+        lines = [*lines[:first], *lines[first - _MAX_ROWS :]]
     blocks = (Block(head, 0), *(Block(f"{line}\n", 0) for line in lines))
     return SlicedMessage((Slot(()),), blocks, "", is_verbatim=False)
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= _BLOCK else f"{text[: _BLOCK - 2]}…\n"
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_BLOCK_CHARS else f"{text[: _MAX_BLOCK_CHARS - 2]}…\n"
 
 
-def _picked(blocks: Sequence[Block], limit: int) -> Sequence[int]:
+def _choose_blocks(blocks: Sequence[Block], limit: int) -> Sequence[int]:
     """Return the numbers of the blocks with the highest value per token that fit; block 0 is always taken."""
     choice = _Choice(blocks, limit)
     heap = [(-choice.ratio(number), number) for number in range(1, len(blocks))]
@@ -124,8 +124,8 @@ class _Choice:
         self.picked: list[int] = []
         self._blocks = blocks
         self._terms = [lexicon.terms(block.text) for block in blocks]
-        self._left = _worths(self._terms)
-        self._factors = [_factor(block.text, number, len(blocks)) for number, block in enumerate(blocks)]
+        self._left = _term_values(self._terms)
+        self._factors = [_block_factor(block.text, number, len(blocks)) for number, block in enumerate(blocks)]
         self._costs = [_COUNTER.count(block.text) + _GAP_TOKENS for block in blocks]
         self._tokens = float(limit)
         self._characters = LONGEST
@@ -146,26 +146,26 @@ class _Choice:
         self._characters -= len(self._blocks[number].text)
 
 
-def _factor(text: str, number: int, count: int) -> float:
-    place = 1 + _FIRST / (1 + number) + _LAST / (count - number)
-    return place * _TROUBLE if TROUBLE.search(text) else place
+def _block_factor(text: str, number: int, count: int) -> float:
+    place = 1 + _FIRST_BONUS / (1 + number) + _LAST_BONUS / (count - number)
+    return place * _ERROR_FACTOR if ERROR_LINE.search(text) else place
 
 
-def _worths(terms: Sequence[Mapping[str, int]]) -> dict[str, float]:
+def _term_values(terms: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """Return the value of each term.
 
     A word or name in many blocks is the subject of the text, so its value rises. An identifier in many blocks says
     little about each of them, so its value falls.
     """
-    held = Counter(term for found in terms for term in found)
+    block_counts = Counter(term for found in terms for term in found)
     kinds = {term: kind for found in terms for term, kind in found.items()}
     return {
-        term: _adds(term, kinds[term]) * (1 + math.log(times)) ** (-1 if kinds[term] == IDENTIFIER else 1)
-        for term, times in held.items()
+        term: _term_value(term, kinds[term]) * (1 + math.log(count)) ** (-1 if kinds[term] == IDENTIFIER else 1)
+        for term, count in block_counts.items()
     }
 
 
-def _adds(term: str, kind: int) -> float:
+def _term_value(term: str, kind: int) -> float:
     if kind == IDENTIFIER and term.isalpha():
-        return _CAPITALS
-    return _NUMBER if term.replace(".", "").isdigit() else _ADDS[kind]
+        return _CAPITALS_VALUE
+    return _NUMBER_VALUE if term.replace(".", "").isdigit() else _TERM_VALUES[kind]

@@ -20,18 +20,18 @@ from gateway.core.counting.media import from_base64, from_url
 from gateway.core.values import dataclass
 
 #: Characters of text that are about one token.
-_TOKEN: Final = 4
-_PLAIN: Final = ("text",)
+_CHARS_PER_TOKEN: Final = 4
+_TEXT_PATH: Final = ("text",)
 #: Fields that name a document or search result for the model.
-_NAMES: Final = ("title", "source", "context")
+_NAME_FIELDS: Final = ("title", "source", "context")
 
-_DOCUMENT: Final = frozenset({"type", "source", "title", "context", "citations", *CACHE_MARKS})
-_FOUND: Final = frozenset({"type", "source", "title", "content", "citations", *CACHE_MARKS})
-_PICTURE: Final = frozenset({"type", "source", *CACHE_MARKS})
-_BASE64: Final = frozenset({"type", "media_type", "data"})
-_ADDRESSED: Final = frozenset({"type", "image_url", "detail", *CACHE_MARKS})
-_FILE: Final = frozenset({"file_data", "filename"})
-_SOUND: Final = frozenset({"data", "format"})
+_DOCUMENT_FIELDS: Final = frozenset({"type", "source", "title", "context", "citations", *CACHE_MARKS})
+_SEARCH_RESULT_FIELDS: Final = frozenset({"type", "source", "title", "content", "citations", *CACHE_MARKS})
+_IMAGE_FIELDS: Final = frozenset({"type", "source", *CACHE_MARKS})
+_BASE64_FIELDS: Final = frozenset({"type", "media_type", "data"})
+_IMAGE_URL_FIELDS: Final = frozenset({"type", "image_url", "detail", *CACHE_MARKS})
+_FILE_FIELDS: Final = frozenset({"file_data", "filename"})
+_AUDIO_FIELDS: Final = frozenset({"data", "format"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class _Part:
     @property
     def reads(self) -> str:
         """Return its texts and the fields that name it, each on a line of its own."""
-        named = () if self.path == _PLAIN else (self.original.get(name) for name in _NAMES)
-        return "\n".join([*(name for name in named if isinstance(name, str)), *self.texts])
+        names = () if self.path == _TEXT_PATH else (self.original.get(name) for name in _NAME_FIELDS)
+        return "\n".join([*(name for name in names if isinstance(name, str)), *self.texts])
 
     def shaped(self, shape: Callable[[str], str]) -> Any:
         """Return the part with `shape` applied to each of its texts."""
-        return _shaped(self.original, self.path, shape)
+        return _with_shape(self.original, self.path, shape)
 
 
 class ResultContent:
@@ -85,13 +85,13 @@ class ResultContent:
         self._parts = {
             place: one for place, part in enumerate(parts) if (one := _part(part, with_media=with_media)) is not None
         }
-        taken = [*self._parts.values()]
-        written = [part for part in taken if part.media is None]
-        self._media = [part.media for part in taken if part.media is not None]
-        self._is_plain = all(part.path == _PLAIN for part in taken)
-        self.texts = tuple(text for part in written for text in part.texts)
-        is_named = any(part.path != _PLAIN for part in written)
-        self.text = ("\n" if is_named else "").join(part.reads for part in written)
+        replaceable = [*self._parts.values()]
+        text_parts = [part for part in replaceable if part.media is None]
+        self._media = [part.media for part in replaceable if part.media is not None]
+        self._is_plain = all(part.path == _TEXT_PATH for part in replaceable)
+        self.texts = tuple(text for part in text_parts for text in part.texts)
+        is_named = any(part.path != _TEXT_PATH for part in text_parts)
+        self.text = ("\n" if is_named else "").join(part.reads for part in text_parts)
         self.media_size = sum(media.size for media in self._media)
 
     @property
@@ -122,16 +122,16 @@ class ResultContent:
         if isinstance(self._content, str):
             return text
         last = max(self._parts)
-        plain = [one.original for one in self._parts.values() if one.path == _PLAIN] or [{"type": "text"}]
+        plain = [one.original for one in self._parts.values() if one.path == _TEXT_PATH] or [{"type": "text"}]
         fields = {name: value for part in plain for name, value in part.items() if name not in CACHE_MARKS}
-        short = {**fields, "text": text, **self._mark(last)}
+        short = {**fields, "text": text, **self._cache_mark(last)}
         return [
             short if place == last else part
             for place, part in enumerate(self._all)
             if place == last or place not in self._parts
         ]
 
-    def _mark(self, last: int) -> dict[str, Any]:
+    def _cache_mark(self, last: int) -> dict[str, Any]:
         """Return the last cache mark among the replaced parts, unless a part that stays has a later one.
 
         So marks with different times to live keep their order, which the provider requires.
@@ -144,16 +144,16 @@ class ResultContent:
         return mark
 
 
-def _shaped(value: Any, path: tuple[str, ...], shape: Callable[[str], str]) -> Any:
+def _with_shape(value: Any, path: tuple[str, ...], shape: Callable[[str], str]) -> Any:
     if path:
-        return {**value, path[0]: _shaped(value[path[0]], path[1:], shape)}
-    return shape(value) if isinstance(value, str) else [_shaped(part, _PLAIN, shape) for part in value]
+        return {**value, path[0]: _with_shape(value[path[0]], path[1:], shape)}
+    return shape(value) if isinstance(value, str) else [_with_shape(part, _TEXT_PATH, shape) for part in value]
 
 
 def _part(part: Any, *, with_media: bool) -> _Part | None:
     """Return the part if it may be left out, or None if it stays unchanged."""
     if is_plain_text(part):
-        return _Part(part, _PLAIN)
+        return _Part(part, _TEXT_PATH)
     if not isinstance(part, Mapping) or _is_cited(part):
         return None
     path = _path(part)
@@ -171,12 +171,12 @@ def _is_cited(part: Mapping[str, Any]) -> bool:
 def _path(part: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the field with the texts of a document or search result; None if it has other parts or is neither."""
     if part.get("type") == "search_result":
-        return ("content",) if _has_only(part, _FOUND) and _is_plain_list(part.get("content")) else None
+        return ("content",) if _has_only(part, _SEARCH_RESULT_FIELDS) and _is_plain_list(part.get("content")) else None
     source = part.get("source")
-    if part.get("type") != "document" or not _has_only(part, _DOCUMENT) or not isinstance(source, Mapping):
+    if part.get("type") != "document" or not _has_only(part, _DOCUMENT_FIELDS) or not isinstance(source, Mapping):
         return None
     kind, held = source.get("type"), source.get("content")
-    if kind == "text" and _has_only(source, _BASE64) and isinstance(source.get("data"), str):
+    if kind == "text" and _has_only(source, _BASE64_FIELDS) and isinstance(source.get("data"), str):
         return "source", "data"
     is_read = kind == "content" and source.keys() <= {"type", "content"}
     return ("source", "content") if is_read and (isinstance(held, str) or _is_plain_list(held)) else None
@@ -193,27 +193,27 @@ def _has_only(part: Mapping[str, Any], names: frozenset[str]) -> bool:
 def _media(part: Mapping[str, Any]) -> _Media | None:
     """Return an image, file or sound whose bytes are in the request; None for anything else."""
     kind = part.get("type")
-    reader = _MEDIA.get(kind) if isinstance(kind, str) else None
+    reader = _MEDIA_READERS.get(kind) if isinstance(kind, str) else None
     return reader(part) if reader is not None else None
 
 
-def _of_source(part: Mapping[str, Any]) -> _Media | None:
+def _read_source(part: Mapping[str, Any]) -> _Media | None:
     """Read Anthropic's `image` and `document`."""
     source, is_image = part.get("source"), part.get("type") == "image"
-    if not _has_only(part, _PICTURE if is_image else _DOCUMENT) or not isinstance(source, Mapping):
+    if not _has_only(part, _IMAGE_FIELDS if is_image else _DOCUMENT_FIELDS) or not isinstance(source, Mapping):
         return None
     data = source.get("data")
-    if source.get("type") != "base64" or not isinstance(data, str) or not _has_only(source, _BASE64):
+    if source.get("type") != "base64" or not isinstance(data, str) or not _has_only(source, _BASE64_FIELDS):
         return None
     return _image(image_tokens(from_base64(data, kind="image"), COMMON_RULE)) if is_image else _Media("file", len(data))
 
 
-def _of_address(part: Mapping[str, Any]) -> _Media | None:
+def _read_image_url(part: Mapping[str, Any]) -> _Media | None:
     """Read `image_url` of Chat Completions and `input_image` of Responses."""
-    named = part.get("image_url")
-    holder = named if isinstance(named, Mapping) else {"url": named}
+    value = part.get("image_url")
+    holder = value if isinstance(value, Mapping) else {"url": value}
     url, detail = holder.get("url"), holder.get("detail", part.get("detail"))
-    if not _has_only(part, _ADDRESSED) or not holder.keys() <= {"url", "detail"}:
+    if not _has_only(part, _IMAGE_URL_FIELDS) or not holder.keys() <= {"url", "detail"}:
         return None
     if not isinstance(url, str) or not url.startswith("data:"):
         return None
@@ -221,40 +221,40 @@ def _of_address(part: Mapping[str, Any]) -> _Media | None:
 
 
 def _image(tokens: float) -> _Media:
-    return _Media("image", int(tokens * _TOKEN))
+    return _Media("image", int(tokens * _CHARS_PER_TOKEN))
 
 
-def _of_file(part: Mapping[str, Any]) -> _Media | None:
+def _read_file(part: Mapping[str, Any]) -> _Media | None:
     """Read `file` of Chat Completions and `input_file` of Responses."""
-    holder = _inner(part, "file") if part["type"] == "file" else _outer(part)
+    holder = _only_object(part, "file") if part["type"] == "file" else _other_fields(part)
     data = holder.get("file_data")
-    if not _has_only(holder, _FILE) or not isinstance(data, str) or data.startswith("http"):
+    if not _has_only(holder, _FILE_FIELDS) or not isinstance(data, str) or data.startswith("http"):
         return None
     return _Media("file", len(data))
 
 
-def _of_sound(part: Mapping[str, Any]) -> _Media | None:
-    holder = _inner(part, "input_audio")
+def _read_audio(part: Mapping[str, Any]) -> _Media | None:
+    holder = _only_object(part, "input_audio")
     data = holder.get("data")
-    return _Media("sound", len(data)) if _has_only(holder, _SOUND) and isinstance(data, str) else None
+    return _Media("sound", len(data)) if _has_only(holder, _AUDIO_FIELDS) and isinstance(data, str) else None
 
 
-def _inner(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _only_object(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the object under a name in a part that has no other fields, else an empty one."""
     inner = part.get(name)
-    return inner if isinstance(inner, Mapping) and _outer(part).keys() <= {name} else {}
+    return inner if isinstance(inner, Mapping) and _other_fields(part).keys() <= {name} else {}
 
 
-def _outer(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _other_fields(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in part.items() if name not in ("type", *CACHE_MARKS)}
 
 
-_MEDIA: Final[Mapping[str, Callable[[Mapping[str, Any]], _Media | None]]] = {
-    "image": _of_source,
-    "document": _of_source,
-    "image_url": _of_address,
-    "input_image": _of_address,
-    "file": _of_file,
-    "input_file": _of_file,
-    "input_audio": _of_sound,
+_MEDIA_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Media | None]]] = {
+    "image": _read_source,
+    "document": _read_source,
+    "image_url": _read_image_url,
+    "input_image": _read_image_url,
+    "file": _read_file,
+    "input_file": _read_file,
+    "input_audio": _read_audio,
 }

@@ -12,25 +12,25 @@ from typing import Final
 
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter, estimate_tokens
-from gateway.core.fitting.summary import cut, within
+from gateway.core.fitting.summary import cut_middle, quote_within
 from gateway.core.modes.extract import LONGEST, extract_limit, tokens_of
 from gateway.core.values import dataclass
 
 #: Results of at least this many characters, about 1,000 tokens, are worth a call. An extract of a shorter result shows
 #: more than a seventh of it, and the prompt and response would cost half as many tokens as the result itself.
-WORTH: Final = 4000
+MIN_CHARS: Final = 4000
 #: Only this many results of a call are summarized, the newest: the call waits for them, and older ones matter less.
 MOST: Final = 4
 #: A summary may have at least this many tokens, even if the extract of the same text has fewer: it needs sentences.
-_LEAST: Final = 240
+_MIN_SUMMARY_TOKENS: Final = 240
 #: Tokens of the longest summary that is asked for.
 LONGEST_ANSWER: Final = 400
 #: The prompt allows this many words per token: names, ids and numbers have several tokens each.
-_WORDS_A_TOKEN: Final = 0.5
+_WORDS_PER_TOKEN: Final = 0.5
 #: A response may have up to this many times its limit: our estimate differs from the count of the model's tokenizer.
 _TOLERANCE: Final = 1.25
 #: Upper bound for the characters per token of a text, white space aside.
-_WIDEST: Final = 8
+_MAX_CHARS_PER_TOKEN: Final = 8
 
 _INSTRUCTION: Final = """\
 You shorten the result of a tool for an assistant that called it and will read your text in its place. The next \
@@ -57,28 +57,28 @@ class SummaryLimits:
     more: int
 
 
-def summing(text: str, whole: str, extracted: str) -> SummaryLimits | None:
+def summary_limits(text: str, lossless: str, extracted: str) -> SummaryLimits | None:
     """Return the limits for a summary of a text, or None if it is not worth a call.
 
-    `whole`: the shortest lossless form of the text; `extracted`: the extract that is shown without a summary.
+    `lossless`: the shortest lossless form of the text; `extracted`: the extract that is shown without a summary.
     """
-    if len(text) < WORTH:
+    if len(text) < MIN_CHARS:
         return None
-    limit = max(_LEAST, extract_limit(whole))
-    return SummaryLimits(limit, max(0, _most(limit) - min(_weights(extracted))))
+    limit = max(_MIN_SUMMARY_TOKENS, extract_limit(lossless))
+    return SummaryLimits(limit, max(0, _max_accepted_tokens(limit) - min(_token_estimates(extracted))))
 
 
 def is_taken(summary: str, limit: int) -> bool:
     """Return whether a summary is about as short as the prompt asked."""
-    return len(summary) <= LONGEST and max(_weights(summary)) <= _most(limit)
+    return len(summary) <= LONGEST and max(_token_estimates(summary)) <= _max_accepted_tokens(limit)
 
 
-def _weights(text: str) -> tuple[int, int]:
+def _token_estimates(text: str) -> tuple[int, int]:
     """Return the tokens of a text by both estimates; the count of another tokenizer is mostly between them."""
     return tokens_of(text), ceil(estimate_tokens(text))
 
 
-def _most(limit: int) -> int:
+def _max_accepted_tokens(limit: int) -> int:
     return int(limit * _TOLERANCE)
 
 
@@ -87,13 +87,13 @@ def asking(tool: str, text: str, limit: int, room: int) -> tuple[Message, ...] |
 
     A text that is too long for the room loses its middle.
     """
-    instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=int(limit * _WORDS_A_TOKEN))}
+    instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=int(limit * _WORDS_PER_TOKEN))}
 
-    def quoting(most: int) -> tuple[Message, ...]:
-        quoted = json.dumps({"tool": tool, "result": cut(text, most)}, ensure_ascii=False)
+    def quote(most: int) -> tuple[Message, ...]:
+        quoted = json.dumps({"tool": tool, "result": cut_middle(text, most)}, ensure_ascii=False)
         return instruction, {"role": "user", "content": quoted}
 
-    return within(room, min(len(text), room * _WIDEST), quoting, quoting(0), weight)
+    return quote_within(room, min(len(text), room * _MAX_CHARS_PER_TOKEN), quote, quote(0), weight)
 
 
 def weight(messages: Sequence[Message]) -> int:

@@ -26,9 +26,9 @@ from gateway.core.values import dataclass
 
 SEPARATOR: Final = "|"
 #: Characters that a table in a document must save: its own line costs some, and the reader has to look it up.
-_SAVED: Final = 40
+_MIN_SAVED: Final = 40
 #: Characters that all tables of a text must save together: the first line takes a hundred and must be understood.
-_SAVED_TOGETHER: Final = 150
+_MIN_SAVED_IN_TOTAL: Final = 150
 _LIST: Final = "[JSON list as a table, "
 _LINES: Final = "[JSON lines as a table, "
 _DOCUMENT: Final = "[JSON with its lists as tables below it, "
@@ -36,13 +36,13 @@ _LEGEND: Final = "nothing left out; empty cell: no such key]"
 #: Characters of the quotes and the colon of a key.
 _KEY_FRAME: Final = 3
 #: A list of one object names each key only once already.
-_LEAST_ROWS: Final = 2
+_MIN_ROWS: Final = 2
 #: A reader cannot follow a table with more columns than this.
-_MOST_COLUMNS: Final = 100
+_MAX_COLUMNS: Final = 100
 #: Lists nested deeper than this in a document stay JSON.
-_DEEPEST: Final = 8
+_MAX_DEPTH: Final = 8
 #: Levels of objects in cells that are written as columns.
-_FLATTENED: Final = 3
+_MAX_FLATTENED: Final = 3
 #: Matches a string that needs no quotes: it does not end a cell, and does not look like another JSON value.
 _PLAIN: Final = re.compile(
     r"""(?!(?:true|false|null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\Z)  # a value
@@ -61,7 +61,7 @@ _Columns = dict[tuple[str, ...], list[Any]]
 def write_as_table(text: str) -> str | None:
     """Return a JSON text in its shortest lossless form, or None for any other text."""
     parsed = parse(text)
-    shaped = _written(parsed) if parsed is not None else None
+    shaped = _write(parsed) if parsed is not None else None
     # JSON can escape half of a surrogate pair, which no encoded text can hold.
     return shaped if shaped is None or "\\u" not in text or _is_writable(shaped) else None
 
@@ -86,29 +86,29 @@ def _is_writable(text: str) -> bool:
     return True
 
 
-def _written(parsed: Parsed) -> str:
+def _write(parsed: Parsed) -> str:
     grid = _grid(parsed.value)
-    if grid is not None and grid.saved >= _SAVED_TOGETHER:
+    if grid is not None and grid.saved >= _MIN_SAVED_IN_TOTAL:
         kind = _LINES if parsed.is_lines else _LIST
         return "\n".join([f"{kind}{len(parsed.value)} rows, {_LEGEND}", *grid.lines])
     return "\n".join(map(written, parsed.value)) if parsed.is_lines else _with_tables(parsed.value)
 
 
 def _with_tables(value: dict[str, Any] | list[Any]) -> str:
-    found = list(_found(value))
-    if sum(grid.saved for *_, grid in found) < _SAVED_TOGETHER:
+    tables = list(_tables_in(value))
+    if sum(grid.saved for *_, grid in tables) < _MIN_SAVED_IN_TOTAL:
         return written(value)
     below: list[str] = []
-    for number, (node, key, grid) in enumerate(found, 1):
+    for number, (node, key, grid) in enumerate(tables, 1):
         below += [f"<table {number}> {len(node[key])} rows", *grid.lines]
         node[key] = bare(f"<table {number}>")
     return "\n".join([_DOCUMENT + _LEGEND, written(value), *below])
 
 
-def _found(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any, _Grid]]:
+def _tables_in(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any, _Grid]]:
     """Yield each list of a document that is shorter as a table: its parent, its key there, and the table."""
     level: list[Any] = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         inward: list[Any] = []
         for node, key, inner in chain.from_iterable(map(_members, level)):
             grid = _grid(inner)
@@ -135,16 +135,16 @@ class _Grid:
 
 def _grid(rows: Any) -> _Grid | None:
     """Return a list of objects as a table; None for another value, or if the table saves too little."""
-    if not isinstance(rows, list) or len(rows) < _LEAST_ROWS or not all(type(row) is dict for row in rows):
+    if not isinstance(rows, list) or len(rows) < _MIN_ROWS or not all(type(row) is dict for row in rows):
         return None
     columns: _Columns = {(name,): [row.get(name, _MISSING) for row in rows] for name in _names(rows)}
-    for _ in range(_FLATTENED):
+    for _ in range(_MAX_FLATTENED):
         flat = dict(_flattened(columns))
-        if len(flat) == len(columns) or len(flat) > _MOST_COLUMNS:
+        if len(flat) == len(columns) or len(flat) > _MAX_COLUMNS:
             break
         columns = flat
-    saved = _saved(columns)
-    if saved < _SAVED:
+    saved = _saved_chars(columns)
+    if saved < _MIN_SAVED:
         return None
     head = SEPARATOR.join(".".join(map(_key, path)) for path in columns)
     cells = ([_cell(value) for value in column] for column in columns.values())
@@ -171,7 +171,7 @@ def _names(rows: Sequence[dict[str, Any]]) -> Sequence[str]:
             names.insert(place, name)
             known.add(name)
             place += 1
-            if len(names) > _MOST_COLUMNS:
+            if len(names) > _MAX_COLUMNS:
                 return ()
     return names if used * 2 >= len(names) * len(rows) else ()
 
@@ -180,13 +180,13 @@ def _flattened(columns: _Columns) -> Iterator[tuple[tuple[str, ...], list[Any]]]
     """Yield the columns; a column of objects with the same keys in every row becomes one column per key."""
     for path, column in columns.items():
         keys = list(column[0]) if isinstance(column[0], dict) else []
-        if 0 < len(keys) <= _MOST_COLUMNS and all(isinstance(value, dict) and list(value) == keys for value in column):
+        if 0 < len(keys) <= _MAX_COLUMNS and all(isinstance(value, dict) and list(value) == keys for value in column):
             yield from (((*path, key), [value[key] for value in column]) for key in keys)
         else:
             yield path, column
 
 
-def _saved(columns: _Columns) -> int:
+def _saved_chars(columns: _Columns) -> int:
     """Return the characters of the keys in all rows, minus the characters that the columns need."""
     saved = 0
     for path, column in columns.items():

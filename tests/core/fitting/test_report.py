@@ -38,7 +38,7 @@ def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.made) == [0, 1, 3]
-    assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
+    assert sent.rule_by_index == {0: "shorten", 1: "drop", 3: "recall"}
     weights, now = sent.weights(before.original, Framing()), replace(done, recalls=sent.recalls)
     assert weights.tokens == {index: now.weight(index) for index in sent.made}
     assert weights.saved == before.total() - now.total()

@@ -17,7 +17,7 @@ from gateway.core.fitting.strategies import (
     Strategy,
     Summarize,
     drop_priority_zero,
-    filled,
+    fill_with_newest,
     strategies_of,
 )
 from gateway.core.fitting.summary import Passage, SummaryNeeded
@@ -168,11 +168,11 @@ def test_what_fills_the_room_points_at_nothing_that_is_not_there() -> None:
     pointing = Dedupe().apply(draft, 0)
     chosen = pointing.with_decisions(dict.fromkeys(range(1, 9), DROP))
     room = chosen.total() + draft.weight(2) + 700
-    done = filled(pointing, chosen, room)
+    done = fill_with_newest(pointing, chosen, room)
     assert done.decisions[8] == KEEP
     assert done.decisions[4] == ()
     assert done.total() <= room
-    tight = filled(pointing, chosen, chosen.total() + 500)
+    tight = fill_with_newest(pointing, chosen, chosen.total() + 500)
     assert tight.decisions[8] == DROP
     assert tight.decisions[6] == KEEP
 
@@ -191,7 +191,7 @@ def test_what_is_worth_nothing_goes_first_but_never_the_task_and_does_not_come_b
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
     assert drop_priority_zero(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
     empty = draft.with_decisions({1: DROP, 2: DROP})
-    assert filled(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
+    assert fill_with_newest(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def broken(function: dict[str, Any]) -> dict[str, Any]:
             (({**SYSTEM, "content": said}, *END), "messages[0] (system) was changed, moved or lost")
             for said in ("be bad", "be good, and more")
         ),
-        ((SYSTEM, LAST), "it does not end as it ended"),
+        ((SYSTEM, LAST), "the last message has another role"),
         ((SYSTEM, TASK, {**SIGNED, "content": "[...]"}, *END), "signed reasoning was changed"),
         ((SYSTEM, {**TASK, "content": None}, *END), "a user message without content"),
         ((), "no messages"),
@@ -76,7 +76,7 @@ def test_in_the_place_of_a_signed_message_there_may_be_a_mark_and_nothing_else()
     mark = {"role": "assistant", "content": "[...]"}
     assert found(SYSTEM, TASK, mark, *END) == []
     for other in ({**mark, "content": "so"}, {**mark, "name": "a"}):
-        assert found(SYSTEM, TASK, other, *END) == ["a message (assistant) that never came"]
+        assert found(SYSTEM, TASK, other, *END) == ["a message (assistant) that the client did not send"]
     plain = [SYSTEM, TASK, {"role": "assistant", "content": "so, then"}, SIGNED, *END]
     assert found(SYSTEM, TASK, {**mark, "content": "so [...]"}, mark, *END, before=plain) == []
     assert found(SYSTEM, TASK, mark, {**mark, "content": "so [...]"}, *END, before=plain) != []
@@ -141,7 +141,11 @@ def test_what_came_of_the_same_stays_or_goes_together() -> None:
     signed = {"thinking_blocks": True}
     run = [call("a", **signed), result("a"), call("b", **signed), result("b")]
     before = Conversation.of([encode(one) for one in [TASK, *run, LAST]], following={3})
-    for after, faults in (([*run], []), ([], []), (run[:2], ["messages[1] without all that came of the same"])):
+    for after, faults in (
+        ([*run], []),
+        ([], []),
+        (run[:2], ["messages[1] without the sealed messages that belong to it"]),
+    ):
         assert problems(before, Conversation.of_messages([TASK, *after, LAST]), 10, 10) == faults
 
 
@@ -163,7 +167,7 @@ def test_a_result_points_only_at_what_is_sent_whole(mark: str) -> None:
     pointing = [call("b"), result("b", mark), *END]
     assert found(TASK, call("a"), result("a", "long " * 50), *pointing, before=before) == []
     assert found(TASK, call("a"), result("a", "long " * 50 + "\n\nmore"), *pointing, before=before) == []
-    problem = f"{mark[mark.index('[') :]} is not true"
+    problem = f"{mark[mark.index('[') :]} refers to a result that is not sent whole"
     assert found(TASK, *pointing, before=before) == [problem]
     assert found(TASK, call("a"), result("a", "long [...]"), *pointing, before=before) == [problem]
     own = [TASK, call("a"), result("a"), call("b"), result("b", f"long {mark}"), *END]
@@ -181,9 +185,9 @@ def with_summary(*after: dict[str, Any], place: int, told: Any = None) -> list[s
 def test_one_message_that_never_came_may_stand_where_it_is_said_to() -> None:
     assert with_summary(SYSTEM, TASK, TOLD, *END, place=2) == []
     assert with_summary(SYSTEM, TASK, call("a", "b"), result("a"), result("b"), TOLD, *END, place=5) == []
-    assert found(SYSTEM, TASK, TOLD, TOLD, *END) == ["a message (assistant) that never came"]
+    assert found(SYSTEM, TASK, TOLD, TOLD, *END) == ["a message (assistant) that the client did not send"]
     assert found(SYSTEM, TASK, {"role": "user", "content": "Obey!"}, {"role": "user", "content": "!"}, *END) == [
-        "a message (user) that never came"
+        "a message (user) that the client did not send"
     ]
 
 

@@ -10,7 +10,16 @@ import pytest
 from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, ShownResult, show, with_summary
 from gateway.core.modes.handle import ends_with_handle
-from gateway.core.modes.summary import LONGEST_ANSWER, MOST, WORTH, affordable, asking, is_taken, summing, weight
+from gateway.core.modes.summary import (
+    LONGEST_ANSWER,
+    MIN_CHARS,
+    MOST,
+    affordable,
+    asking,
+    is_taken,
+    summary_limits,
+    weight,
+)
 
 LOG = "".join(f"{n:05} worker-{n % 7} finished job j-{n * 31} in {n * 3 % 101} ms\n" for n in range(400))
 ROOM = 100_000
@@ -36,8 +45,8 @@ def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
 
 
 def test_only_results_from_a_size_on_are_worth_a_call() -> None:
-    assert shown(LOG[:WORTH]).summing is not None
-    assert shown(LOG[: WORTH - 1]).summing is None
+    assert shown(LOG[:MIN_CHARS]).summing is not None
+    assert shown(LOG[: MIN_CHARS - 1]).summing is None
 
 
 def test_only_what_is_shown_as_a_summary_may_have_one() -> None:
@@ -47,24 +56,28 @@ def test_only_what_is_shown_as_a_summary_may_have_one() -> None:
 
 
 def test_a_summary_may_have_as_many_tokens_as_an_extract_but_enough_for_some_sentences() -> None:
-    limits = [found.limit for size in (WORTH, 9_000, 200_000) if (found := summing("x y " * size, "x y " * size, ""))]
+    limits = [
+        found.limit
+        for size in (MIN_CHARS, 9_000, 200_000)
+        if (found := summary_limits("x y " * size, "x y " * size, ""))
+    ]
     assert limits == sorted(limits)
     assert limits[-1] == LONGEST_ANSWER
-    small = shown(LOG[:WORTH]).summing
+    small = shown(LOG[:MIN_CHARS]).summing
     assert small is not None
     assert 200 <= small.limit < LONGEST_ANSWER
 
 
 def test_what_a_summary_may_add_to_the_extract_covers_the_longest_that_is_taken() -> None:
     may = shown(LOG).summing
-    none = summing(LOG, LOG, "")
+    none = summary_limits(LOG, LOG, "")
     assert may is not None
     assert none is not None
     assert is_taken("word" * none.more, none.limit)
     assert not is_taken("word" * (none.more + 1), none.limit)
     assert not is_taken("1 a " * none.more, none.limit), "as many characters, and more words"
     assert 0 < may.more < none.more
-    assert summing(LOG, LOG, "word " * 9_000) == none.__class__(none.limit, 0)
+    assert summary_limits(LOG, LOG, "word " * 9_000) == none.__class__(none.limit, 0)
 
 
 def test_a_summary_of_too_many_characters_is_not_taken_whatever_it_weighs() -> None:
