@@ -17,8 +17,8 @@ class BudgetTooSmall(RequestFault):
     def __init__(self, *, needed: int, budget: int, part: RequestPart | None = None) -> None:
         remedy = "Offer fewer tools" if part is None else f"The largest is {_describe_part(part)}: shorten it"
         super().__init__(
-            f"The request takes {needed:,} tokens without its messages (system prompt, tools, schema, other fields), "
-            f"and its context budget is {budget:,}. {remedy}, or raise the budget.",
+            f"The request takes {needed:,} tokens without its messages (system prompt, tools, schema, other long "
+            f"fields), and its context budget is {budget:,}. {remedy}, or raise the budget.",
             param="tools" if part is None else part.param,
         )
         self.needed = needed

@@ -31,7 +31,7 @@ def contents(done: Draft) -> list[Any]:
     return [json.loads(raw)["content"] for raw in done.sent().messages]
 
 
-def test_what_is_kept_is_the_very_message_and_what_is_dropped_weighs_nothing() -> None:
+def test_kept_messages_are_unchanged_and_dropped_ones_count_no_tokens() -> None:
     done = draft().with_decisions({1: DROP})
     assert done.sent().messages == (RAWS[0], RAWS[2])
     assert done.made(0).raw is RAWS[0]
@@ -40,7 +40,7 @@ def test_what_is_kept_is_the_very_message_and_what_is_dropped_weighs_nothing() -
     assert done.changed() == [1]
 
 
-def test_recalled_lines_stand_at_the_end_and_are_weighed() -> None:
+def test_recalled_lines_are_appended_and_counted() -> None:
     done = replace(draft().with_decisions({0: (0,)}), recalls={2: ((0, (1, 3)),), 1: ((0, (2,)),)})
     [part], said = contents(done)[2], contents(done)[1]
     assert part == {"type": "text", "text": f"now\n\n{RECALL_HEADING}\nuser: line 1 {'x' * 40}\nline 3 {'x' * 40}"}
@@ -65,7 +65,7 @@ STEP: st.SearchStrategy[Step] = st.one_of(
 
 
 @given(st.lists(st.tuples(STEP, st.booleans()), max_size=8))
-def test_however_a_draft_was_made_it_weighs_what_is_sent(steps: list[tuple[Step, bool]]) -> None:
+def test_token_counts_of_any_derived_draft_match_what_is_sent(steps: list[tuple[Step, bool]]) -> None:
     done = draft()
     for step, is_weighed in steps:
         if is_weighed:
@@ -76,7 +76,7 @@ def test_however_a_draft_was_made_it_weighs_what_is_sent(steps: list[tuple[Step,
     assert done.total() == sum(WEIGH(done.sent().messages))
 
 
-def test_a_decision_can_be_weighed_before_it_is_made() -> None:
+def test_tokens_if_counts_a_decision_before_it_is_made() -> None:
     assert draft().tokens_if(0, (0,)) == draft().with_decisions({0: (0,)}).weight(0) < draft().weight(0)
 
 
@@ -85,7 +85,7 @@ def test_the_keys_of_what_is_sent_are_those_of_its_bytes() -> None:
     assert done.sent().keys == Conversation.of(done.sent().messages).keys
 
 
-def test_a_rule_is_noted_where_it_changed_something_and_what_was_sent_can_be_taken_up_again() -> None:
+def test_rules_are_noted_for_changes_and_earlier_decisions_can_be_resumed() -> None:
     before = draft()
     cut = before.with_decisions({0: (0,)}).with_rule(before, "condense")
     assert cut.with_decisions({1: DROP}).with_rule(cut, "drop").rules == {0: "condense", 1: "drop"}
@@ -94,7 +94,7 @@ def test_a_rule_is_noted_where_it_changed_something_and_what_was_sent_can_be_tak
     assert again.made(0) is cut.made(0)
 
 
-def test_a_result_that_came_before_is_named_by_its_call() -> None:
+def test_a_reference_names_the_call_of_the_earlier_result() -> None:
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "long"} for n in range(2)]
     done = Draft.untouched(Conversation.of_messages(results), Reader(WEIGH)).with_decisions({1: DuplicateResult(0)})
     assert contents(done) == ["long", "[same as the result of c0]"]

@@ -30,7 +30,7 @@ def weight(message: Any) -> int:
     return counter_of(len)([encode(message)])[0]
 
 
-def test_the_simple_weigher_counts_all_that_is_written() -> None:
+def test_the_simple_counter_counts_all_fields() -> None:
     assert weight({"role": "user", "content": "hi"}) == len("user\nhi") + FRAME
     assert weight({"role": "tool", "tool_call_id": "c1", "content": "x"}) == len("tool\nx\nc1") + FRAME
     expected = len('assistant\n\nc1 look {"a": 1}') + FRAME
@@ -72,7 +72,7 @@ def made(reader: Reader, raw: bytes, what: RenderTarget) -> RenderedMessage:
 LINES = "one line that is long enough to be a block\n" * 3
 
 
-def test_a_message_is_weighed_and_cut_once_whoever_sends_it() -> None:
+def test_a_message_is_counted_and_split_once_for_all_conversations() -> None:
     counted = Counted()
     reader = Reader(counted)
     [raw] = texts(LINES)
@@ -83,7 +83,7 @@ def test_a_message_is_weighed_and_cut_once_whoever_sends_it() -> None:
     assert len(counted.counted_tokens) == 2
 
 
-def test_new_messages_are_weighed_in_one_batch() -> None:
+def test_new_messages_are_counted_in_one_batch() -> None:
     counted = Counted()
     reader = Reader(counted)
     reader.weights(Conversation.of(texts("a", "b")))
@@ -93,7 +93,7 @@ def test_new_messages_are_weighed_in_one_batch() -> None:
     assert (counted.batches, counted.counted_tokens) == (2, texts("a", "b", "c", "dd"))
 
 
-def test_a_longer_conversation_asks_for_what_is_new_in_it() -> None:
+def test_a_longer_conversation_counts_only_its_new_messages() -> None:
     counted = Counted()
     reader = Reader(counted)
     other = reader.counts(lambda messages: [7] * len(messages), "other")
@@ -108,7 +108,7 @@ def test_a_longer_conversation_asks_for_what_is_new_in_it() -> None:
     assert reader.weights(Conversation.of(raws))[0] == len(raws[0])
 
 
-def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> None:
+def test_readers_with_a_shared_cache_count_separately_and_read_once() -> None:
     reader = Reader(Counted())
     other = reader.counts(lambda messages: [7] * len(messages), "other")
     [raw] = texts(LINES)
@@ -119,7 +119,7 @@ def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> 
     assert reader.size_bytes == other.size_bytes > 0
 
 
-def test_a_message_with_a_cache_mark_is_cut_with_the_mark_it_has_now() -> None:
+def test_a_shortened_message_has_its_present_cache_mark() -> None:
     reader = Reader(counter_of(len))
 
     def cut(**mark: Any) -> bytes:
@@ -155,7 +155,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
         ),
     ],
 )
-def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: dict[str, Any], marked: bytes) -> None:
+def test_known_blocks_do_not_depend_on_cache_marks(bare: dict[str, Any], marked: bytes) -> None:
     for first, second in ((marked, encode(bare)), (encode(bare), marked)):
         reader, stranger = Reader(counter_of(len)), Reader(counter_of(len))
         one, other = Conversation.of([first], reader), Conversation.of([second], stranger)
@@ -166,7 +166,7 @@ def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: d
         assert made(reader, second, (0,)) == made(Reader(counter_of(len)), second, (0,))
 
 
-def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
+def test_a_message_is_emptied_without_being_split() -> None:
     reader = Reader(counter_of(len))
     [raw] = texts("word " * 100)
     assert made(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
@@ -177,12 +177,12 @@ def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
     assert made(reader, nothing, ()).raw == nothing
 
 
-def test_nothing_but_a_mark_stands_in_the_place_of_what_must_not_be_rewritten() -> None:
+def test_a_sealed_message_is_replaced_only_by_a_gap_mark() -> None:
     raw = encode({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}], "name": "a"})
     assert made(Reader(counter_of(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
 
 
-def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
+def test_the_cache_is_bounded_in_bytes() -> None:
     for limit in (0, 20_000, 200_000):
         reader = Reader(Counted(), limit_bytes=limit)
         for number in range(100):
@@ -222,7 +222,7 @@ def test_threads_may_share_a_reader_that_has_a_lock() -> None:
     assert reader.size_bytes <= 100_000
 
 
-def test_an_outline_takes_what_its_calls_take() -> None:
+def test_the_size_of_an_outline_includes_its_calls() -> None:
     def outlined(calls: int) -> int:
         reader = Reader(counter_of(len), limit_bytes=10**9)
         asked = [
@@ -238,7 +238,7 @@ def test_an_outline_takes_what_its_calls_take() -> None:
     assert outlined(1000) - outlined(1) >= 4 * 999 * 400
 
 
-def test_what_grows_is_renewed_from_what_was_kept() -> None:
+def test_a_growing_fact_is_extended_from_the_cached_one() -> None:
     reader, told = Reader(counter_of(len)), list[int | None]()
 
     def renew(known: int | None) -> int:
@@ -250,7 +250,7 @@ def test_what_grows_is_renewed_from_what_was_kept() -> None:
     assert reader.extend_cached("count", "other", renew, lambda _: 8) == 1
 
 
-def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs_nothing_anew() -> None:
+def test_framing_is_in_every_count_and_counts_nothing_again() -> None:
     count_tokens = Counted()
     plain = Reader(count_tokens)
     call = encode({"role": "assistant", "content": LINES, "tool_calls": [CALL, {**CALL, "id": "c2"}]})
@@ -269,7 +269,7 @@ def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs
     assert len(count_tokens.counted_tokens) == asked
 
 
-def test_no_message_weighs_nothing_for_what_was_taken_off() -> None:
+def test_negative_framing_leaves_at_least_one_token() -> None:
     raws = [*texts("x"), encode({"role": "assistant", "content": LINES, "tool_calls": [CALL]})]
     framed = Reader(Counted()).counts(Counted(), "", Framing(message=-10_000))
     assert framed.weights(Conversation.of(raws, framed)) == [1, 1]

@@ -20,11 +20,11 @@ TEXT = "a line of text that is long enough to be a block of its own\n"
     ("decision", "rule"),
     [(DROP, "drop"), (DuplicateResult(1), "dedupe"), ((0,), "condense"), ((), "condense"), (KEEP, "recall")],
 )
-def test_the_rule_tells_what_was_done(decision: Decision, rule: str) -> None:
+def test_rule_of_each_decision(decision: Decision, rule: str) -> None:
     assert rule_of(decision, "condense") == rule
 
 
-def test_what_no_strategy_chose_was_a_last_resort_and_has_a_name_too() -> None:
+def test_blocks_without_a_strategy_count_as_drop() -> None:
     assert rule_of((), "") == rule_of((0,), "") == "drop"
 
 
@@ -33,7 +33,7 @@ def draft() -> Draft:
     return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
-def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
+def test_a_trimmed_prefix_holds_only_changed_messages() -> None:
     before = draft()
     done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
@@ -45,7 +45,7 @@ def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
 
 
-def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
+def test_a_trimmed_prefix_counts_the_present_framing() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "look"},
@@ -61,7 +61,7 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
         assert now.original[1] == reader.weights(now.conversation)[1] + framing.call
 
 
-def test_the_receipt_tells_each_fate_and_its_sums() -> None:
+def test_the_report_has_each_outcome_and_the_totals() -> None:
     before = draft()
     done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
@@ -85,7 +85,7 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     assert fitted.keys == Conversation.of(fitted.messages).keys
 
 
-def test_what_fits_has_no_epoch_and_no_actions() -> None:
+def test_a_conversation_that_fits_has_no_decision_and_no_actions() -> None:
     before = draft()
     fitted = TrimmedConversation.untouched(before.conversation, before.original, before.total())
     assert fitted.messages == before.conversation.messages
@@ -93,7 +93,7 @@ def test_what_fits_has_no_epoch_and_no_actions() -> None:
     assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]
 
 
-def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
+def test_outcomes_in_columns_are_read_one_by_one() -> None:
     rows = [Fate("user", 9, 9, "pinned"), *[Fate("tool", 400 + n, n % 2, "drop") for n in range(200)]]
     rows += [Fate("tool", 5, 3, "condense"), Fate("user", 2, 2, "kept")]
     fates = Fates.of(rows)
@@ -103,11 +103,11 @@ def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
     assert len(msgspec.json.encode(fates)) < len(msgspec.json.encode(rows)) / 2
 
 
-def test_no_message_has_no_fate() -> None:
+def test_no_messages_have_no_outcomes() -> None:
     assert (Fates.of([]), len(Fates()), list(Fates()), Fates().actions) == (Fates(), 0, [], {})
 
 
-def test_what_a_summary_leaves_a_mark_of_is_not_counted_as_summed_up() -> None:
+def test_gap_marks_next_to_a_summary_are_not_counted_as_summarized() -> None:
     assert rule_of((), "summarize") == "drop"
     assert rule_of(SUMMARIZED, "summarize") == "summarize"
     assert rule_of((1, 2), "condense") == "condense"

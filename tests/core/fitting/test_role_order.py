@@ -48,9 +48,7 @@ def without(draft: Draft, *gone: int) -> Draft:
         ("uuauau", (2, 3, 4), {}),
     ],
 )
-def test_what_was_left_out_stays_as_a_mark_where_roles_would_be_neighbours_that_never_were(
-    roles: str, gone: tuple[int, ...], marks: dict[int, Decision]
-) -> None:
+def test_a_gap_mark_prevents_new_pairs_of_roles(roles: str, gone: tuple[int, ...], marks: dict[int, Decision]) -> None:
     left = without(draft_of(roles), *gone)
     done = restore_role_order(left)
     assert done.decisions == left.with_decisions(marks).decisions
@@ -63,7 +61,7 @@ def test_formats_that_join_neighbours_need_no_marks() -> None:
     assert restore_role_order(left) is left
 
 
-def test_short_words_stay_as_they_are_and_what_may_not_be_changed_too() -> None:
+def test_short_and_sealed_messages_stay_unchanged_as_marks() -> None:
     short = without(draft_of("uaua", content="Go."), 2)
     assert restore_role_order(short).decisions == (KEEP,) * 4
     sealed = without(draft_of("uaua", content=[{"type": "image_url", "image_url": {"url": LONG}}]), 2)
@@ -73,7 +71,7 @@ def test_short_words_stay_as_they_are_and_what_may_not_be_changed_too() -> None:
 THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": LONG}]}, {"type": "text", "text": "So."}]
 
 
-def test_in_the_place_of_words_that_may_not_be_changed_there_stands_a_mark_without_their_thinking() -> None:
+def test_a_sealed_text_is_replaced_by_a_mark_without_thinking() -> None:
     done = restore_role_order(without(draft_of("ucaucau", content=THOUGHT), 3))
     assert done.decisions == (KEEP,) * 3 + ((),) + (KEEP,) * 5
     assert done.sent().messages[3] == encode({"role": "assistant", "content": "[...]"})
@@ -82,7 +80,7 @@ def test_in_the_place_of_words_that_may_not_be_changed_there_stands_a_mark_witho
     assert either.decisions[1:5] == ((), DROP, DROP, DROP), "rather than a call with its result"
 
 
-def test_a_summary_is_told_by_the_assistant() -> None:
+def test_a_summary_is_an_assistant_message() -> None:
     draft = draft_of("uauauau").with_decisions({1: SummaryEntry("s", 2, "told"), 2: SUMMARIZED, 3: DROP, 4: DROP})
     assert restore_role_order(draft).decisions[3:5] == (DROP, ())
     told = draft_of("uauauau").with_decisions({1: SummaryEntry("s", 4, "told"), **dict.fromkeys((2, 3, 4), SUMMARIZED)})
@@ -98,9 +96,7 @@ def test_a_summary_is_told_by_the_assistant() -> None:
     ("roles", "gone"), [("uauauau", (2, 4)), ("uauauau", (1, 2, 3)), ("ucaucau", (3,)), ("ucucu", (1, 2))]
 )
 @pytest.mark.parametrize("more", ["au", "cau", "uu", "aau", "ccu"])
-def test_a_mark_neither_comes_nor_goes_where_something_was_sent_before(
-    roles: str, gone: tuple[int, ...], more: str
-) -> None:
+def test_marks_in_the_sent_prefix_do_not_change(roles: str, gone: tuple[int, ...], more: str) -> None:
     sent = restore_role_order(without(draft_of(roles), *gone)).decisions
     longer = draft_of(roles + more)
     longer = longer.with_decisions(dict(enumerate(sent)))

@@ -8,18 +8,18 @@ import pytest
 from gateway.core.modes.handle import describe, ends_with_handle, handle_line
 
 
-def test_the_line_says_what_how_long_and_where() -> None:
+def test_the_handle_line_has_description_size_and_handle() -> None:
     assert handle_line("summary of", 8213, "h-_1") == "[summary of 8,213 characters; full text: GET /api/results/h-_1]"
 
 
 @pytest.mark.parametrize("handle", ["", "a b", "a/b", "a\n", "é", "a]", "x" * 129])
-def test_a_handle_that_could_not_be_told_again_is_refused(handle: str) -> None:
+def test_a_handle_with_other_characters_is_refused(handle: str) -> None:
     with pytest.raises(ValueError, match="a handle is made of"):
         handle_line("summary of", 1, handle)
 
 
 @pytest.mark.parametrize("handle", ["a", "x" * 128])
-def test_the_line_is_known_again_at_the_end_of_a_text(handle: str) -> None:
+def test_the_handle_line_is_recognized_at_the_end_of_a_text(handle: str) -> None:
     line = handle_line('what it is, "quoted" [and] more;', 12_345_678, handle)
     assert ends_with_handle(line)
     assert ends_with_handle(f"text\nmore\n\n{line}")
@@ -39,7 +39,7 @@ def test_the_line_is_known_again_at_the_end_of_a_text(handle: str) -> None:
         f"[{'x' * 400} 12 characters; full text: GET /api/results/h]",
     ],
 )
-def test_other_lines_are_not(text: str) -> None:
+def test_other_lines_are_not_recognized(text: str) -> None:
     assert not ends_with_handle(text)
 
 

@@ -44,7 +44,7 @@ def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
     return instruction["content"], json.loads(data["content"])
 
 
-def test_only_results_from_a_size_on_are_worth_a_call() -> None:
+def test_only_long_results_are_worth_a_call() -> None:
     assert shown(LOG[:MIN_CHARS]).summing is not None
     assert shown(LOG[: MIN_CHARS - 1]).summing is None
 
@@ -68,7 +68,7 @@ def test_a_summary_may_have_as_many_tokens_as_an_extract_but_enough_for_some_sen
     assert 200 <= small.limit < LONGEST_ANSWER
 
 
-def test_what_a_summary_may_add_to_the_extract_covers_the_longest_that_is_taken() -> None:
+def test_the_extra_tokens_cover_the_longest_accepted_summary() -> None:
     may = shown(LOG).summing
     none = summary_limits(LOG, LOG, "")
     assert may is not None
@@ -80,7 +80,7 @@ def test_what_a_summary_may_add_to_the_extract_covers_the_longest_that_is_taken(
     assert summary_limits(LOG, LOG, "word " * 9_000) == none.__class__(none.limit, 0)
 
 
-def test_a_summary_of_too_many_characters_is_not_taken_whatever_it_weighs() -> None:
+def test_a_summary_with_too_many_characters_is_refused() -> None:
     assert is_taken("-" * 40, 400)
     assert not is_taken(" " * 100_000, 400)
 
@@ -94,7 +94,7 @@ def test_a_result_is_quoted_so_that_nothing_in_it_ends_the_quotation() -> None:
 
 
 @pytest.mark.parametrize("text", [LOG * 20, "漢字かな" * 20_000, "a1b2c3 " * 30_000, " " * 200_000 + LOG])
-def test_a_text_longer_than_the_models_room_loses_its_middle(text: str) -> None:
+def test_a_text_longer_than_the_room_loses_its_middle(text: str) -> None:
     for room in (1_000, 4_000):
         asked = asking("search", text, 240, room)
         assert asked is not None
@@ -107,11 +107,11 @@ def test_a_text_longer_than_the_models_room_loses_its_middle(text: str) -> None:
         assert len(head) >= len(tail) > 0
 
 
-def test_a_model_without_room_for_any_of_it_is_not_asked() -> None:
+def test_without_room_there_is_no_prompt() -> None:
     assert asking("search", LOG, 240, 100) is None
 
 
-def test_the_newest_results_are_summed_up_first_as_far_as_they_can_be_afforded() -> None:
+def test_the_newest_affordable_results_are_summarized() -> None:
     costs = [100] * 7
     assert affordable(costs, None, MOST) == [3, 4, 5, 6]
     assert affordable(costs, 250, MOST) == [5, 6]
@@ -120,7 +120,7 @@ def test_the_newest_results_are_summed_up_first_as_far_as_they_can_be_afforded()
     assert affordable(costs, None, 0) == affordable(costs, 99, MOST) == affordable([], None, MOST) == []
 
 
-def test_a_summary_stands_as_an_extract_does_with_the_way_to_the_full_text() -> None:
+def test_a_summary_is_shown_with_the_handle_line() -> None:
     marks = {"type": "text", "text": LOG, "cache_control": {"type": "ephemeral"}}
     for content in (LOG, [marks]):
         raw = result(content, name="n")

@@ -196,7 +196,7 @@ def test_a_list_of_objects_names_its_keys_once() -> None:
     ]
 
 
-def test_lists_in_a_document_stand_below_it() -> None:
+def test_lists_in_a_document_are_written_below_it() -> None:
     legs = [{"origin_airport": "JFK", "destination_airport": "SEA", "date": f"2024-05-0{n}"} for n in range(1, 5)]
     value = {"total": 4, "page": {"results": legs}, "again": legs, "few": [{"a": 1}, {"a": 2}]}
     assert (write_as_table(json.dumps(value)) or "").split("\n")[:4] == [
@@ -257,7 +257,7 @@ def test_a_string_that_could_be_anything_else_has_its_quotes(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["nullable", "+1", "1.", "2024-05-01", "a, b", "a.b", "é", "x{", "True", "-"])
-def test_any_other_string_has_none(text: str) -> None:
+def test_any_other_string_has_no_quotes(text: str) -> None:
     rows = [{"the one column": text, "the other column": 1} for _ in range(9)]
     assert (write_as_table(json.dumps(rows)) or "").split("\n")[2] == f"{text}|1"
 
@@ -269,7 +269,7 @@ def test_a_key_that_could_be_several_has_its_quotes(key: str) -> None:
     assert (write_as_table(json.dumps(rows)) or "").split("\n")[1] == head
 
 
-def test_a_key_cannot_pass_for_a_path_or_another_column() -> None:
+def test_a_key_cannot_be_mistaken_for_a_path_or_another_column() -> None:
     rows = [{"a.b of a column": 1, "c": {"d|": 2, "": 3}, '"quoted"': 4, " space": 5} for _ in range(9)]
     assert (write_as_table(json.dumps(rows)) or "").split("\n")[
         1
@@ -291,7 +291,7 @@ def test_a_key_cannot_pass_for_a_path_or_another_column() -> None:
         [{} for _ in range(100)],
     ],
 )
-def test_what_makes_no_table_only_loses_its_white_space(value: Any) -> None:
+def test_json_that_is_no_table_only_loses_its_white_space(value: Any) -> None:
     assert write_as_table(json.dumps(value, indent=2)) == json.dumps(value, separators=(",", ":"))
 
 
@@ -316,7 +316,7 @@ def test_a_pair_of_escapes_is_one_character() -> None:
     assert write_as_table('["\\ud83d\\ude00"]') == '["😀"]'
 
 
-def test_a_table_is_told_by_its_first_line() -> None:
+def test_a_table_is_recognized_by_its_first_line() -> None:
     shaped = write_as_table(json.dumps(ROWS))
     assert shaped is not None
     assert is_table(shaped)
@@ -325,7 +325,7 @@ def test_a_table_is_told_by_its_first_line() -> None:
     assert not is_table("[JSON list as a table, and nothing of the kind]\n1|2")
 
 
-def test_the_rows_of_a_list_can_be_had_alone() -> None:
+def test_table_rows_returns_the_rows_alone() -> None:
     assert table_rows(json.dumps(ROWS)) == (write_as_table(json.dumps(ROWS)) or "").split("\n")[1:]
     assert table_rows(json.dumps({"rows": ROWS})) is None
     assert table_rows("text") is None
