@@ -302,7 +302,7 @@ def split_text(text: str) -> Iterator[str]:
 
 
 def _split_line(line: str) -> Iterator[str]:
-    """Yield sentences, joined up to LONGEST; a longer one is split at its last space, or anywhere."""
+    """Yield sentences, joined up to MAX_BLOCK_CHARS; a longer one is split at its last space, or anywhere."""
     begin = start = 0
     for end in _sentence_ends(line):
         if start > begin and end - begin > MAX_BLOCK_CHARS:

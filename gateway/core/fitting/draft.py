@@ -98,7 +98,7 @@ class _DraftCache:
     uses: list[TermUses] = field(default_factory=list)
     #: term -> how likely it is needed, by the `RelevanceFactors` of that computation
     relevance: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
-    made: dict[_RenderKey, RenderedMessage] = field(default_factory=dict)
+    rendered: dict[_RenderKey, RenderedMessage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +170,16 @@ class Draft:
         decisions: Sequence[Decision],
         recalls: Mapping[int, Lines],
         rules: Mapping[int, str],
-        made: Mapping[int, RenderedMessage],
+        rendered: Mapping[int, RenderedMessage],
     ) -> Draft:
-        """Return a draft with earlier decisions for its first messages. `made`: renderings of some of them."""
+        """Return a draft with earlier decisions for its first messages. `rendered`: renderings of some of them."""
         rest = len(self.decisions) - len(decisions)
         draft = Draft(
             self.conversation, self.reader, self.original, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
             self.steps, self.deadline, self.memo,
         )  # fmt: skip
-        for index, one in made.items():
-            self.memo.made[index, decisions[index], recalls.get(index, ())] = one
+        for index, one in rendered.items():
+            self.memo.rendered[index, decisions[index], recalls.get(index, ())] = one
         return draft
 
     def with_rule(self, before: Draft, rule: str) -> Draft:
@@ -239,17 +239,17 @@ class Draft:
         )
         known.update(zip(missing, found, strict=True))
 
-    def made(self, index: int) -> RenderedMessage:
+    def rendered(self, index: int) -> RenderedMessage:
         """Return a message as it is sent."""
-        return self._made((index,))[0]
+        return self._rendered((index,))[0]
 
     def rendered_messages(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
         """Return some messages as they are sent, by index."""
-        return dict(zip(indices, self._made(indices), strict=True))
+        return dict(zip(indices, self._rendered(indices), strict=True))
 
     def weight(self, index: int) -> int:
         """Return the tokens of a message as it is sent."""
-        return self._token_counts[0][index] if self._token_counts else self.count_tokens(index, self.made(index))
+        return self._token_counts[0][index] if self._token_counts else self.count_tokens(index, self.rendered(index))
 
     def tokens_if(self, index: int, decision: Decision) -> int:
         """Return the tokens that a message would have with this decision."""
@@ -264,22 +264,22 @@ class Draft:
         if not self._token_counts:
             weights, stale = self._earlier_counts[0] if self._earlier_counts else (self.original, self.changed())
             weights, wanted = list(weights), sorted(stale)
-            for index, made in zip(wanted, self._made(wanted), strict=True):
-                weights[index] = self.count_tokens(index, made)
+            for index, rendered in zip(wanted, self._rendered(wanted), strict=True):
+                weights[index] = self.count_tokens(index, rendered)
             self._token_counts.append(weights)
         return self._token_counts[0]
 
-    def count_tokens(self, index: int, made: RenderedMessage) -> int:
-        """Return the tokens of a message that is rendered as `made`, with framing."""
-        return self._tokens_with(self.decisions[index], index, made)
+    def count_tokens(self, index: int, rendered: RenderedMessage) -> int:
+        """Return the tokens of a message that is rendered as `rendered`, with framing."""
+        return self._tokens_with(self.decisions[index], index, rendered)
 
-    def _tokens_with(self, decision: Decision, index: int, made: RenderedMessage) -> int:
+    def _tokens_with(self, decision: Decision, index: int, rendered: RenderedMessage) -> int:
         if decision == KEEP and index not in self.recalls:
             return self.original[index]
-        if made.raw is None:
+        if rendered.raw is None:
             return 0
         calls = 0 if isinstance(decision, SummaryEntry) else self.conversation.outline.calls[index]
-        return self.reader.framing.added(made.tokens, calls)
+        return self.reader.framing.added(rendered.tokens, calls)
 
     def total(self) -> int:
         """Return the tokens of all messages that are sent."""
@@ -295,29 +295,30 @@ class Draft:
         summary = self.summary
         if summary is None:
             return None
-        made = self._made(range(summary[0] + 1))
-        return sum(one.raw is not None for one in made) - 1, made[-1].raw or b""
+        rendered = self._rendered(range(summary[0] + 1))
+        return sum(one.raw is not None for one in rendered) - 1, rendered[-1].raw or b""
 
     def sent(self) -> Conversation:
         """Return the conversation as it is sent."""
-        made = [(index, one) for index, one in enumerate(self._made(range(len(self.decisions)))) if one.raw is not None]
+        messages = self._rendered(range(len(self.decisions)))
+        rendered = [(index, one) for index, one in enumerate(messages) if one.raw is not None]
         return Conversation(
-            tuple([one.raw for _, one in made if one.raw is not None]),
-            tuple([one.key for _, one in made]),
-            frozenset(place for place, (index, _) in enumerate(made) if index in self.conversation.marked),
+            tuple([one.raw for _, one in rendered if one.raw is not None]),
+            tuple([one.key for _, one in rendered]),
+            frozenset(place for place, (index, _) in enumerate(rendered) if index in self.conversation.marked),
             book=self.reader,
         )
 
-    def _made(self, indices: Iterable[int]) -> list[RenderedMessage]:
+    def _rendered(self, indices: Iterable[int]) -> list[RenderedMessage]:
         decisions, recalls = self.decisions, self.recalls
         return self._rendered_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
 
     def _rendered_as(self, wanted: Sequence[_RenderKey]) -> list[RenderedMessage]:
-        made = self.memo.made
-        missing = [key for key in wanted if key not in made]
+        rendered = self.memo.rendered
+        missing = [key for key in wanted if key not in rendered]
         if missing:
             self._render_missing(missing)
-        return [made[key] for key in wanted]
+        return [rendered[key] for key in wanted]
 
     def _render_missing(self, wanted: Sequence[_RenderKey]) -> None:
         raws = self.conversation.messages
@@ -326,17 +327,17 @@ class Draft:
             for key in wanted
             if isinstance(key[1], tuple | DuplicateResult)
         }
-        made = dict(zip(orders, self.reader.make(list(orders.values()), self.deadline), strict=True))
+        rendered = dict(zip(orders, self.reader.render(list(orders.values()), self.deadline), strict=True))
         for key in wanted:
             index, decision, lines = key
             if decision == KEEP:
-                made[key] = RenderedMessage(raws[index], _NOT_COUNTED, self.conversation.keys[index])
+                rendered[key] = RenderedMessage(raws[index], _NOT_COUNTED, self.conversation.keys[index])
             elif isinstance(decision, SummaryEntry):
-                made[key] = self.reader.made(summary_message(decision.text, decision.count))
-            one = made.get(key, _DROPPED)
+                rendered[key] = self.reader.rendered(summary_message(decision.text, decision.count))
+            one = rendered.get(key, _DROPPED)
             if lines and one.raw is not None:
-                one = self.reader.made(_add_lines(decode(one.raw), self._text_of(lines)))
-            self.memo.made[key] = one
+                one = self.reader.rendered(_add_lines(decode(one.raw), self._text_of(lines)))
+            self.memo.rendered[key] = one
 
     def _target(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
         if isinstance(decision, tuple):

@@ -59,7 +59,7 @@ def read_ahead(messages: Hashed, reader: Reader, expired: Callable[[], bool] = n
         orders = [
             RenderOrder(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed
         ]
-        made = reader.make(orders, deadline)
+        made = reader.render(orders, deadline)
         reader.outlines([one.key for one in made], [one.raw or b"" for one in made])
         for item, raw in zip(part.items, part.messages, strict=True):
             if is_comparable(item):

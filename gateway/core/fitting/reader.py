@@ -269,7 +269,7 @@ class Reader:
 
         return self._cache.get_keyed(f"known\0{self._counter_name}", keys, compute, _known_bytes)
 
-    def make(self, orders: Sequence[RenderOrder], deadline: Deadline) -> list[RenderedMessage]:
+    def render(self, orders: Sequence[RenderOrder], deadline: Deadline) -> list[RenderedMessage]:
         """Return rendered messages with their tokens."""
         # Keys leave out cache marks, so a marked message is rendered again with the marks that it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
@@ -282,7 +282,7 @@ class Reader:
             _rendered_bytes,
         )
 
-    def made(self, message: Message) -> RenderedMessage:
+    def rendered(self, message: Message) -> RenderedMessage:
         """Return a message with its tokens that is used only once, and so is not cached."""
         return self._count_rendered([encode(message)], Deadline())[0]
 

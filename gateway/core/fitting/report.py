@@ -128,7 +128,7 @@ class TrimmedPrefix:
     decisions: tuple[Decision, ...]
     recalls: Mapping[int, Lines]
     rules: Mapping[int, str]
-    made: Mapping[int, RenderedMessage]
+    rendered: Mapping[int, RenderedMessage]
     #: the rendered messages that carry cache marks of the original messages
     marked: frozenset[int]
     #: the number of tool calls of each changed message that is sent
@@ -143,14 +143,16 @@ class TrimmedPrefix:
     @classmethod
     def of(cls, draft: Draft) -> TrimmedPrefix:
         """Return what a draft sends."""
-        made = draft.rendered_messages(draft.changed())
-        calls = {index: _call_count(draft, index) for index, one in made.items() if one.raw is not None}
-        rule_by_index = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
-        keys, marked = draft.conversation.keys, draft.conversation.marked & made.keys()
+        rendered = draft.rendered_messages(draft.changed())
+        calls = {index: _call_count(draft, index) for index, one in rendered.items() if one.raw is not None}
+        rule_by_index = {
+            index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(rendered)
+        }
+        keys, marked = draft.conversation.keys, draft.conversation.marked & rendered.keys()
         # Keep only what a trim decision stores: later turns do not need the rule by which a message was dropped.
         rules = {index: rule for index, rule in draft.rules.items() if isinstance(draft.decisions[index], tuple)}
-        new = frozenset(_replaced(draft, made))
-        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, calls, rule_by_index, new)
+        new = frozenset(_replaced(draft, rendered))
+        return cls(keys, draft.decisions, draft.recalls, rules, rendered, marked, calls, rule_by_index, new)
 
     def for_messages(self, draft: Draft) -> TrimmedPrefix:
         """Return the same result for the first messages of this draft, which have the same content.
@@ -159,14 +161,16 @@ class TrimmedPrefix:
         """
         conversation = draft.conversation
         keys = conversation.keys[: len(self.keys)]
-        marked = conversation.marked & self.made.keys()
-        different = {index for index in self.made if keys[index] != self.keys[index]} if keys != self.keys else set()
-        to_render = [index for index in different | self.marked | marked if self.made[index].raw is not None]
+        marked = conversation.marked & self.rendered.keys()
+        different = (
+            {index for index in self.rendered if keys[index] != self.keys[index]} if keys != self.keys else set()
+        )
+        to_render = [index for index in different | self.marked | marked if self.rendered[index].raw is not None]
         if not (different or to_render):
             return self
         redone = draft.with_earlier_decisions(self.decisions, self.recalls, self.rules, {})
-        made = {**self.made, **redone.rendered_messages(to_render)} if to_render else self.made
-        return replace(self, keys=keys, made=made, marked=marked)
+        rendered = {**self.rendered, **redone.rendered_messages(to_render)} if to_render else self.rendered
+        return replace(self, keys=keys, rendered=rendered, marked=marked)
 
     def with_recalled_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
         """Return this result with old lines recalled at the end of one message that was kept."""
@@ -175,7 +179,7 @@ class TrimmedPrefix:
             keys=draft.conversation.keys,
             decisions=draft.decisions,
             recalls=draft.recalls,
-            made={**self.made, index: draft.made(index)},
+            rendered={**self.rendered, index: draft.rendered(index)},
             marked=self.marked | (draft.conversation.marked & {index}),
             calls={**self.calls, index: _call_count(draft, index)},
             rule_by_index={**self.rule_by_index, index: "recall"},
@@ -202,7 +206,7 @@ class TrimmedPrefix:
     @cached_property
     def _unframed_tokens(self) -> Mapping[int, int]:
         """Return the tokens of the changed messages without framing."""
-        return {index: one.tokens for index, one in self.made.items()}
+        return {index: one.tokens for index, one in self.rendered.items()}
 
     @cached_property
     def _calls_made(self) -> Mapping[int, int]:
@@ -219,26 +223,29 @@ class TrimmedPrefix:
     @cached_property
     def changes(self) -> Mapping[int, bytes | None]:
         """Return the bytes to send instead of each changed message; None for a dropped one."""
-        return {index: one.raw for index, one in self.made.items()}
+        return {index: one.raw for index, one in self.rendered.items()}
 
     @cached_property
     def changed_keys(self) -> Mapping[int, bytes | None]:
         """Return the hash of what is sent instead of each changed message; None for a dropped one."""
-        return {index: one.key or None for index, one in self.made.items()}
+        return {index: one.key or None for index, one in self.rendered.items()}
 
     @property
     def size_bytes(self) -> int:
         """Return the approximate size in memory."""
         numbers = sum(len(decision) for decision in self.decisions if isinstance(decision, tuple))
-        texts = sum(len(one.raw or b"") for one in self.made.values())
+        texts = sum(len(one.raw or b"") for one in self.rendered.values())
         return (
-            _MESSAGE_BYTES * (1 + len(self.made)) + _KEY_BYTES * len(self.decisions) + _NUMBER_BYTES * numbers + texts
+            _MESSAGE_BYTES * (1 + len(self.rendered))
+            + _KEY_BYTES * len(self.decisions)
+            + _NUMBER_BYTES * numbers
+            + texts
         )
 
 
-def _replaced(draft: Draft, made: Iterable[int]) -> Iterator[int]:
+def _replaced(draft: Draft, rendered: Iterable[int]) -> Iterator[int]:
     outlines = draft.conversation.outlines
-    for index in made:
+    for index in rendered:
         decision = draft.decisions[index]
         if isinstance(decision, SummaryEntry) or (decision == () and outlines[index].sealed):
             yield index

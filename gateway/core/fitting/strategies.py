@@ -265,7 +265,7 @@ def _passage_of(draft: Draft, units: Sequence[Unit], summary: str) -> Passage:
     old = draft.summary
     # A reference to another result is shown to the model as it is sent: its content is in that other result.
     newer = [
-        draft.made(index).raw or b""
+        draft.rendered(index).raw or b""
         if isinstance(draft.decisions[index], DuplicateResult)
         else draft.conversation.messages[index]
         for index in sorted(index for unit in units for index in unit.indices)

@@ -185,7 +185,7 @@ def _trim(
                 return TrimmedConversation.with_prefix(
                     conversation, original, before, sent=sent, weights=weights, trim_decision=now
                 )
-            start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, sent.made)
+            start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, sent.rendered)
         done, applied = _in_role_order(
             lambda room: _trim_with_task(start, room, policy, was_sent=sent is not None), limit
         )
@@ -273,8 +273,8 @@ def _continue(
     was = Conversation(
         draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
     )
-    made = longer.made[last]
-    now = Conversation((made.raw or b"",), (made.key,), frozenset(), book=draft.reader)
+    rendered = longer.rendered[last]
+    now = Conversation((rendered.raw or b"",), (rendered.key,), frozenset(), book=draft.reader)
     if problems(was, now, before - more.saved, limit):
         return as_before
     remembered, new_decision = _remember(done, salt, lambda: longer)

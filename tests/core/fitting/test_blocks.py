@@ -40,7 +40,7 @@ def test_short_lines_are_joined_and_long_lines_are_cut_at_sentences() -> None:
 
 @pytest.mark.parametrize("sentence", ["Some words.  ", "\u4e00" * 30 + "\u3002", "a" * 70 + "; \t  \u3000", "word "])
 def test_a_very_long_line_is_cut_like_its_parts(sentence: str) -> None:
-    """Wherever the part that is searched at once ends: in a word, before blanks, among them, behind them."""
+    """The end of a searched part may be in a word, before blanks, among them or after them."""
     for shift in range(len(sentence)):
         line = "b" * shift + sentence * (70_000 // len(sentence))
         pieces = list(split_text(line))
@@ -60,7 +60,7 @@ def test_kept_lines_are_unchanged_and_gaps_are_marked_once() -> None:
 
 
 def test_a_gap_next_to_a_gap_mark_of_the_text_is_marked_once() -> None:
-    # An extract has marks of its own, each joined with the line behind it.
+    # An extract has gap marks of its own, each joined with the next line.
     shown = "".join(f"line {n} {'x' * 40}\n{GAP}\n" for n in range(4)) + f"line 4 {'x' * 40}"
     lines = [f"line {n} {'x' * 40}\n" for n in range(5)]
     assert content_with(tool(shown), 0, 2) == f"{lines[0]}{GAP}\n{lines[2]}{GAP}"
@@ -156,7 +156,7 @@ def test_rows_of_a_table_may_have_names_or_stand_in_several_lists() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}},  # two are no table
+        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}},  # two objects are no table
         {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}, "c": {"x": "3" * 60}},
         [[{"x": "1" * 60, "y": 2}, {"x": "2" * 60, "y": 2}], {"x": "3" * 60, "y": 4}],
         [[], [], []],
@@ -186,7 +186,7 @@ def test_json_becomes_lines_with_their_paths() -> None:
     assert lines[-1] == "Third.\n"
 
 
-#: what a number of Python's would write otherwise, if it could be one
+#: numbers that Python would write differently, or cannot hold
 NUMBERS = ("9007199254740993.07", "123456789012345678.9", "1.10", "-0", "1E+05", "0.1e-7", "9" * 5000)
 
 
@@ -225,7 +225,7 @@ def test_deep_or_broken_json_is_split_as_text(content: str) -> None:
 
 
 def test_json_of_far_too_many_values_is_cut_as_a_text() -> None:
-    """To read it would keep all other calls waiting."""
+    """Parsing it would block all other calls."""
     many = "[" + "[], " * (MOST_VALUES // 2) + "[]]"
     assert "".join(texts_of(tool(many))) == many
 

@@ -24,7 +24,7 @@ def session(*contents: Any) -> Draft:
 def test_a_repeated_result_becomes_a_reference_to_the_first() -> None:
     draft = dedupe(session(LONG, "other", LONG, LONG))
     assert {i: d for i, d in enumerate(draft.decisions) if d != KEEP} == {6: DuplicateResult(2), 8: DuplicateResult(2)}
-    assert json.loads(draft.made(6).raw or b"")["content"] == "[same as the result of c0]"
+    assert json.loads(draft.rendered(6).raw or b"")["content"] == "[same as the result of c0]"
 
 
 def test_short_results_and_results_with_images_stay() -> None:

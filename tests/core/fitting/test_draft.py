@@ -34,7 +34,7 @@ def contents(done: Draft) -> list[Any]:
 def test_kept_messages_are_unchanged_and_dropped_ones_count_no_tokens() -> None:
     done = draft().with_decisions({1: DROP})
     assert done.sent().messages == (RAWS[0], RAWS[2])
-    assert done.made(0).raw is RAWS[0]
+    assert done.rendered(0).raw is RAWS[0]
     assert done.weights() == [WEIGH(RAWS)[0], 0, WEIGH(RAWS)[2]]
     assert done.total() == sum(WEIGH([RAWS[0], RAWS[2]]))
     assert done.changed() == [1]
@@ -89,9 +89,9 @@ def test_rules_are_noted_for_changes_and_earlier_decisions_can_be_resumed() -> N
     before = draft()
     cut = before.with_decisions({0: (0,)}).with_rule(before, "condense")
     assert cut.with_decisions({1: DROP}).with_rule(cut, "drop").rules == {0: "condense", 1: "drop"}
-    again = draft().with_earlier_decisions(cut.decisions[:1], {}, cut.rules, {0: cut.made(0)})
+    again = draft().with_earlier_decisions(cut.decisions[:1], {}, cut.rules, {0: cut.rendered(0)})
     assert again.decisions == ((0,), KEEP, KEEP)
-    assert again.made(0) is cut.made(0)
+    assert again.rendered(0) is cut.rendered(0)
 
 
 def test_a_reference_names_the_call_of_the_earlier_result() -> None:

@@ -1,4 +1,4 @@
-"""What holds for every conversation: generated ones of 4 to 24 steps, with budgets that hurt."""
+"""Laws of trimming, tested with generated conversations of 4 to 24 steps and small budgets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WORDS = [
 
 
 def _pool() -> tuple[list[str], list[str], list[str]]:
-    """Sentences, texts and JSON documents: drawing from a pool is quick, and a text still differs from the next."""
+    """Return sentences, texts and JSON documents: drawing from a pool is quick and gives different texts."""
     chance = random.Random(4711)
 
     def sentence() -> str:
@@ -110,7 +110,7 @@ limits = st.integers(800, 4000)
 
 
 def tokens(text: str) -> int:
-    """Near enough to a tokenizer, and as fast as needed here."""
+    """Estimate tokens, close enough to a tokenizer and fast."""
     return len(text) // 4 + sum(ord(letter) > 0x2E80 for letter in text) + 1
 
 
@@ -183,7 +183,7 @@ def test_a_trim_fits_and_is_valid_or_raises(policy: TrimPolicy, messages: Messag
 def test_a_trim_raises_only_if_pinned_messages_are_too_large(messages: Messages, limit: int) -> None:
     conversation = Conversation.of_messages(messages)
     must = total([raw for item, raw in zip(conversation.items, conversation.messages, strict=True) if item.pinned])
-    # The task stays too; it may be cut to next to nothing, or be that already.
+    # The task stays too; it may be shortened to almost nothing, or be that short already.
     stub = min(total([encode({"role": "user", "content": "[...]"})]), total(conversation.messages[1:2]))
     assert (fitted(messages, limit) is None) == (must + (0 if conversation.items[1].pinned else stub) > limit)
 
@@ -308,7 +308,7 @@ def test_each_turn_is_valid_and_keeps_its_prefix_until_the_next_trim(
 )
 @settings(law, max_examples=15)
 def test_any_stored_trim_decision_is_harmless(messages: Messages, limit: int, noise: Any, plan: str) -> None:
-    reader = Reader(WEIGH)  # what it remembers of messages is no epoch's
+    reader = Reader(WEIGH)  # cached facts about messages do not belong to a decision
     conversation = Conversation.of_messages(messages, reader)
     plans = [
         "k1 c0-9000 =7 d1",
@@ -389,7 +389,7 @@ def test_odd_messages_are_sent_unchanged_or_left_out(
         sealed = {item.key for item in conversation.items if item.sealed}
         places = [n for n, item in enumerate(conversation.items) if item.sealed and done.fates[n].rule != "drop"]
         assert [key for key in done.keys if key in sealed] == [conversation.keys[n] for n in places]
-        # Where there was no time to recall, or to read the task, it is made up for on the next turn.
+        # If there was no time to recall lines or to read the task, the next turn does it.
         again = fit(
             conversation, limit, Reader(WEIGH), trim_decision=done.trim_decision, policy=replace(policy, recall="off")
         )
@@ -409,7 +409,7 @@ SUMMING = [
 def test_each_turn_with_summaries_is_valid_and_asks_only_at_a_trim(
     messages: Messages, limit: int, policy: TrimPolicy, length: int
 ) -> None:
-    """The summaries are of any length: whoever writes them may not have kept to what was asked."""
+    """Summaries have any length: a model may ignore the limit of the prompt."""
     trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     before: list[bytes] = []
@@ -541,7 +541,7 @@ SIGNED: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
         {"function": {**one["tool_calls"][0]["function"], "provider_specific_fields": {"thought_signature": f"c2{n}"}}},
         one,
     ),
-    "Gemini signs the words beside the calls": lambda one, n: {**one, **google(n)},
+    "Gemini signs the text next to the calls": lambda one, n: {**one, **google(n)},
     "litellm puts that into a field of its own": lambda one, n: {
         **one,
         "provider_specific_fields": {"thought_signatures": [f"c2ln{n}"]},
@@ -579,7 +579,7 @@ def test_a_call_keeps_its_reasoning_on_each_turn(messages: Messages, limit: int,
 
 
 def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator[tuple[Messages, Messages]]:
-    """What is sent on each turn of a session, and what came."""
+    """Yield what is sent and what the client sent, on each turn of a session."""
     trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     for stop in range(2, len(messages) + 1):
@@ -602,7 +602,7 @@ def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator
         yield [dict(one) for one in done.decoded()], messages[:stop]
 
 
-#: for the marks of what was left out
+#: tokens for the gap marks of dropped messages
 ROOM = 300
 STRICT = {("tool", "user"), ("user", "user"), ("assistant", "assistant")}
 
@@ -612,7 +612,7 @@ def neighbours(messages: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def with_thoughts(messages: Messages) -> Messages:
-    """What the assistant says as Mistral puts it, with thinking that nobody may cut."""
+    """Return an assistant message in Mistral's form, with thinking that must not be changed."""
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": SENTENCES[0]}]}
     return [
         {**message, "content": [thought, {"type": "text", "text": message["content"]}]}

@@ -118,7 +118,7 @@ def test_rows_taken_together_pay_for_their_head_once() -> None:
     draft = draft_of(json.dumps({"total": 9, "rows": rows}))
     known, stock, opening = draft.known(0), stock_of(draft), opening_of(draft, 0)
     head = known.sliced.blocks[-1].needs
-    stock.scores.keep(known.terms[head])  # said elsewhere already, so that nobody takes it for itself
+    stock.scores.keep(known.terms[head])  # already kept in another block, so the head has no value of its own
     offer = opening.offer_opening(stock, inf)
     assert head not in offer.places
     assert len(offer.places) >= 9
@@ -137,7 +137,7 @@ def test_only_the_first_row_pays_for_the_head() -> None:
 
 
 class Counted(list[float]):
-    """Counts how often something is put into it."""
+    """Count how often an item is set."""
 
     writes = 0
 

@@ -42,7 +42,7 @@ def changes(draft: Draft) -> dict[int, Any]:
 def test_rows_of_an_earlier_result_are_left_out() -> None:
     done = overlap(session(rows(1, 2, 3), rows(4, 2, 5, 3)))
     assert changes(done) == {4: DuplicateResult(2, (1, 3))}
-    shown = json.loads(json.loads(done.made(4).raw or b"")["content"])
+    shown = json.loads(json.loads(done.rendered(4).raw or b"")["content"])
     assert shown == {"total": 4, "results": [row(4), "[2 items as in the result of c0]", row(5)]}
     assert done.total() < session(rows(1, 2, 3), rows(4, 2, 5, 3)).total()
 
@@ -50,7 +50,7 @@ def test_rows_of_an_earlier_result_are_left_out() -> None:
 def test_paragraphs_of_an_earlier_result_are_left_out() -> None:
     long = "the same paragraph " * 15
     done = overlap(session(f"first\n\n{long}\n\nend", f"second\n\n{long}"))
-    assert json.loads(done.made(4).raw or b"")["content"] == "second\n\n[1 paragraph as in the result of c0]"
+    assert json.loads(done.rendered(4).raw or b"")["content"] == "second\n\n[1 paragraph as in the result of c0]"
 
 
 def test_a_changed_row_with_the_same_id_stays() -> None:

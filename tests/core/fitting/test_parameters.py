@@ -1,4 +1,4 @@
-"""What tools take, read out of their definitions in the form of any API."""
+"""Parameters of tools, read from their definitions in the form of each API."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from gateway.core.fitting.trim_decisions import fit
 
 
 class Counting:
-    """A counter of tokens that tells how often it was asked."""
+    """A token counter that records how often it was called."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -115,7 +115,7 @@ def test_messages_without_blocks_are_rendered_ahead() -> None:
     raws, reader = messages(2), Reader(counter_of(len))
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
-    [result] = reader.make([RenderOrder(conversation.items[-1], raws[-1], ())], Deadline())
+    [result] = reader.render([RenderOrder(conversation.items[-1], raws[-1], ())], Deadline())
     assert reader.outlines([result.key], [b"never looked at"])[0].answers == "c1"
 
 

@@ -45,7 +45,7 @@ def test_the_simple_counter_counts_all_fields() -> None:
 
 
 class Counted:
-    """Weighs by length; remembers what it was asked."""
+    """Count tokens by length, and record the counted messages."""
 
     def __init__(self) -> None:
         self.counted_tokens: list[bytes] = []
@@ -65,8 +65,8 @@ def known(reader: Reader, raw: bytes) -> KnownBlocks:
     return reader.read_blocks(Conversation.of([raw]).keys, [raw], Deadline())[0]
 
 
-def made(reader: Reader, raw: bytes, what: RenderTarget) -> RenderedMessage:
-    return reader.make([RenderOrder(Conversation.of([raw]).items[0], raw, what)], Deadline())[0]
+def rendered(reader: Reader, raw: bytes, what: RenderTarget) -> RenderedMessage:
+    return reader.render([RenderOrder(Conversation.of([raw]).items[0], raw, what)], Deadline())[0]
 
 
 LINES = "one line that is long enough to be a block\n" * 3
@@ -79,7 +79,7 @@ def test_a_message_is_counted_and_split_once_for_all_conversations() -> None:
     for _ in range(3):
         assert reader.weights(Conversation.of([raw])) == [len(raw)]
         assert known(reader, raw) is known(reader, raw)
-        assert made(reader, raw, (0,)) is made(reader, raw, (0,))
+        assert rendered(reader, raw, (0,)) is rendered(reader, raw, (0,))
     assert len(counted.counted_tokens) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_longer_conversation_counts_only_its_new_messages() -> None:
         assert other.weights(conversation) == [7] * end
         assert conversation.outline == Conversation.of(raws[:end]).outline
     assert counted.counted_tokens == raws
-    reader.weights(Conversation.of(raws))[0] = 99  # they are the caller's own
+    reader.weights(Conversation.of(raws))[0] = 99  # the caller owns the returned list
     assert reader.weights(Conversation.of(raws))[0] == len(raws[0])
 
 
@@ -115,7 +115,7 @@ def test_readers_with_a_shared_cache_count_separately_and_read_once() -> None:
     conversation = Conversation.of([raw], reader)
     assert (reader.weights(conversation), other.weights(conversation)) == ([len(raw)], [7])
     assert known(reader, raw).sliced is known(other, raw).sliced
-    assert made(other, raw, (0,)).tokens == 7
+    assert rendered(other, raw, (0,)).tokens == 7
     assert reader.size_bytes == other.size_bytes > 0
 
 
@@ -124,7 +124,7 @@ def test_a_shortened_message_has_its_present_cache_mark() -> None:
 
     def cut(**mark: Any) -> bytes:
         raw = encode({"role": "user", "content": [{"type": "text", "text": "word " * 100, **mark}]})
-        return made(reader, raw, (0,)).raw or b""
+        return rendered(reader, raw, (0,)).raw or b""
 
     assert b"cache_control" in cut(cache_control={"type": "ephemeral"})
     assert b"cache_control" not in cut()
@@ -163,23 +163,27 @@ def test_known_blocks_do_not_depend_on_cache_marks(bare: dict[str, Any], marked:
         known(reader, first)
         assert Conversation.of([second], reader).outlines == other.outlines
         assert known(reader, second) == known(stranger, second)
-        assert made(reader, second, (0,)) == made(Reader(counter_of(len)), second, (0,))
+        assert rendered(reader, second, (0,)) == rendered(Reader(counter_of(len)), second, (0,))
 
 
 def test_a_message_is_emptied_without_being_split() -> None:
     reader = Reader(counter_of(len))
     [raw] = texts("word " * 100)
-    assert made(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
+    assert rendered(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]
     raw = encode({"role": "user", "content": parts})
-    assert made(reader, raw, ()).raw == encode({"role": "user", "content": [{**parts[0], "text": "[...]"}, parts[1]]})
+    assert rendered(reader, raw, ()).raw == encode(
+        {"role": "user", "content": [{**parts[0], "text": "[...]"}, parts[1]]}
+    )
     nothing = encode({"role": "assistant", "content": None})
-    assert made(reader, nothing, ()).raw == nothing
+    assert rendered(reader, nothing, ()).raw == nothing
 
 
 def test_a_sealed_message_is_replaced_only_by_a_gap_mark() -> None:
     raw = encode({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}], "name": "a"})
-    assert made(Reader(counter_of(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
+    assert (
+        rendered(Reader(counter_of(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
+    )
 
 
 def test_the_cache_is_bounded_in_bytes() -> None:
@@ -190,7 +194,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
             conversation = Conversation.of([raw], reader)
             assert (conversation.items[0].role, reader.weights(conversation)) == ("user", [len(raw)])
             assert known(reader, raw).terms
-            assert made(reader, raw, (0,)).tokens < len(raw)
+            assert rendered(reader, raw, (0,)).tokens < len(raw)
             assert reader.kept("numbers", number, lambda number=number: [number], lambda _: 1_500) == [number]  # type: ignore[misc]
             assert reader.size_bytes <= limit
         assert (reader.size_bytes > limit // 2) == (limit > 0)
@@ -234,7 +238,7 @@ def test_the_size_of_an_outline_includes_its_calls() -> None:
         sketch_bytes = 400 * calls
         return reader.size_bytes - sketch_bytes
 
-    # the sketch of one message, and the four of the outline
+    # the outline of one message, and the four of the conversation
     assert outlined(1000) - outlined(1) >= 4 * 999 * 400
 
 
@@ -256,13 +260,13 @@ def test_framing_is_in_every_count_and_counts_nothing_again() -> None:
     call = encode({"role": "assistant", "content": LINES, "tool_calls": [CALL, {**CALL, "id": "c2"}]})
     raws = [*texts(LINES), call, encode({"role": "tool", "tool_call_id": "c1", "content": "found"})]
     conversation = Conversation.of(raws, plain)
-    bare, cut = plain.weights(conversation), made(plain, call, (0,))
+    bare, cut = plain.weights(conversation), rendered(plain, call, (0,))
     asked = len(count_tokens.counted_tokens)
     for framing, added in ((Framing(call=30), [0, 60, 0]), (Framing(message=5), [5, 5, 5])):
         framed = plain.counts(count_tokens, "", framing)
         assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
         cut_too = Draft.untouched(conversation, framed).with_decisions({1: (0,)})
-        assert cut_too.made(1) == cut
+        assert cut_too.rendered(1) == cut
         assert cut_too.weight(1) == cut.tokens + added[1]
         assert cut_too.weights() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
         assert Draft.untouched(conversation, framed).tokens_if(1, (0,)) == cut.tokens + added[1]

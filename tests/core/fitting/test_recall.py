@@ -198,7 +198,7 @@ def test_text_of_the_newest_result_is_not_recalled_after_it() -> None:
 
 
 def test_the_past_is_the_same_with_and_without_counted_terms() -> None:
-    # it is kept for later turns, on which nothing is counted; the word of the last turns must not be in it
+    # Later turns use the cached past without counting, so words of the last turns must not be in it.
     later = [{"role": "assistant", "content": "The Denver Plaza again."}, {"role": "user", "content": "And HAT204?"}]
     counted, fresh = dropped(*MESSAGES, *later), dropped(*MESSAGES, *later)
     Scores(counted, RelevanceFactors(), {})
@@ -213,7 +213,7 @@ def assistant(text: str) -> dict[str, Any]:
 
 
 def left_out(*messages: dict[str, Any], asked: Any, priorities: dict[int, float] | None = None) -> Draft:
-    """The draft of which nothing but "Let us see." and the question is sent."""
+    """Return a draft that sends only "Let us see." and the question."""
     conversation = Conversation.of_messages([*messages, assistant("Let us see."), {"role": "user", "content": asked}])
     conversation = replace(conversation, priorities=priorities or {})
     draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4)))
@@ -230,7 +230,7 @@ GATES = [assistant(f"The gate of flight HAT{number} is B{number}.") for number i
 def test_with_room_for_one_line_the_answering_line_is_recalled() -> None:
     asked = "Which gate has HAT14?"
     assert recalled(left_out(*GATES, asked=asked), 28) == ["assistant: The gate of flight HAT14 is B14."]
-    # The client says that it is worth nothing; then the newest is worth most.
+    # The client gives it priority 0, so the newest line has the most relevance.
     unwanted = left_out(*GATES, asked=asked, priorities={4: 0.0})
     assert recalled(unwanted, 28) == ["assistant: The gate of flight HAT21 is B21."]
 
@@ -272,7 +272,7 @@ def test_argument_lines_of_calls_are_not_recalled() -> None:
 
 
 def floors() -> list[dict[str, Any]]:
-    """Questions about old answers."""
+    """Yield questions about old responses."""
     messages = [{"role": "user", "content": "Plan the office move to Berlin. The budget code is BX-77120."}]
     for floor in range(12):
         details = " ".join(f"Room {floor}{desk} of floor {floor} has {desk + 3} desks." for desk in range(9))

@@ -37,12 +37,12 @@ def test_a_trimmed_prefix_holds_only_changed_messages() -> None:
     before = draft()
     done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
-    assert list(sent.made) == [0, 1, 3]
+    assert list(sent.rendered) == [0, 1, 3]
     assert sent.rule_by_index == {0: "shorten", 1: "drop", 3: "recall"}
     weights, now = sent.weights(before.original, Framing()), replace(done, recalls=sent.recalls)
-    assert weights.tokens == {index: now.weight(index) for index in sent.made}
+    assert weights.tokens == {index: now.weight(index) for index in sent.rendered}
     assert weights.saved == before.total() - now.total()
-    assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
+    assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.rendered.values())
 
 
 def test_a_trimmed_prefix_counts_the_present_framing() -> None:

@@ -14,7 +14,7 @@ LONG = "words of it " * 20
 
 
 def draft_of(roles: str, *, takes_turns: bool = True, **fields: Any) -> Draft:
-    """`u` and `a` say something, `s` is a system text, `c` a call with its result."""
+    """Return a draft: `u` is a user text, `a` an assistant text, `s` a system text, `c` a call with its result."""
     messages: list[dict[str, Any]] = []
     names = {"u": "user", "a": "assistant", "s": "system"}
     for number, letter in enumerate(roles):
@@ -38,13 +38,13 @@ def without(draft: Draft, *gone: int) -> Draft:
     [
         ("uaua", (2,), {2: ()}),  # the assistant twice
         ("uauau", (1,), {1: ()}),  # the user twice
-        ("uauauau", (1, 2, 3), {3: ()}),  # the newest of what was left out
-        ("ucaucau", (3,), {3: ()}),  # a user behind a result
-        ("ucaucau", (1, 2), {}),  # the assistant behind the user is nothing new
+        ("uauauau", (1, 2, 3), {3: ()}),  # the newest of the dropped messages
+        ("ucaucau", (3,), {3: ()}),  # a user after a result
+        ("ucaucau", (1, 2), {}),  # the assistant after the user is an old pair
         ("suasuau", (4,), {4: ()}),  # a system text takes no turn
-        ("suaasuau", (3, 4), {}),  # it came so
-        ("uaucu", (1, 2, 3, 4), {1: ()}),  # a text is less than a call with its result
-        ("ucucu", (1, 2, 3, 4, 5), {4: (), 5: ()}),  # calls are all there is
+        ("suaasuau", (3, 4), {}),  # the client sent it so
+        ("uaucu", (1, 2, 3, 4), {1: ()}),  # a text is shorter than a call with its result
+        ("ucucu", (1, 2, 3, 4, 5), {4: (), 5: ()}),  # only calls were dropped
         ("uuauau", (2, 3, 4), {}),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_summary_is_an_assistant_message() -> None:
     assert restore_role_order(draft).decisions[3:5] == (DROP, ())
     told = draft_of("uauauau").with_decisions({1: SummaryEntry("s", 4, "told"), **dict.fromkeys((2, 3, 4), SUMMARIZED)})
     assert restore_role_order(told).decisions[1:5] == (SummaryEntry("s", 3, "told"), SUMMARIZED, SUMMARIZED, ()), (
-        "of what it stands for"
+        "the mark is not counted"
     )
     assert restore_role_order(restore_role_order(told)) == restore_role_order(told)
     alone = draft_of("ucaucau").with_decisions({1: SummaryEntry("s", 2, "told"), 2: SUMMARIZED})

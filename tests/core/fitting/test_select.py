@@ -122,7 +122,7 @@ def test_a_message_with_all_blocks_is_unchanged() -> None:
         USER, *step(1, "code A1B2C3D4 for the customer"), *step(2, FILLER), {"role": "user", "content": "on"}
     )
     done = condense(draft, 400, RelevanceFactors())
-    assert done.made(2).raw is draft.conversation.messages[2]
+    assert done.rendered(2).raw is draft.conversation.messages[2]
 
 
 def test_remaining_room_is_filled_in_a_few_rounds() -> None:
@@ -141,7 +141,7 @@ def test_remaining_room_is_filled_in_a_few_rounds() -> None:
     assert 0.5 < done.total() / (draft.total() // 4) < 0.95
 
 
-def test_a_second_table_with_the_same_columns_keeps_its_head() -> None:
+def test_two_tables_with_the_same_columns_are_kept_if_there_is_room() -> None:
     def table(first: int) -> str:
         rows = range(first, first + 30)
         return json.dumps([{"identifier_of_order": f"W{n}00{n}", "name_of_customer": f"Name{n}"} for n in rows])

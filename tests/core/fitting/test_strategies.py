@@ -63,7 +63,7 @@ def test_shorten_skips_messages_with_long_calls() -> None:
     caller = {"role": "assistant", "content": "Look.", "tool_calls": [call]}
     answer = {"role": "tool", "tool_call_id": "a", "content": "seen"}
     done = Shorten(tokens=50).apply(draft_of(USER, caller, answer, LAST), 0)
-    assert json.loads(done.made(1).raw or b"") == caller
+    assert json.loads(done.rendered(1).raw or b"") == caller
 
 
 def test_shorten_skips_signed_messages() -> None:
@@ -93,7 +93,7 @@ def test_condense_drops_text_beyond_its_reading_limit() -> None:
     draft = draft_of({"role": "user", "content": "go"}, said(LINES), said(LINES.replace("A", "D")), LAST)
     unread = Condense(most_characters=len(LINES) + 100).apply(draft, 4000)
     assert unread.decisions == (KEEP, DROP, KEEP, KEEP)
-    # Where it is read, some of it is kept.
+    # If it is read, some of it is kept.
     read = Condense().apply(draft, 4000)
     assert isinstance(read.decisions[1], tuple)
 
@@ -102,7 +102,7 @@ def test_a_too_long_text_does_not_remove_older_ones() -> None:
     draft = draft_of(USER, said("found: id 4711"), said(LINES * 3), said("then: id 4712"), LAST)
     done = Condense(most_characters=len(LINES)).apply(draft, draft.weight(0) + 300)
     assert done.decisions == (KEEP, KEEP, DROP, KEEP, KEEP)
-    # What is read is chosen from all the same.
+    # Blocks of the units that were read are still chosen.
     tight = Condense(most_characters=len(LINES) + 200).apply(draft, 300)
     assert isinstance(tight.decisions[0], tuple)
     assert tight.decisions[2] == DROP
@@ -123,7 +123,7 @@ def test_an_unknown_strategy_is_refused_by_name() -> None:
 
 
 def looks(*contents: str) -> list[dict[str, Any]]:
-    """A call and its result for each, a, b, c and so on."""
+    """Return a call and its result for each id."""
     found: list[dict[str, Any]] = []
     for name, content in zip("abcdefgh", contents, strict=False):
         call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -336,7 +336,7 @@ def test_repetitive_talk_keeps_its_newest_turns() -> None:
 
 
 def test_the_answering_line_is_kept() -> None:
-    """What the question names stands in the question too, and is no less needed for that."""
+    """The question has the terms that it names, and they are still needed."""
     halls = ["".join(f"Parcel {h}-{n} stands in row {n * 3} of hall {h}.\n" for n in range(30)) for h in range(9)]
     asked = {"role": "user", "content": "In which row does Parcel 4-17 stand?"}
     draft = draft_of({"role": "user", "content": "Where are the parcels?"}, *map(said, halls), asked)

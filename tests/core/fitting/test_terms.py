@@ -46,7 +46,7 @@ def test_a_full_lexicon_starts_again_empty() -> None:
 
 
 def test_terms_keep_the_order_of_the_text() -> None:
-    # sums over them would otherwise end in other digits, and choices differ, from process to process
+    # otherwise sums of floats, and so choices, would differ between processes
     words = ["flight", "hat204", "boston", "refund_7", "depot", "nineteen", "order", "4711", "parcel", "invoice"]
     assert list(Lexicon().terms(" ".join(words))) == words
 

@@ -81,7 +81,7 @@ def test_old_messages_keep_their_share_next_to_a_long_newest_result(recall: Any)
     must = tokens([START[0], *step(12, size=80)])
     limit = must + 600
     done = run(messages, limit, low_water=0.5, recall=recall)
-    assert must > 0.5 * limit  # a share of all would leave nothing beside it
+    assert must > 0.5 * limit  # a share of the whole limit would leave no room for old messages
     assert must + 0.35 * 600 < done.tokens <= limit
     assert [fate.rule for fate in done.fates].count("condense") > 1
 
@@ -157,7 +157,7 @@ def test_the_second_trim_changes_only_messages_after_the_first() -> None:
 def test_a_decision_of_another_conversation_is_not_used() -> None:
     other = [{"role": "system", "content": "be bad"}, *session(8)[1:]]
     trim_decision = run(session(8), 600).trim_decision
-    # With more room it would be gone on with.
+    # With more room it would be continued.
     assert run(session(8), 800, trim_decision).messages != run(session(8), 800).messages
     assert run(other, 800, trim_decision).messages == run(other, 800).messages
 
@@ -247,7 +247,7 @@ def test_recalled_lines_stay_within_their_share_over_many_turns() -> None:
 
 
 def asked() -> list[dict[str, Any]]:
-    """Ends with a question after a line and a call that are far back."""
+    """Return a session that ends with a question about an old line and an old call."""
     messages = session(9)
     call = messages[2]["tool_calls"][0]
     call["function"] |= {"arguments": '{"page": 0, "code": "zebra7"}'}
@@ -293,15 +293,15 @@ def test_if_dedupe_is_enough_nothing_is_lost(recall: Any) -> None:
     done = run([*messages, *end], tokens([*messages, *end]) - 10, recall=recall)
     assert done.applied == ("dedupe",)
     assert [one for one in done.decoded() if "same as" not in str(one)] == [*session(5), *again[::2], *end]
-    # where it leaves room for no more than a turn or two, it is cut as deep as ever
+    # If dedupe leaves room for only a turn or two, the trim goes down to the low-water mark.
     more = [*messages, *(message for number in range(30, 50) for message in step(number)), *end]
     assert run(more, tokens(more) - 10, recall=recall).applied == ("dedupe", "condense")
-    # and so it is where others are to be tried before
+    # The same if other strategies come first.
     assert run(messages, tokens(messages) - 10, strategies=(Condense(), Dedupe())).applied == ("condense",)
 
 
 class Careless:
-    """A strategy that loses half of a unit."""
+    """A faulty strategy that drops half of a unit."""
 
     name = "careless"
     is_last_word = True
@@ -340,7 +340,7 @@ def test_without_a_dropping_strategy_an_overflow_raises() -> None:
     assert "drop" not in run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).fates.actions
 
 
-def test_keeps_decisions_keeps_old_messages_unchanged() -> None:
+def test_keep_last_turns_keeps_whole_turns_unchanged() -> None:
     ask = [{"role": "user", "content": "And now?"}, *step(20), *step(21), {"role": "user", "content": "Go on."}]
     messages = [*session(8), *ask]
     kept = fit(Conversation.of_messages(messages, keep_last_turns=2), 800, Reader(COUNT))
@@ -390,7 +390,7 @@ def test_results_that_the_model_has_read_may_be_trimmed() -> None:
 def test_a_task_keeps_text_while_there_is_room() -> None:
     said = {"role": "assistant", "content": "These were all."}
     last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}
-    # So much of it is the last message that the low-water mark leaves nothing for others.
+    # The last message is so long that the low-water mark leaves no room for others.
     done = fit(Conversation.of_messages([*session(12), said, last]), tokens([*START, said, last]) + 2, Reader(COUNT))
     assert done.messages == raws([*START, said, last])
 
@@ -408,7 +408,7 @@ PRESSED = {
 
 
 def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], TrimmedConversation]:
-    """A turn on which what must stay leaves no room for the task."""
+    """Return a turn on which pinned messages leave no room for the task."""
     messages = [START[0], ASKED, *session(12)[2:], PRESSED]
     first = run(messages, limit, **policy)
     assert first.decoded()[1]["content"] == "[...]"
@@ -513,7 +513,7 @@ def test_sent_messages_are_rendered_and_checked_once_despite_new_framing() -> No
     first = turn(8, None, 0)
     dearer = turn(9, first.trim_decision, 3)
     assert first.sent is not None is not dearer.sent
-    assert dearer.sent.made is first.sent.made
+    assert dearer.sent.rendered is first.sent.rendered
     assert dearer.messages == (*first.messages, *raws(step(8)))
     calls = sum(b"tool_calls" in raw for raw in dearer.messages)
     assert dearer.tokens == tokens_of(dearer) + 3 * calls
@@ -529,7 +529,7 @@ def test_trims_of_other_conversations_do_not_evict_cached_facts() -> None:
         return COUNT(messages)
 
     names = [f"agent-{number}" for number in range(8)]
-    # enough for what is known of each conversation, and for the messages of one or two
+    # enough for facts about each conversation, and for the messages of one or two
     reader, policy, trim_decisions = (
         Reader(count_tokens, limit_bytes=2_000_000),
         TrimPolicy(recall="said"),
@@ -552,7 +552,7 @@ def test_trims_of_other_conversations_do_not_evict_cached_facts() -> None:
 
 
 def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every content as a part, so that a mark is all that changes."""
+    """Return each content as a part, so that only the cache mark changes."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]} if message["content"] else message
         for message in messages
@@ -612,7 +612,7 @@ def test_shortened_messages_keep_their_present_content_form() -> None:
         return done.messages, done.tokens_before, done.tokens, [*done.fates], done.trim_decision
 
     def count_tokens(messages: Sequence[bytes]) -> Sequence[int]:
-        # as a counter of thoughts does, which are known by where they stand in a text
+        # like a counter of thinking, which it finds by its place in a text
         return [len(raw) // (3 if b'"<think>' in raw else 4) for raw in map(plain_of, messages)]
 
     warm, trim_decisions = Reader(count_tokens), list[TrimDecision | None]([None])
@@ -670,7 +670,7 @@ def test_units_are_dropped_by_priority_and_then_age() -> None:
     assert not {2, 3} & set(gone)
 
 
-# --- the receipt -----------------------------------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------------------------------
 
 
 def test_every_message_has_an_outcome_also_on_resumed_turns() -> None:
@@ -720,11 +720,11 @@ def test_nothing_is_recalled_in_a_sealed_message() -> None:
     assert done.messages[-1] == encode(ask)
 
 
-# --- no more time ----------------------------------------------------------------------------------------------------
+# --- deadline --------------------------------------------------------------------------------------------------------
 
 
 class Clock:
-    """Says that time is up at the `calls`-th look at it."""
+    """Expire at the `calls`-th call."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls

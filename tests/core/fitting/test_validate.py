@@ -108,7 +108,7 @@ def part(text: str) -> dict[str, str]:
         ({"content": "on", "name": "alice"}, {"content": "on, and more", "name": "eve"}, False),
     ],
 )
-def test_text_may_be_added_only_after_a_user_message_or_result(
+def test_text_may_only_be_added_at_the_end_of_a_user_message(
     said: dict[str, Any], sent: dict[str, Any], is_whole: bool
 ) -> None:
     before, after = ([SYSTEM, TASK, {"role": "user", **one}] for one in (said, sent))

@@ -1,4 +1,4 @@
-"""Tool results of several kinds of parts: what is shown shorter, what is kept behind the handle, and what stays."""
+"""Tool results with several kinds of parts: which are shortened, which are stored, and which stay."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ PARTS = {"chat": chat, "messages": anthropic, "responses": responses}
 
 
 def request(wire: Wire, parts: list[Json]) -> list[bytes]:
-    """A request whose one tool result has these parts."""
+    """Return a request with one tool result that has these parts."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     elements: dict[str, list[Json]] = {
         "chat": [
@@ -285,7 +285,7 @@ def request(wire: Wire, parts: list[Json]) -> list[bytes]:
 
 
 def held(wire: Wire, raw: bytes) -> list[Json]:
-    """The parts of the result in such a request."""
+    """Return the parts of the result in such a request."""
     element = json.loads(raw)
     if wire == "messages":
         element = element["content"][0]

@@ -1,4 +1,4 @@
-"""Which results are worth a model's summary, what the model is asked, and which of its answers are taken."""
+"""Choice of results for a model's summary, the prompt, and the check of its response."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(content: Any, mode: Any = "summary") -> ShownResult:
 
 
 def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
-    """The instruction, and what is quoted behind it."""
+    """Return the instruction, and the result that is quoted after it."""
     asked = asking("search", text, 240, room)
     assert asked is not None
     instruction, data = asked

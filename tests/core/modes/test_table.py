@@ -21,7 +21,7 @@ class Number:
 
 
 class Missing:
-    """There is no such key in this row."""
+    """A key that this row does not have."""
 
 
 DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number)
@@ -31,7 +31,7 @@ MARK = re.compile(r'("(?:[^"\\]|\\.)*")|<table (\d+)>')
 
 
 def untable(text: str) -> Any:
-    """What a table says, read by nothing but what its first line tells."""
+    """Parse a table by the rules in its first line alone."""
     lines = text.split("\n")
     found = re.fullmatch(r"\[JSON (?:list|lines) as a table, (\d+) rows, nothing left out; .*\]", lines[0])
     if found is not None:
@@ -119,7 +119,7 @@ def row_of(paths: list[list[str]], cells: list[Any]) -> dict[str, Any]:
 
 
 def spelled(value: Any, gap: str = "") -> str:
-    """JSON with numbers as they are spelled."""
+    """Return JSON with numbers in their spelling."""
     if isinstance(value, Number):
         return value.spelling
     if isinstance(value, dict):
@@ -133,7 +133,7 @@ NASTY = ["a", "|", '"', ",", "{", "[", "\\", "\n", " ", ".", "1", "-", "e", "tru
 texts = st.lists(st.sampled_from(NASTY), max_size=4).map("".join)
 numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?", fullmatch=True).map(Number)
 leaves = st.none() | st.booleans() | texts | numbers
-#: long enough for a table of a few rows to be worth it
+#: long enough for a table of a few rows to save characters
 keys = st.sampled_from(
     ["a name of a column", "with.a dot and more", "with|a bar and more", 'with "quotes" in it', "", "b"]
 )
