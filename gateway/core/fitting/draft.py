@@ -28,10 +28,10 @@ RECALL_HEADING: Final = "[earlier in this conversation]"
 class DuplicateResult:
     """A result that is replaced by a reference to an equal earlier one.
 
-    `of`: the index of the earlier result, which is sent whole; `parts`: the equal parts if only these are left out.
+    `source`: the index of the earlier result, which is sent whole; `parts`: the equal parts if only these are left out.
     """
 
-    of: int
+    source: int
     parts: tuple[int, ...] = ()
 
 
@@ -120,7 +120,7 @@ class Draft:
     steps: Sequence[ChosenBlocks] = ()
     deadline: Deadline = field(default_factory=Deadline)
     memo: _DraftCache = field(default_factory=_DraftCache, repr=False)
-    #: the result of `weights`: empty until it is needed, then one value
+    #: the result of `token_counts`: empty until it is needed, then one value
     _token_counts: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
     #: Token counts of an earlier draft, and the messages whose counts may differ here. Empty if it had no counts.
     _earlier_counts: list[tuple[Sequence[int], AbstractSet[int]]] = field(
@@ -150,10 +150,10 @@ class Draft:
 
     def _share_counts(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
         """Pass the token counts of this draft to `draft`, valid for all messages except `changed`; return `draft`."""
-        for weights, stale in (
+        for counts, stale in (
             ((self._token_counts[0], frozenset[int]()),) if self._token_counts else self._earlier_counts
         ):
-            draft._earlier_counts.append((weights, stale | changed))
+            draft._earlier_counts.append((counts, stale | changed))
         return draft
 
     def reopened(self, first: int, steps: Sequence[ChosenBlocks] = ()) -> Draft:
@@ -207,7 +207,7 @@ class Draft:
         found: dict[int, dict[int, DuplicateResult]] = {}
         for index, decision in enumerate(self.decisions):
             if isinstance(decision, DuplicateResult):
-                found.setdefault(decision.of, {})[index] = decision
+                found.setdefault(decision.source, {})[index] = decision
         return found
 
     @property
@@ -247,7 +247,7 @@ class Draft:
         """Return some messages as they are sent, by index."""
         return dict(zip(indices, self._rendered(indices), strict=True))
 
-    def weight(self, index: int) -> int:
+    def tokens_of(self, index: int) -> int:
         """Return the tokens of a message as it is sent."""
         return self._token_counts[0][index] if self._token_counts else self.count_tokens(index, self.rendered(index))
 
@@ -259,14 +259,14 @@ class Draft:
             decision, index, self._rendered_as([(index, decision, self.recalls.get(index, ()))])[0]
         )
 
-    def weights(self) -> Sequence[int]:
+    def token_counts(self) -> Sequence[int]:
         """Return the tokens of each message as it is sent, 0 for messages that are left out."""
         if not self._token_counts:
-            weights, stale = self._earlier_counts[0] if self._earlier_counts else (self.original, self.changed())
-            weights, wanted = list(weights), sorted(stale)
+            counts, stale = self._earlier_counts[0] if self._earlier_counts else (self.original, self.changed())
+            counts, wanted = list(counts), sorted(stale)
             for index, rendered in zip(wanted, self._rendered(wanted), strict=True):
-                weights[index] = self.count_tokens(index, rendered)
-            self._token_counts.append(weights)
+                counts[index] = self.count_tokens(index, rendered)
+            self._token_counts.append(counts)
         return self._token_counts[0]
 
     def count_tokens(self, index: int, rendered: RenderedMessage) -> int:
@@ -283,7 +283,7 @@ class Draft:
 
     def total(self) -> int:
         """Return the tokens of all messages that are sent."""
-        return sum(self.weights())
+        return sum(self.token_counts())
 
     def changed(self) -> list[int]:
         """Return the indices of the messages that are not sent unchanged."""
@@ -342,7 +342,7 @@ class Draft:
     def _target(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
         if isinstance(decision, tuple):
             return decision
-        source = self.conversation.items[decision.of].answers
+        source = self.conversation.items[decision.source].answers
         if decision.parts:
             return without_parts(decode(self.conversation.messages[index]).get("content"), decision.parts, source)
         return f"[same as the result of {source}]"

@@ -62,14 +62,14 @@ def recall(draft: Draft, room: float, scope: Recall, factors: RelevanceFactors) 
     if not offered:
         return draft
     offers = list(zip(offered, _line_factors(draft, past, offered, factors), strict=True))
-    before = draft.weight(last)
+    before = draft.tokens_of(last)
     wanted = room
     for _ in range(_TRIES):
         lines = _choose(draft, past, offers, dict(relevance), wanted - _HEADING_TOKENS)
         if not lines:
             break
         recalled = replace(draft, recalls={**draft.recalls, last: lines})
-        if recalled.weight(last) - before <= room:
+        if recalled.tokens_of(last) - before <= room:
             return recalled
         wanted *= 0.8
     return draft
@@ -333,9 +333,9 @@ def _line_factors(draft: Draft, past: _Past, lines: Sequence[_Line], factors: Re
     scores = [0.0] * (len(past.lengths) + 1)
     for term, asks in last_words(draft).items():
         places = past.holders.get(term, ())
-        weight = rarity(asks, past.blocks, len(places))
+        gain = rarity(asks, past.blocks, len(places))
         for place in places:
-            scores[place] += weight
+            scores[place] += gain
     mean = sum(past.lengths) / past.blocks
     scores = [score and answered(score, size / mean) for score, size in zip(scores, (*past.lengths, 0), strict=True)]
     best = max(scores) or 1.0

@@ -252,9 +252,9 @@ def _block_factors(
     for term, asks in (last_words(draft) | dict.fromkeys(codes, _QUESTION_FACTORS[IDENTIFIER])).items():
         places = holders.get(term)
         if places:
-            weight = rarity(asks, blocks, len(places))
+            gain = rarity(asks, blocks, len(places))
             for place in places:
-                scores[place] += weight
+                scores[place] += gain
     sizes = [len(terms) for known in candidates.values() for terms in known.terms]
     mean = length / blocks if blocks else 0.0
     scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]

@@ -120,7 +120,7 @@ class RenderedTokens(NamedTuple):
 class TrimmedPrefix:
     """The result of a trim for the first messages of a conversation, without the messages that were kept.
 
-    Only its token counts (`weights`) change from turn to turn, because the framing is learned.
+    Only its token counts (`token_counts`) change from turn to turn, because the framing is learned.
     """
 
     #: the keys of all first messages, as the client sent them
@@ -137,7 +137,7 @@ class TrimmedPrefix:
     rule_by_index: Mapping[int, str]
     #: messages that are replaced by a new one: a summary, or the gap mark of a signed message
     new: frozenset[int]
-    #: the last result of `weights`, by its framing, which rarely changes
+    #: the last result of `token_counts`, by its framing, which rarely changes
     _counted: dict[Framing, RenderedTokens] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -185,7 +185,7 @@ class TrimmedPrefix:
             rule_by_index={**self.rule_by_index, index: "recall"},
         )
 
-    def weights(self, original: Sequence[int], framing: Framing) -> RenderedTokens:
+    def token_counts(self, original: Sequence[int], framing: Framing) -> RenderedTokens:
         """Return the token counts. `original`: the tokens of all messages before the trim, with this framing."""
         known = self._counted.get(framing)
         if known is not None:
@@ -198,10 +198,10 @@ class TrimmedPrefix:
         # The shares by rule are an estimate, so those of another framing are good enough.
         last = next(iter(self._counted.values()), None)
         shares = last.saved_by_rule if last is not None else self._saved_by_rule(original, tokens)
-        weights = RenderedTokens(tokens, sum(map(original.__getitem__, tokens)) - sum(tokens.values()), shares)
+        rendered_tokens = RenderedTokens(tokens, sum(map(original.__getitem__, tokens)) - sum(tokens.values()), shares)
         self._counted.clear()
-        self._counted[framing] = weights
-        return weights
+        self._counted[framing] = rendered_tokens
+        return rendered_tokens
 
     @cached_property
     def _unframed_tokens(self) -> Mapping[int, int]:
@@ -286,7 +286,7 @@ class TrimmedConversation:
     original: Sequence[int] = field(repr=False)
     sent: TrimmedPrefix | None = field(repr=False)
     #: tokens of the messages that are not sent unchanged
-    weights: Mapping[int, int] = field(repr=False)
+    changed_tokens: Mapping[int, int] = field(repr=False)
     #: see `RenderedTokens`
     saved_by_rule: Mapping[str, int] = field(default_factory=dict, repr=False)
 
@@ -295,7 +295,7 @@ class TrimmedConversation:
         """Return a result that changes nothing."""
         return cls(
             tokens, tokens, changed=False, trim_decision=None, applied=(),
-            conversation=conversation, original=original, sent=None, weights={},
+            conversation=conversation, original=original, sent=None, changed_tokens={},
         )  # fmt: skip
 
     @classmethod
@@ -306,22 +306,22 @@ class TrimmedConversation:
         tokens: int,
         *,
         sent: TrimmedPrefix,
-        weights: RenderedTokens,
+        rendered_tokens: RenderedTokens,
         trim_decision: TrimDecision,
         applied: tuple[str, ...] = (),
     ) -> TrimmedConversation:
         """Return a result with trimmed first messages and unchanged others. `tokens`: of all before the trim."""
         return cls(
             tokens_before=tokens,
-            tokens=tokens - weights.saved,
+            tokens=tokens - rendered_tokens.saved,
             changed=True,
             trim_decision=trim_decision,
             applied=applied,
             conversation=conversation,
             original=original,
             sent=sent,
-            weights=weights.tokens,
-            saved_by_rule=weights.saved_by_rule,
+            changed_tokens=rendered_tokens.tokens,
+            saved_by_rule=rendered_tokens.saved_by_rule,
         )
 
     @cached_property
@@ -351,7 +351,7 @@ class TrimmedConversation:
         roles, pinned = self.conversation.outline.roles, dict.fromkeys(self.conversation.pinned, "pinned")
         rule_by_index = {**pinned, **self.sent.rule_by_index} if self.sent is not None else pinned
         rules = _by_index(rule_by_index, repeat("kept", len(roles)))
-        return Fates.in_columns(roles, self.original, _by_index(self.weights, self.original), list(rules))
+        return Fates.in_columns(roles, self.original, _by_index(self.changed_tokens, self.original), list(rules))
 
     def decoded(self) -> list[Any]:
         """Return the messages to send as JSON values; None for bytes that are no JSON."""

@@ -48,7 +48,7 @@ class _Choice:
         units = [unit for unit in draft.open_units() if unit.start == task or not _was_left_out(draft, unit)]
         items = draft.conversation.items
         blank: dict[int, Decision] = {i: KEEP if items[i].sealed else () for unit in units for i in unit.indices}
-        frames = draft.with_decisions(blank).weights()
+        frames = draft.with_decisions(blank).token_counts()
         draft.read(index for unit in units for index in unit.indices)
         self._units = {unit.start: self._candidate(unit, frames) for unit in units}
         #: the unit of each message
@@ -71,8 +71,8 @@ class _Choice:
         candidates = {index: known for candidate in self._units.values() for index, known in candidate.known.items()}
         fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
         self._blocks = CandidateBlocks(candidates, Scores(self._draft, factors, candidates, fixed))
-        weights = self._draft.weights()
-        self._room = float(self._limit - sum(weights[index] for index in fixed))
+        counts = self._draft.token_counts()
+        self._room = float(self._limit - sum(counts[index] for index in fixed))
         task = self._draft.conversation.task
         for candidate in self._bound_candidates():
             candidate.open(self._blocks.scores)

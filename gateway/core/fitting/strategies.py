@@ -98,7 +98,7 @@ def fill_with_newest(draft: Draft, chosen: Draft, limit: int) -> Draft:
 
     Talk that repeats the same words has little value by its terms, but it is still a conversation.
     """
-    fixed = sum(draft.weight(index) for index in draft.conversation.pinned)
+    fixed = sum(draft.tokens_of(index) for index in draft.conversation.pinned)
     room = limit - chosen.total()
     if room <= _MAX_EMPTY_SHARE * (limit - fixed):
         return chosen
@@ -107,13 +107,13 @@ def fill_with_newest(draft: Draft, chosen: Draft, limit: int) -> Draft:
         previous = {index: _restored(draft.decisions[index], index, now, shown) for index in unit.indices}
         if draft.conversation.priority(unit) == 0 or all(now[index] == previous[index] for index in previous):
             continue
-        more = sum(draft.tokens_if(index, previous[index]) - chosen.weight(index) for index in unit.indices)
+        more = sum(draft.tokens_if(index, previous[index]) - chosen.tokens_of(index) for index in unit.indices)
         if more <= room:
             room -= more
             for index, decision in previous.items():
                 now[index], before = decision, draft.decisions[index]
                 if decision == KEEP and isinstance(before, DuplicateResult) and not before.parts:
-                    shown.add(before.of)
+                    shown.add(before.source)
     changes = {index: decision for index, decision in enumerate(now) if decision != chosen.decisions[index]}
     return chosen.with_decisions(changes) if changes else chosen
 
@@ -125,9 +125,9 @@ def _restored(previous: Decision, index: int, now: Sequence[Decision], shown: Co
     """
     if index in shown:
         return ()
-    if not isinstance(previous, DuplicateResult) or now[previous.of] == KEEP:
+    if not isinstance(previous, DuplicateResult) or now[previous.source] == KEEP:
         return previous
-    return () if previous.of in shown and not previous.parts else KEEP
+    return () if previous.source in shown and not previous.parts else KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Shorten:
                 resolved = _resolve_references(pointing.get(index, {}), changes)
                 long += resolved
                 resolved[index] = known.sliced.with_needed(_head_and_tail(known, self.tokens / 2))
-                total += sum(draft.tokens_if(i, now) - draft.weight(i) for i, now in resolved.items())
+                total += sum(draft.tokens_if(i, now) - draft.tokens_of(i) for i, now in resolved.items())
                 changes.update(resolved)
         return draft.with_decisions(changes) if changes else draft
 
@@ -207,7 +207,7 @@ class Summarize:
         old = draft.summary
         if self.use == "off" or not units or (old is not None and old[0] < draft.first):
             return draft
-        room = self.tokens + MESSAGE_OVERHEAD - (draft.weight(old[0]) if old is not None else 0)
+        room = self.tokens + MESSAGE_OVERHEAD - (draft.tokens_of(old[0]) if old is not None else 0)
         shorter, rest = _leave_out(draft, limit - room, units)
         needed = sum(shorter.decisions[unit.start] == DROP for unit in units)
         ids = ids_of(old[1].id if old is not None else None, (_keys(draft, unit) for unit in units))
@@ -307,8 +307,8 @@ def by_priority(draft: Draft) -> list[Unit]:
 
 def _leave_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, int]:
     """Return the draft without the units, or without as many as necessary to fit, and its tokens."""
-    weights = [*draft.weights()]
-    total = sum(weights)
+    counts = [*draft.token_counts()]
+    total = sum(counts)
     changes: dict[int, Decision] = {}
     pointing = draft.references()
     for unit in units:
@@ -321,7 +321,7 @@ def _leave_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, 
             changes.update(left)
         for index, decision in left.items():
             now = draft.tokens_if(index, decision)
-            total, weights[index] = total + now - weights[index], now
+            total, counts[index] = total + now - counts[index], now
     return (draft.with_decisions(changes) if changes else draft), total
 
 

@@ -79,7 +79,7 @@ def _trim_tail(draft: Draft, low: int, limit: int, policy: TrimPolicy) -> tuple[
     """
     tail = max(_appended_start(draft), _first_changeable(draft, limit))
     fixed = system_tokens(draft)
-    if sum(without_marks(draft).weights()[:tail]) - fixed > policy.settled * (limit - fixed):
+    if sum(without_marks(draft).token_counts()[:tail]) - fixed > policy.settled * (limit - fixed):
         return None
     # A long newest result may take half of the room. It can be trimmed on the next turn, so less is enough now.
     for target in (low, (low + limit) // 2):
@@ -131,7 +131,7 @@ def restore_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
     share = limit - system_tokens(draft)
     little = max(_TASK_TOKENS, int(_TASK_SHARE * share))
     room = min(limit - draft.total(), int(_WHOLE_TASK_SHARE * share) if may_drop else little)
-    if draft.original[task] - draft.weight(task) <= room:
+    if draft.original[task] - draft.tokens_of(task) <= room:
         return draft.with_decisions({task: KEEP})
     known = draft.known(task)
     kept, first = draft.decisions[task], {*leading(known, min(room, little) - GAP_TOKENS)}
@@ -140,7 +140,7 @@ def restore_task(draft: Draft, limit: int, *, may_drop: bool) -> Draft:
     restored = draft.with_decisions(
         {task: known.sliced.with_needed(first.union(kept if isinstance(kept, tuple) else ()))}
     )
-    return restored if restored.weight(task) - draft.weight(task) <= room else draft
+    return restored if restored.tokens_of(task) - draft.tokens_of(task) <= room else draft
 
 
 def has_lost_task(draft: Draft) -> bool:
@@ -156,7 +156,7 @@ def could_show_task(draft: Draft, limit: int) -> bool:
     task = conversation.task
     if task is None or not has_lost_task(draft):
         return False
-    return draft.tokens_if(task, (0,)) + sum(draft.weight(index) for index in conversation.pinned) <= limit
+    return draft.tokens_if(task, (0,)) + sum(draft.tokens_of(index) for index in conversation.pinned) <= limit
 
 
 def drop_without_reading(start: Draft, limit: int, policy: TrimPolicy) -> Draft:
@@ -178,16 +178,16 @@ def drop_units(draft: Draft, limit: int, policy: TrimPolicy, *, reads: bool = Tr
     if policy.may_drop:
         untouched = Draft.untouched(draft.conversation, draft.reader, original=draft.original)
         draft = Drop(reads=reads).apply(untouched, limit)
-    weights = draft.weights()
-    if sum(weights) <= limit:
+    counts = draft.token_counts()
+    if sum(counts) <= limit:
         return draft
-    largest = max(range(len(weights)), key=weights.__getitem__)
+    largest = max(range(len(counts)), key=counts.__getitem__)
     raise ContextOverflow(
-        needed=sum(weights),
+        needed=sum(counts),
         limit=limit,
         index=largest,
         role=draft.conversation.items[largest].role,
-        tokens=weights[largest],
+        tokens=counts[largest],
     )
 
 
@@ -204,18 +204,18 @@ def _low_water_tokens(draft: Draft, limit: int, policy: TrimPolicy) -> int:
 def system_tokens(draft: Draft) -> int:
     """Return the tokens of system messages that no trim can remove. Shares of a limit are of the rest."""
     outline = draft.conversation.outline
-    return sum(draft.weight(index) for index in outline.fixed if outline.outlines[index].role in SYSTEM_ROLES)
+    return sum(draft.tokens_of(index) for index in outline.fixed if outline.outlines[index].role in SYSTEM_ROLES)
 
 
 def _first_changeable(draft: Draft, limit: int) -> int:
     """Return where changes may start: after the last cache mark up to which all fits together with what must stay."""
-    weights = draft.weights()
-    needed = sum(weights)
+    counts = draft.token_counts()
+    needed = sum(counts)
     for unit in reversed(draft.conversation.units):
         if needed <= limit and not draft.conversation.marked.isdisjoint(unit.indices):
             return unit.stop
         if not unit.pinned:
-            needed -= sum(weights[index] for index in unit.indices)
+            needed -= sum(counts[index] for index in unit.indices)
     return 0
 
 
@@ -238,4 +238,4 @@ def _difference(sent: Draft, fresh: Draft, index: int) -> float:
     if isinstance(old, tuple) and isinstance(new, tuple):
         tokens = sent.known(index).tokens
         return sum(tokens[number] for number in {*old} ^ {*new})
-    return 0 if old == new else abs(sent.weight(index) - fresh.weight(index))
+    return 0 if old == new else abs(sent.tokens_of(index) - fresh.tokens_of(index))

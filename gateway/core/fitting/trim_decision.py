@@ -128,7 +128,7 @@ def _format_decisions(draft: Draft) -> Iterator[str]:
 
 def _format_word(decision: Decision, rule: str) -> str:
     if isinstance(decision, DuplicateResult):
-        return f"={decision.of}" + ("/" + format_spans(decision.parts) if decision.parts else "")
+        return f"={decision.source}" + ("/" + format_spans(decision.parts) if decision.parts else "")
     if isinstance(decision, tuple):
         return _SHORT_RULES.get(rule, f"{rule}:") + format_spans(decision)
     if isinstance(decision, SummaryEntry):

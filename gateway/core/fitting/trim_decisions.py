@@ -127,12 +127,12 @@ def _keep_decision(
         return None
     if sent is None or trim_decision is None:
         return None
-    weights, before = sent.weights(draft.original, draft.reader.framing), sum(draft.original)
-    if before - weights.saved > limit:
+    sent_tokens, before = sent.token_counts(draft.original, draft.reader.framing), sum(draft.original)
+    if before - sent_tokens.saved > limit:
         return None
-    sent, weights, now = _continue(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
+    sent, sent_tokens, now = _continue(draft, sent, sent_tokens, trim_decision, limit, policy=policy, salt=salt)
     return TrimmedConversation.with_prefix(
-        draft.conversation, draft.original, before, sent=sent, weights=weights, trim_decision=now
+        draft.conversation, draft.original, before, sent=sent, rendered_tokens=sent_tokens, trim_decision=now
     )
 
 
@@ -179,11 +179,13 @@ def _trim(
     try:
         sent = _resume(draft, trim_decision, salt, summaries)
         if sent is not None and trim_decision is not None:
-            weights = sent.weights(original, reader.framing)
-            if before - weights.saved <= limit:
-                sent, weights, now = _continue(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
+            sent_tokens = sent.token_counts(original, reader.framing)
+            if before - sent_tokens.saved <= limit:
+                sent, sent_tokens, now = _continue(
+                    draft, sent, sent_tokens, trim_decision, limit, policy=policy, salt=salt
+                )
                 return TrimmedConversation.with_prefix(
-                    conversation, original, before, sent=sent, weights=weights, trim_decision=now
+                    conversation, original, before, sent=sent, rendered_tokens=sent_tokens, trim_decision=now
                 )
             start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, sent.rendered)
         done, applied = _in_role_order(
@@ -194,15 +196,15 @@ def _trim(
     except DeadlinePassed:
         done, applied = _in_role_order(lambda room: (drop_without_reading(start, room, policy), ("drop",)), limit)
     else:
-        recalled_tokens = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
+        recalled_tokens = sum(max(0, done.tokens_of(index) - done.original[index]) for index in done.recalls)
         done = _add_recall(done, before, done.total(), recalled_tokens=recalled_tokens, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # The gateway made a mistake. Leaving out whole units cannot repeat it.
         done, applied = _in_role_order(lambda room: (drop_units(draft, room, policy), ("drop",)), limit)
     sent, now = _remember(done, salt, lambda: TrimmedPrefix.of(done))
-    weights = sent.weights(original, reader.framing)
+    sent_tokens = sent.token_counts(original, reader.framing)
     return TrimmedConversation.with_prefix(
-        conversation, original, before, sent=sent, weights=weights, trim_decision=now, applied=applied
+        conversation, original, before, sent=sent, rendered_tokens=sent_tokens, trim_decision=now, applied=applied
     )
 
 
@@ -239,7 +241,7 @@ def _trim_with_task(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: b
 def _continue(
     draft: Draft,
     sent: TrimmedPrefix,
-    weights: RenderedTokens,
+    sent_tokens: RenderedTokens,
     trim_decision: TrimDecision,
     limit: int,
     *,
@@ -258,18 +260,18 @@ def _continue(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):
             sent, trim_decision = _remember(again, salt, partial(TrimmedPrefix.of, again))
-            start, weights = again, sent.weights(draft.original, draft.reader.framing)
-    as_before = sent, weights, trim_decision
+            start, sent_tokens = again, sent.token_counts(draft.original, draft.reader.framing)
+    as_before = sent, sent_tokens, trim_decision
     if policy.recall == "off":
         return as_before
-    recalled_tokens = sum(max(0, weights.tokens[index] - draft.original[index]) for index in sent.recalls)
+    recalled_tokens = sum(max(0, sent_tokens.tokens[index] - draft.original[index]) for index in sent.recalls)
     done = _add_recall(
-        start, before, before - weights.saved, recalled_tokens=recalled_tokens, limit=limit, policy=policy
+        start, before, before - sent_tokens.saved, recalled_tokens=recalled_tokens, limit=limit, policy=policy
     )
     if done is start:
         return as_before
     longer = sent.with_recalled_lines(done, last)
-    more = longer.weights(draft.original, draft.reader.framing)
+    more = longer.token_counts(draft.original, draft.reader.framing)
     was = Conversation(
         draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
     )
@@ -352,7 +354,7 @@ def _is_valid(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
         may_be = not items[index].sealed or (items[index].is_talk and decision == ())
         if isinstance(decision, tuple) and not (may_be and has(index, decision)):
             return False
-        if isinstance(decision, DuplicateResult) and not (0 <= decision.of < index and _may_refer(items[index])):
+        if isinstance(decision, DuplicateResult) and not (0 <= decision.source < index and _may_refer(items[index])):
             return False
     return all(
         has(index, ()) and not items[index].sealed and all(has(source, blocks, calls=True) for source, blocks in lines)

@@ -173,7 +173,7 @@ def chosen_blocks(
         query.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
     query.append({"role": "user", "content": "\n".join([_question(messages), *(arguments for _, arguments in asked)])})
     draft = Draft.untouched(Conversation.of_messages(query, reader), reader, deadline=Deadline(expired))
-    overhead = sum(weight for index, weight in enumerate(draft.weights()) if query[index]["role"] != "tool")
+    overhead = sum(count for index, count in enumerate(draft.token_counts()) if query[index]["role"] != "tool")
     places = dict(zip(range(1, len(query), 2), texts, strict=False))
     around = _around(draft, [*places], _AROUND_SHARE * room)
     decisions = condense(draft, room - round(around.tokens) + overhead, RelevanceFactors()).decisions

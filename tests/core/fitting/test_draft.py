@@ -35,7 +35,7 @@ def test_kept_messages_are_unchanged_and_dropped_ones_count_no_tokens() -> None:
     done = draft().with_decisions({1: DROP})
     assert done.sent().messages == (RAWS[0], RAWS[2])
     assert done.rendered(0).raw is RAWS[0]
-    assert done.weights() == [WEIGH(RAWS)[0], 0, WEIGH(RAWS)[2]]
+    assert done.token_counts() == [WEIGH(RAWS)[0], 0, WEIGH(RAWS)[2]]
     assert done.total() == sum(WEIGH([RAWS[0], RAWS[2]]))
     assert done.changed() == [1]
 
@@ -69,15 +69,17 @@ def test_token_counts_of_any_derived_draft_match_what_is_sent(steps: list[tuple[
     done = draft()
     for step, is_weighed in steps:
         if is_weighed:
-            done.weights()
+            done.token_counts()
         done = step(done)
     anew = Draft.untouched(done.conversation, done.reader)
-    assert done.weights() == [replace(anew, decisions=done.decisions, recalls=done.recalls).weight(i) for i in range(3)]
+    assert done.token_counts() == [
+        replace(anew, decisions=done.decisions, recalls=done.recalls).tokens_of(i) for i in range(3)
+    ]
     assert done.total() == sum(WEIGH(done.sent().messages))
 
 
 def test_tokens_if_counts_a_decision_before_it_is_made() -> None:
-    assert draft().tokens_if(0, (0,)) == draft().with_decisions({0: (0,)}).weight(0) < draft().weight(0)
+    assert draft().tokens_if(0, (0,)) == draft().with_decisions({0: (0,)}).tokens_of(0) < draft().tokens_of(0)
 
 
 def test_the_keys_of_what_is_sent_are_those_of_its_bytes() -> None:

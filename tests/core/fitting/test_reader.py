@@ -267,8 +267,8 @@ def test_framing_is_in_every_count_and_counts_nothing_again() -> None:
         assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
         cut_too = Draft.untouched(conversation, framed).with_decisions({1: (0,)})
         assert cut_too.rendered(1) == cut
-        assert cut_too.weight(1) == cut.tokens + added[1]
-        assert cut_too.weights() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
+        assert cut_too.tokens_of(1) == cut.tokens + added[1]
+        assert cut_too.token_counts() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
         assert Draft.untouched(conversation, framed).tokens_if(1, (0,)) == cut.tokens + added[1]
     assert len(count_tokens.counted_tokens) == asked
 

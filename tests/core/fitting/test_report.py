@@ -39,8 +39,8 @@ def test_a_trimmed_prefix_holds_only_changed_messages() -> None:
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.rendered) == [0, 1, 3]
     assert sent.rule_by_index == {0: "shorten", 1: "drop", 3: "recall"}
-    weights, now = sent.weights(before.original, Framing()), replace(done, recalls=sent.recalls)
-    assert weights.tokens == {index: now.weight(index) for index in sent.rendered}
+    weights, now = sent.token_counts(before.original, Framing()), replace(done, recalls=sent.recalls)
+    assert weights.tokens == {index: now.tokens_of(index) for index in sent.rendered}
     assert weights.saved == before.total() - now.total()
     assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.rendered.values())
 
@@ -57,7 +57,7 @@ def test_a_trimmed_prefix_counts_the_present_framing() -> None:
         framed = reader.counts(counter_of(len), "", framing)
         now = Draft.untouched(Conversation.of_messages(messages), framed).with_decisions({1: ()})
         sent = framed.kept("sent", "of them", partial(TrimmedPrefix.of, now), lambda sent: sent.size_bytes)
-        assert sent.weights(now.original, framing).tokens == {1: now.weight(1)}
+        assert sent.token_counts(now.original, framing).tokens == {1: now.tokens_of(1)}
         assert now.original[1] == reader.weights(now.conversation)[1] + framing.call
 
 
@@ -71,7 +71,7 @@ def test_the_report_has_each_outcome_and_the_totals() -> None:
         before.original,
         before.total(),
         sent=sent,
-        weights=sent.weights(before.original, Framing()),
+        rendered_tokens=sent.token_counts(before.original, Framing()),
         trim_decision=trim_decision,
         applied=("shorten",),
     )

@@ -75,7 +75,7 @@ def test_a_sealed_text_is_replaced_by_a_mark_without_thinking() -> None:
     done = restore_role_order(without(draft_of("ucaucau", content=THOUGHT), 3))
     assert done.decisions == (KEEP,) * 3 + ((),) + (KEEP,) * 5
     assert done.sent().messages[3] == encode({"role": "assistant", "content": "[...]"})
-    assert done.weight(3) < done.original[3] / 10
+    assert done.tokens_of(3) < done.original[3] / 10
     either = restore_role_order(without(draft_of("uaucu", content=THOUGHT), 1, 2, 3, 4))
     assert either.decisions[1:5] == ((), DROP, DROP, DROP), "rather than a call with its result"
 

@@ -85,10 +85,10 @@ def test_a_short_task_stays_whole_despite_better_results() -> None:
     rows = "".join(f"order W{n}00{n}K of customer C{n}{n}{n}{n} went to Boston{n}.\n" for n in range(1, 60))
     draft = draft_of({"role": "user", "content": options}, *step(1, rows), *step(2, rows[::-1]), USER)
     room = 800
-    done = condense(draft, draft.weight(len(draft.decisions) - 1) + room, RelevanceFactors())
+    done = condense(draft, draft.tokens_of(len(draft.decisions) - 1) + room, RelevanceFactors())
     assert len(options) < 0.3 * room
     assert done.decisions[0] == KEEP
-    assert done.total() <= draft.weight(len(draft.decisions) - 1) + room
+    assert done.total() <= draft.tokens_of(len(draft.decisions) - 1) + room
 
 
 def test_a_long_result_is_kept_as_far_as_it_fits() -> None:

@@ -100,7 +100,7 @@ def test_condense_drops_text_beyond_its_reading_limit() -> None:
 
 def test_a_too_long_text_does_not_remove_older_ones() -> None:
     draft = draft_of(USER, said("found: id 4711"), said(LINES * 3), said("then: id 4712"), LAST)
-    done = Condense(most_characters=len(LINES)).apply(draft, draft.weight(0) + 300)
+    done = Condense(most_characters=len(LINES)).apply(draft, draft.tokens_of(0) + 300)
     assert done.decisions == (KEEP, KEEP, DROP, KEEP, KEEP)
     # Blocks of the units that were read are still chosen.
     tight = Condense(most_characters=len(LINES) + 200).apply(draft, 300)
@@ -167,7 +167,7 @@ def test_restored_units_refer_only_to_sent_results() -> None:
     draft = draft_of({"role": "user", "content": "poll"}, *looks(same, same, "short", same), LAST)
     pointing = Dedupe().apply(draft, 0)
     chosen = pointing.with_decisions(dict.fromkeys(range(1, 9), DROP))
-    room = chosen.total() + draft.weight(2) + 700
+    room = chosen.total() + draft.tokens_of(2) + 700
     done = fill_with_newest(pointing, chosen, room)
     assert done.decisions[8] == KEEP
     assert done.decisions[4] == ()
