@@ -81,7 +81,7 @@ TESTED_ELSEWHERE = {
     "core.views.read_messages": "core/views/test_messages.py",  # one element of what is tested there
     "core.views.read_items": "core/views/test_responses.py",
     "core.steps": "core/steps/test_machine.py",  # the names of both its modules
-    "core.fitting.cut": "core/fitting/test_trim_decisions.py",  # what it leaves shows from turn to turn
+    "core.fitting.trim": "core/fitting/test_trim_decisions.py",  # what it leaves shows from turn to turn
     "core.fitting.policy": "core/fitting/test_trim_decisions.py",
     "core.ports": "stores/test_contract.py",  # Protocols; the contract is their test
     "core.stored": "stores/test_contract.py",  # plain values that stores give back

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, SHORTEST, ResponseMode, ShownResult, mode_for, show, stricter
-from gateway.core.modes.handle import points
+from gateway.core.modes.handle import ends_with_handle
 
 CHANGING = MODES[1:]
 
@@ -67,7 +67,7 @@ def test_the_mode_gets_stricter_as_the_budget_shrinks(remaining: float, mode: Re
     assert mode_for(remaining) == mode
 
 
-def test_modes_are_listed_from_the_mildest_on() -> None:
+def test_modes_are_listed_from_the_mildest() -> None:
     assert MODES == ("raw", "table", "summary", "handle_only")
 
 
@@ -128,7 +128,7 @@ def test_the_strictest_mode_leaves_one_line() -> None:
         result(TEXT, thinking_blocks=[{"type": "thinking"}]),
     ],
 )
-def test_what_is_short_or_no_plain_result_stays_as_it_came(raw: bytes, mode: ResponseMode) -> None:
+def test_short_and_other_messages_are_unchanged(raw: bytes, mode: ResponseMode) -> None:
     assert show(raw, mode, never) is None
 
 
@@ -140,7 +140,7 @@ def test_text_stays_as_it_is_among_tables() -> None:
     assert show(result(TEXT), "table", never) is None
 
 
-def test_a_table_that_would_be_hardly_shorter_stays_json() -> None:
+def test_a_table_that_saves_little_stays_json() -> None:
     content = json.dumps([{"id": n, "text": "a long text, " * 30} for n in range(9)], separators=(",", ":"))
     assert show(result(content), "table", never) is None
 
@@ -158,7 +158,7 @@ def test_all_other_fields_survive(mode: ResponseMode) -> None:
 
 
 @pytest.mark.parametrize("mode", CHANGING)
-def test_results_of_the_old_kind_are_shown_alike(mode: ResponseMode) -> None:
+def test_function_results_are_shown_alike(mode: ResponseMode) -> None:
     raw = json.dumps({"role": "function", "name": "search", "content": rows(200)}).encode()
     assert text_of(shown(raw, mode).raw) == text_of(shown(result(rows(200)), mode).raw)
 
@@ -179,21 +179,21 @@ def test_each_part_is_a_table_of_its_own_and_keeps_its_mark() -> None:
 
 @pytest.mark.parametrize("mark", ["cache_control", "prompt_cache_breakpoint"])
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
-def test_a_short_form_stands_for_all_parts_and_keeps_a_mark(mode: ResponseMode, mark: str) -> None:
+def test_a_short_form_replaces_all_parts_and_keeps_a_cache_mark(mode: ResponseMode, mark: str) -> None:
     parts = [{"type": "text", "text": TEXT, mark: MARK}, {"type": "text", "text": rows(90)}]
     found = shown(result(parts), mode)
     assert found.content == TEXT + rows(90)
     assert json.loads(found.raw)["content"] == [{"type": "text", "text": text_of(found.raw), mark: MARK}]
-    assert points(text_of(found.raw))
+    assert ends_with_handle(text_of(found.raw))
 
 
-def test_parts_that_are_short_enough_together_stay_as_they_are() -> None:
+def test_parts_that_are_short_together_are_unchanged() -> None:
     parts = [{"type": "text", "text": rows(2)}, {"type": "text", "text": rows(2)}]
     assert show(result(parts), "summary", handle) is None
     assert show(result(parts[:1] * 9), "summary", handle) is not None
 
 
-def test_a_table_among_parts_that_hardly_shortens_them_all_stays_json() -> None:
+def test_a_table_that_saves_little_of_all_parts_stays_json() -> None:
     parts = [{"type": "text", "text": rows(9)}, {"type": "text", "text": TEXT}]
     assert show(result(parts), "table", handle) is None
 
@@ -209,13 +209,13 @@ def test_json_of_mostly_white_space_is_shown_whole() -> None:
     assert text_of(found.raw) == '{"a":1,"b":[1,2]}'
 
 
-def test_a_handle_has_to_be_worth_its_line() -> None:
+def test_a_handle_must_save_more_than_its_line() -> None:
     assert show(result("word " * 70), "handle_only", handle) is None
     assert show(result("word " * 120), "handle_only", handle) is not None
     assert show(result("word " * 120), "handle_only", lambda _: "x" * 128) is None
 
 
-def test_spaces_are_not_many_words_and_yet_not_few_characters() -> None:
+def test_many_spaces_count_as_characters() -> None:
     assert len(shown(result(" " * 100_000 + "x"), "summary").raw) < 1000
 
 
@@ -232,18 +232,18 @@ def test_the_same_message_is_always_shown_the_same_way(mode: ResponseMode) -> No
 @pytest.mark.parametrize("again", CHANGING)
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
 @pytest.mark.parametrize("content", [TEXT, rows(200), rows(2000), json.dumps({"a": {"b": TEXT}}), "é" * 9000])
-def test_there_is_no_handle_of_a_handle(content: str, mode: ResponseMode, again: ResponseMode) -> None:
+def test_a_shown_result_gets_no_second_handle(content: str, mode: ResponseMode, again: ResponseMode) -> None:
     assert show(shown(result(content), mode).raw, again, never) is None
 
 
-def test_a_long_text_does_not_escape_by_ending_like_ours() -> None:
+def test_a_long_text_with_a_handle_line_is_still_shortened() -> None:
     line = f"\n[summary of 9,999 characters; full text: GET /api/results/{handle('')}]"
     assert show(result(TEXT[:2000] + line), "summary", never) is None
     found = shown(result(TEXT * 3 + line), "summary")
     assert found.content == TEXT * 3 + line
 
 
-def test_a_long_text_does_not_escape_by_beginning_like_ours() -> None:
+def test_a_long_text_with_a_table_heading_is_still_shortened() -> None:
     head = "[JSON list as a table, 9 rows, nothing left out; empty cell: no such key]\n"
     assert show(result(head + TEXT[:2000]), "handle_only", never) is None
     assert shown(result(head + TEXT * 3), "handle_only").content == head + TEXT * 3
@@ -268,7 +268,7 @@ messages = st.one_of(
 
 @given(messages, st.sampled_from(CHANGING))
 @settings(max_examples=200, deadline=None)
-def test_whatever_is_shown_is_shorter_and_shown_again_the_same(raw: bytes, mode: ResponseMode) -> None:
+def test_shown_results_are_shorter_and_stable(raw: bytes, mode: ResponseMode) -> None:
     found = show(raw, mode, handle)
     if found is None:
         return
@@ -282,5 +282,5 @@ def test_whatever_is_shown_is_shorter_and_shown_again_the_same(raw: bytes, mode:
 
 @given(st.binary(max_size=600) | st.builds(lambda value: json.dumps(value).encode(), values), st.sampled_from(MODES))
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_can_be_asked_for(raw: bytes, mode: ResponseMode) -> None:
+def test_any_bytes_can_be_shown(raw: bytes, mode: ResponseMode) -> None:
     assert show(raw + b" " * SHORTEST, mode, handle) is None

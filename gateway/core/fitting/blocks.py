@@ -1,8 +1,8 @@
 """Split a message into blocks that can be kept or dropped alone: rows, lines, sentences.
 
-Text is cut, never reworded: neighbouring blocks that are kept stand as they stood, and a gap reads `[...]`. JSON is
-written anew, one `path: value` line or table row a block, because a cut JSON text is neither JSON nor short. Cutting
-depends on the message alone, so that the numbers of the blocks kept say everything about what was sent.
+- Text is shortened, never reworded. Neighbouring blocks that are kept stay as they were, and a gap reads `[...]`.
+- JSON is rewritten with one `path: value` line or table row per block, because cut JSON is neither valid nor short.
+- The split depends on the message alone. So the numbers of the kept blocks fully describe what was sent.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from gateway.core.fitting.deadline import Deadline
 from gateway.core.values import dataclass
 
 GAP: Final = "[...]"
-#: in the last line of a result that is shown shorter, before where its full text is kept
-WAY: Final = "; full text: GET /api/results/"
+#: In the last line of a shortened result, before the handle of its full text.
+FULL_TEXT_AT: Final = "; full text: GET /api/results/"
 _GAP_LINE: Final = f"{GAP}\n"
-#: around what a model thinks, where neither the provider nor the client takes that out of what it says
-_THOUGHT: Final = ("<think>", "</think>")
-#: A block longer than this is cut at a sentence or a space: about 60 tokens, a sentence or two.
-LONGEST: Final = 240
+#: Tags around the model's thinking, where neither the provider nor the client removes it from the text.
+_THINKING_TAGS: Final = ("<think>", "</think>")
+#: A block longer than this is split at a sentence or a space: about 60 tokens, a sentence or two.
+MAX_BLOCK_CHARS: Final = 240
 #: Lines shorter than this are joined with the next: a gap mark costs as much as a few words.
-SHORTEST: Final = 40
+MIN_LINE_CHARS: Final = 40
 #: A JSON value up to this length stays one block with its key: its fields explain one another.
-COMPACT: Final = 160
-#: Call arguments up to this length are never cut.
+MAX_COMPACT_CHARS: Final = 160
+#: Call arguments up to this length are never split.
 LONG_ARGUMENTS: Final = 320
 #: This many objects with the same keys make a table: the head is then shorter than the repeated keys.
-TABLE_ROWS: Final = 3
+MIN_TABLE_ROWS: Final = 3
 
-#: JSON nested deeper than this is written as it is: no key line can tell where it belongs
-_DEEPEST: Final = 12
+#: JSON nested deeper than this is written unchanged: no key path could show where it belongs.
+_MAX_DEPTH: Final = 12
 
-#: For values that are shown without quotes, a number is a text like any other: so it keeps its spelling.
+#: Numbers are read as texts and so keep their spelling, because values are written without quotes.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 _CONSTANTS: Final = {True: "true", False: "false", None: "null"}
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f\uff1b])")
 _BLANKS: Final = re.compile(r"\s+")
-#: characters that are searched in one go: a millisecond
-_SEARCHED: Final = 32 * 1024
+#: Characters of one search, about a millisecond.
+_SEARCH_CHARS: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of one slot; `needs` is the block that must be kept with it: a table's head, the way to a full text."""
+    """A piece of one slot. `needs`: the block to keep with it, such as a table's head or the line with the handle."""
 
     text: str
     slot: int
@@ -57,9 +57,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A text of the message that can be cut: its content, a text part of it, or a string among a call's arguments."""
+    """A text of the message that can be split: its content, a text part, or a string in the arguments of a call."""
 
-    #: () for the content itself, (part,) for a part of it, (call, key, ...) under `in_arguments`
+    #: () for the content itself, (part,) for a part of it, (call, key, ...) with `in_arguments`
     path: tuple[int | str, ...]
     in_arguments: bool = False
 
@@ -70,26 +70,27 @@ class SlicedMessage:
 
     slots: tuple[Slot, ...]
     blocks: tuple[Block, ...]
-    #: what stays whatever is cut: names and arguments of calls
+    #: what always stays: names and arguments of calls
     fixed: str
-    #: all blocks together are the message as it came, so that it need not be written anew
+    #: True if all blocks together are the original message, so that it need not be rewritten
     is_verbatim: bool
 
     @property
     def lines(self) -> tuple[Block, ...]:
-        """What can be repeated elsewhere: the blocks, and behind them the calls with what is not cut of them."""
+        """Return what recall can repeat: the blocks, and as one more block the calls without their split arguments."""
         return (*self.blocks, Block(self.fixed, -1)) if self.fixed else self.blocks
 
-    def closed(self, picked: Collection[int]) -> tuple[int, ...]:
-        """The picked blocks with those they need, in order."""
+    def with_needed(self, picked: Collection[int]) -> tuple[int, ...]:
+        """Return the picked blocks and the blocks that they need, in order."""
         blocks = self.blocks
-        needed = [blocks[number].needs for number in picked if number < len(blocks)]  # a line of calls needs none
+        # The block of the calls, after all others, needs none.
+        needed = [blocks[number].needs for number in picked if number < len(blocks)]
         return tuple(sorted({*picked, *needed} - {-1}))
 
 
-def slice_message(message: Message, watch: Deadline | None = None) -> SlicedMessage:
-    """Cut a message. One with nothing to cut has no blocks."""
-    watch = watch or Deadline()
+def slice_message(message: Message, deadline: Deadline | None = None) -> SlicedMessage:
+    """Split a message into blocks; a message with nothing to split has none."""
+    deadline = deadline or Deadline()
     slots: list[Slot] = []
     blocks: list[Block] = []
     fixed: list[str] = []
@@ -102,8 +103,10 @@ def slice_message(message: Message, watch: Deadline | None = None) -> SlicedMess
         if pieces:
             slots.append(slot)
 
-    for path, text in _contents(message.get("content")):
-        pieces = list(_cut(text, watch) if message.get("role") != "assistant" else _cut_words(text, watch))
+    for path, text in _text_slots(message.get("content")):
+        pieces = list(
+            _split(text, deadline) if message.get("role") != "assistant" else _split_assistant_text(text, deadline)
+        )
         is_verbatim = is_verbatim and "".join(piece for piece, _ in pieces) == text
         add(Slot(path), pieces)
     for number, call in enumerate(message.get("tool_calls") or ()):
@@ -111,14 +114,14 @@ def slice_message(message: Message, watch: Deadline | None = None) -> SlicedMess
         arguments = str(function.get("arguments") or "")
         long = list(_long_strings(_read_arguments(arguments), ()))
         for path, text in long:
-            add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in watch.over(cut_text(text))])
-        shown = _having(arguments, [(path, GAP) for path, _ in long]) if long else arguments
+            add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in deadline.over(split_text(text))])
+        shown = _with_texts(arguments, [(path, GAP) for path, _ in long]) if long else arguments
         fixed.append(f"{function.get('name')} {shown}")
     return SlicedMessage(tuple(slots), tuple(blocks), "\n".join(fixed), is_verbatim)
 
 
-def _contents(content: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """The texts of a content, each with its path."""
+def _text_slots(content: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    """Yield the texts of a content, each with its path."""
     if isinstance(content, str):
         yield (), content
     elif isinstance(content, list):
@@ -126,8 +129,8 @@ def _contents(content: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
 
 
 def render(message: Message, sliced: SlicedMessage, picked: Sequence[int]) -> dict[str, Any]:
-    """The message with the picked blocks only; every other field as it was."""
-    texts = _texts(sliced, sliced.closed(picked))
+    """Return the message with the picked blocks only; every other field is unchanged."""
+    texts = _slot_texts(sliced, sliced.with_needed(picked))
     out = dict(message)
     calls: dict[int, list[tuple[tuple[int | str, ...], str]]] = {}
     parts: dict[int, str] = {}
@@ -137,7 +140,7 @@ def render(message: Message, sliced: SlicedMessage, picked: Sequence[int]) -> di
         elif slot.path:
             parts[int(slot.path[0])] = text
         else:
-            out["content"] = text if text != GAP or message.get("role") != "assistant" else _nothing(message)
+            out["content"] = text if text != GAP or message.get("role") != "assistant" else _empty_content(message)
     if parts:
         out["content"] = [{**part, "text": parts.get(i, part["text"])} for i, part in enumerate(message["content"])]
     if calls:
@@ -148,21 +151,21 @@ def render(message: Message, sliced: SlicedMessage, picked: Sequence[int]) -> di
     return out
 
 
-def emptied(message: Message) -> dict[str, Any]:
-    """A message that makes no calls with none of its blocks; it need not be cut for that."""
+def without_blocks(message: Message) -> dict[str, Any]:
+    """Return a message that makes no calls, without any of its blocks. The message need not be split for this."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [{**part, "text": part["text"] and GAP} for part in content]}
     return {**message, "content": content and GAP}
 
 
-def _nothing(message: Message) -> str | None:
-    """An assistant that only calls says nothing; one that says nothing else still has to say something."""
+def _empty_content(message: Message) -> str | None:
+    """Return the content of an assistant message without blocks: a gap mark, or None if it makes calls."""
     return None if message.get("tool_calls") or message.get("function_call") else GAP
 
 
-def _texts(sliced: SlicedMessage, picked: Sequence[int]) -> list[str]:
-    """The text of each slot."""
+def _slot_texts(sliced: SlicedMessage, picked: Sequence[int]) -> list[str]:
+    """Return the remaining text of each slot, with gap marks."""
     kept = set(picked)
     pieces: list[list[str]] = [[] for _ in sliced.slots]
     gap = [False] * len(sliced.slots)
@@ -181,7 +184,7 @@ def _texts(sliced: SlicedMessage, picked: Sequence[int]) -> list[str]:
 
 
 def _gap_before(before: Sequence[str], text: str) -> str:
-    """A gap on a line of its own between lines, and between spaces inside one; nothing where one stands already."""
+    """Return a gap mark: on its own line between lines, between spaces inside a line; empty after another mark."""
     last = before[-1] if before else "\n"
     if f"\n{last}".endswith(f"\n{_GAP_LINE}"):
         return ""
@@ -193,37 +196,37 @@ def _gap_before(before: Sequence[str], text: str) -> str:
 
 def _with_arguments(call: Mapping[str, Any], changes: Sequence[tuple[tuple[int | str, ...], str]]) -> dict[str, Any]:
     function = call["function"]
-    return {**call, "function": {**function, "arguments": _having(function["arguments"], changes)}}
+    return {**call, "function": {**function, "arguments": _with_texts(function["arguments"], changes)}}
 
 
 # --- call arguments ---------------------------------------------------------------------------------------------------
 
 
 def _read_arguments(arguments: str) -> dict[str, Any]:
-    """Those of long arguments, numbers as bare values; none of what is short or no object."""
+    """Return the arguments of a call, numbers as bare values; empty if they are short or no JSON object."""
     value = parse_whole(arguments) if len(arguments) > LONG_ARGUMENTS else None
     return value if isinstance(value, dict) else {}
 
 
 def _long_strings(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """The strings inside arguments that are long themselves, with their paths."""
+    """Yield the long strings inside arguments, with their paths."""
     pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in pairs:
-        if isinstance(inner, str) and len(inner) > LONGEST and bared(inner) is None:
+        if isinstance(inner, str) and len(inner) > MAX_BLOCK_CHARS and bared(inner) is None:
             yield (*path, key), inner
         elif isinstance(inner, dict | list):
             yield from _long_strings(inner, (*path, key))
 
 
-def _having(arguments: str, changes: Iterable[tuple[tuple[int | str, ...], str]]) -> str:
-    """Long arguments with other texts in some places."""
+def _with_texts(arguments: str, changes: Iterable[tuple[tuple[int | str, ...], str]]) -> str:
+    """Return the arguments as JSON, with other texts at some paths."""
     value = _read_arguments(arguments)
     for path, text in changes:
-        _put(value, path, text)
+        _set_text(value, path, text)
     return written(value)
 
 
-def _put(value: Any, path: Sequence[int | str], text: str) -> None:
+def _set_text(value: Any, path: Sequence[int | str], text: str) -> None:
     for step in path[:-1]:
         value = value[step]
     value[path[-1]] = text
@@ -232,45 +235,45 @@ def _put(value: Any, path: Sequence[int | str], text: str) -> None:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _cut_words(text: str, watch: Deadline) -> Iterator[tuple[str, int]]:
-    """`_cut` of what the assistant says.
+def _split_assistant_text(text: str, deadline: Deadline) -> Iterator[tuple[str, int]]:
+    """Split the text of an assistant message.
 
-    Thinking that it begins with is one piece: chat templates take out all up to its end, and where one tag is without
-    the other they take it for the answer, or the answer for it.
+    Thinking at its start stays one block. Chat templates remove everything up to the end tag. With only one of the two
+    tags left, they would treat the thinking as the response, or the response as thinking.
     """
-    end = _thought(text)
+    end = _thinking_end(text)
     if end:
         yield text[:end], -1
-    yield from ((piece, needs + 1 if end and needs >= 0 else needs) for piece, needs in _cut(text[end:], watch))
+    yield from ((piece, needs + 1 if end and needs >= 0 else needs) for piece, needs in _split(text[end:], deadline))
 
 
-def _thought(text: str) -> int:
-    """Where the thinking ends that a text begins with, with the blanks behind it; 0 for none."""
-    begins, ends = _THOUGHT
-    if not (text.lstrip().startswith(begins) and ends in text):
+def _thinking_end(text: str) -> int:
+    """Return the end of the thinking at the start of a text, including the blanks after it; 0 if there is none."""
+    begins, head_and_tail = _THINKING_TAGS
+    if not (text.lstrip().startswith(begins) and head_and_tail in text):
         return 0
-    return len(text) - len(text[text.index(ends) + len(ends) :].lstrip())
+    return len(text) - len(text[text.index(head_and_tail) + len(head_and_tail) :].lstrip())
 
 
-def _cut(text: str, watch: Deadline) -> Iterator[tuple[str, int]]:
-    """Pieces of a text and the number of the piece each needs, or -1."""
-    value = _read_json(text) if len(text) > COMPACT and text.lstrip()[:1] in ("{", "[") else None
+def _split(text: str, deadline: Deadline) -> Iterator[tuple[str, int]]:
+    """Yield the pieces of a text, each with the number of the piece that it needs, or -1."""
+    value = _parse_json(text) if len(text) > MAX_COMPACT_CHARS and text.lstrip()[:1] in ("{", "[") else None
     if isinstance(value, dict | list) and value:
-        yield from _json_lines(value, watch)
+        yield from _json_lines(value, deadline)
     else:
-        pieces = [*watch.over(cut_text(text))]
+        pieces = [*deadline.over(split_text(text))]
         last = len(pieces) - 1
-        needs = last if pieces and _is_way(pieces[last]) else -1
+        needs = last if pieces and _is_handle_line(pieces[last]) else -1
         yield from ((piece, needs if number < last else -1) for number, piece in enumerate(pieces))
 
 
-def _is_way(text: str) -> bool:
-    """Whether a last piece says where the full text is: who reads a part of the rest must be able to ask for all."""
-    return WAY in text and text.endswith("]")
+def _is_handle_line(text: str) -> bool:
+    """Return whether a last piece names the handle: a reader of the rest must be able to ask for the full text."""
+    return FULL_TEXT_AT in text and text.endswith("]")
 
 
-def _read_json(text: str) -> Any:
-    """The value, numbers as texts; None where the text is no JSON (or nested too deep for one), or has far too many."""
+def _parse_json(text: str) -> Any:
+    """Return the JSON value, numbers as texts; None if it is no JSON, nested too deep, or has far too many values."""
     if has_too_many_values(text):
         return None
     try:
@@ -280,33 +283,33 @@ def _read_json(text: str) -> Any:
     return None if is_deep(value) else value
 
 
-def cut_text(text: str) -> Iterator[str]:
-    """Lines, short ones joined, long ones cut; together they are the text."""
-    waiting = ""
+def split_text(text: str) -> Iterator[str]:
+    """Yield lines, short ones joined and long ones split; together they are the text."""
+    pending = ""
     for line in text.splitlines(keepends=True):
-        if len(waiting) + len(line) > LONGEST and waiting:
-            yield waiting
-            waiting = ""
-        if len(line) > LONGEST:
-            yield from _cut_line(line)
+        if len(pending) + len(line) > MAX_BLOCK_CHARS and pending:
+            yield pending
+            pending = ""
+        if len(line) > MAX_BLOCK_CHARS:
+            yield from _split_line(line)
             continue
-        waiting += line
-        if len(waiting) >= SHORTEST:
-            yield waiting
-            waiting = ""
-    if waiting:
-        yield waiting
+        pending += line
+        if len(pending) >= MIN_LINE_CHARS:
+            yield pending
+            pending = ""
+    if pending:
+        yield pending
 
 
-def _cut_line(line: str) -> Iterator[str]:
-    """Sentences up to LONGEST joined; a sentence beyond that is cut at its last space, or anywhere."""
+def _split_line(line: str) -> Iterator[str]:
+    """Yield sentences, joined up to MAX_BLOCK_CHARS; a longer one is split at its last space, or anywhere."""
     begin = start = 0
     for end in _sentence_ends(line):
-        if start > begin and end - begin > LONGEST:
+        if start > begin and end - begin > MAX_BLOCK_CHARS:
             yield line[begin:start]
             begin = start
-        while end - begin > LONGEST:
-            at = line.rfind(" ", begin + LONGEST // 2, begin + LONGEST) + 1 or begin + LONGEST
+        while end - begin > MAX_BLOCK_CHARS:
+            at = line.rfind(" ", begin + MAX_BLOCK_CHARS // 2, begin + MAX_BLOCK_CHARS) + 1 or begin + MAX_BLOCK_CHARS
             yield line[begin:at]
             begin = at
         start = end
@@ -314,10 +317,10 @@ def _cut_line(line: str) -> Iterator[str]:
 
 
 def _sentence_ends(line: str) -> Iterator[int]:
-    """Where sentences end, and where the line does. Looked for in parts: each search keeps other threads waiting."""
+    """Yield the ends of sentences and of the line. Each search reads a part: one long search would block threads."""
     start = 0
     while start < len(line):
-        stop = end = min(start + _SEARCHED, len(line))
+        stop = end = min(start + _SEARCH_CHARS, len(line))
         for match in _SENTENCE_END.finditer(line, start, stop):
             end = match.end()
             if match.start() < end == stop and (blanks := _BLANKS.match(line, stop)):
@@ -330,25 +333,25 @@ def _sentence_ends(line: str) -> Iterator[int]:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-#: what a row of a table is called by, if by anything; and its cells
+#: the name of a table's row, if it has one, and its cells
 _Row = tuple[str | None, Any]
 
 
 class _Lines(list[tuple[str, int]]):
-    """Counts what is added as work."""
+    """A list of lines that reports each added line to the deadline."""
 
-    def __init__(self, watch: Deadline) -> None:
+    def __init__(self, deadline: Deadline) -> None:
         super().__init__()
-        self._watch = watch
+        self._deadline = deadline
 
     def append(self, line: tuple[str, int]) -> None:
-        self._watch.tick()
+        self._deadline.tick()
         super().append(line)
 
 
-def _json_lines(value: Any, watch: Deadline) -> Iterator[tuple[str, int]]:
-    """A line a block, each with its newline, in the order of the document."""
-    lines = _Lines(watch)
+def _json_lines(value: Any, deadline: Deadline) -> Iterator[tuple[str, int]]:
+    """Yield one line per block, each with its newline, in the order of the document."""
+    lines = _Lines(deadline)
     _add_json(lines, "", value)
     yield from lines
 
@@ -356,7 +359,7 @@ def _json_lines(value: Any, watch: Deadline) -> Iterator[tuple[str, int]]:
 def _add_json(lines: list[tuple[str, int]], path: str, value: Any, depth: int = 0) -> None:
     if isinstance(value, str):
         _add_string(lines, path, value)
-    elif not isinstance(value, dict | list) or depth == _DEEPEST or (path and _is_short(value)):
+    elif not isinstance(value, dict | list) or depth == _MAX_DEPTH or (path and _is_short(value)):
         lines.append((f"{path}: {_compact(value)}\n", -1))
     elif (rows := _table(value)) is not None:
         _add_table(lines, path, rows)
@@ -371,36 +374,36 @@ def _add_json(lines: list[tuple[str, int]], path: str, value: Any, depth: int = 
 
 
 def _is_short(value: dict[str, Any] | list[Any]) -> bool:
-    # Each element takes three characters at least; only what may be short is written to see whether it is.
-    return len(value) * 3 <= COMPACT and len(_compact(value)) <= COMPACT
+    # Each element takes at least three characters. A value that is surely too long is not written to measure it.
+    return len(value) * 3 <= MAX_COMPACT_CHARS and len(_compact(value)) <= MAX_COMPACT_CHARS
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, str) and len(value) <= COMPACT)
+    return isinstance(value, bool) or (isinstance(value, str) and len(value) <= MAX_COMPACT_CHARS)
 
 
 def _add_string(lines: list[tuple[str, int]], path: str, text: str) -> None:
     label = f"{path}: " if path else ""
-    if "\n" not in text and len(text) <= LONGEST:
+    if "\n" not in text and len(text) <= MAX_BLOCK_CHARS:
         lines.append((f"{label}{text}\n", -1))
         return
-    pieces = list(cut_text(text))
+    pieces = list(split_text(text))
     for number, piece in enumerate(pieces):
         end = "" if piece.endswith("\n") or number < len(pieces) - 1 else "\n"
         lines.append((f"{label if number == 0 else ''}{piece}{end}", -1))
 
 
 def _table(value: dict[str, Any] | list[Any]) -> list[_Row] | None:
-    """The rows of a table: objects with the same keys. None of what is no table."""
+    """Return the rows of a table, that is, objects with the same keys; None if the value is no table."""
     rows = _rows(value)
-    if len(rows) < TABLE_ROWS or not isinstance(rows[0][1], dict):
+    if len(rows) < MIN_TABLE_ROWS or not isinstance(rows[0][1], dict):
         return None
     keys = list(rows[0][1])
     return rows if len(keys) > 1 and all(isinstance(row, dict) and list(row) == keys for _, row in rows) else None
 
 
 def _rows(value: dict[str, Any] | list[Any]) -> list[_Row]:
-    """What an object holds by name, a list in its order, or the lists of a list one behind the other."""
+    """Return the possible rows of a value: an object's fields by name, a list's elements, or those of inner lists."""
     if isinstance(value, dict):
         return list(value.items())
     if all(isinstance(inner, list) for inner in value):
@@ -410,30 +413,30 @@ def _rows(value: dict[str, Any] | list[Any]) -> list[_Row]:
 
 def _add_table(lines: list[tuple[str, int]], path: str, rows: Sequence[_Row]) -> None:
     head = len(lines)
-    lines.append((_row([path or "rows", *rows[0][1]]), -1))
+    lines.append((_row_text([path or "rows", *rows[0][1]]), -1))
     for name, row in rows:
         cells = map(_compact, row.values())
-        lines.append((_row(cells if name is None else [name, *cells]), head))
+        lines.append((_row_text(cells if name is None else [name, *cells]), head))
 
 
-def _row(cells: Iterable[str]) -> str:
+def _row_text(cells: Iterable[str]) -> str:
     return " | ".join(cells).replace("\n", " ") + "\n"
 
 
 def _add_list(lines: list[tuple[str, int]], path: str, values: Sequence[Any]) -> None:
-    """Plain values, as many a line as fit; the first line names them."""
-    waiting = f"{path}: " if path else ""
+    """Write plain values, as many per line as fit; the first line starts with their path."""
+    pending = f"{path}: " if path else ""
     for value in values:
-        waiting += f"{_compact(value)}, "
-        if len(waiting) >= COMPACT:
-            lines.append((waiting.rstrip() + "\n", -1))
-            waiting = ""
-    if waiting:
-        lines.append((waiting.rstrip(", ") + "\n", -1))
+        pending += f"{_compact(value)}, "
+        if len(pending) >= MAX_COMPACT_CHARS:
+            lines.append((pending.rstrip() + "\n", -1))
+            pending = ""
+    if pending:
+        lines.append((pending.rstrip(", ") + "\n", -1))
 
 
 def _compact(value: Any) -> str:
-    """JSON without quotes, which are a quarter of its tokens, nor escapes for them; it is to be read, not parsed."""
+    """Return JSON without quotes and escapes, which are a quarter of its tokens: it is for reading, not for parsing."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):

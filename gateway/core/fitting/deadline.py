@@ -1,6 +1,6 @@
 """Stop a trim that takes longer than its deadline.
 
-The clock is theirs.
+The caller supplies the clock.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-#: A piece of work is about 20 to 50 microseconds, a block read or offered; so many of them are 1 to 3 milliseconds.
-_PIECES: Final = 64
+#: The clock is read after this many pieces of work, every 1 to 3 milliseconds: one piece takes 20 to 50 microseconds.
+_CHECK_INTERVAL: Final = 64
 
 
 class DeadlinePassed(Exception):
-    """There is no more time to choose."""
+    """The time for a trim is over."""
 
 
 def never() -> bool:
-    """For those who can wait."""
+    """Return False: the default for callers without a deadline."""
     return False
 
 
 class Deadline:
-    """Counts work and asks `expired` now and then."""
+    """Count pieces of work and call `expired` now and then."""
 
     def __init__(self, expired: Callable[[], bool] = never) -> None:
         self._expired = expired
         self._done = 0
 
     def tick(self, pieces: int = 1) -> None:
-        """So many pieces of work were done, or are about to be.
+        """Count pieces of work that were done or are about to be done.
 
         Raises:
-            Expired: there is no more time.
+            DeadlinePassed: `expired` returned True.
         """
         self._done += pieces
-        if self._done >= _PIECES:
+        if self._done >= _CHECK_INTERVAL:
             self._done = 0
             if self._expired():
                 raise DeadlinePassed
 
     def over(self, pieces: Iterable[T]) -> Iterator[T]:
-        """Each of them, counted."""
+        """Yield each of the pieces and count it."""
         for piece in pieces:
             self.tick()
             yield piece

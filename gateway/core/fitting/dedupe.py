@@ -1,7 +1,7 @@
 """Replace a repeated tool result by a reference to the first one.
 
-Only whole results are compared here; parts that two results share are the business of the choice of blocks, which
-gives nothing for what is kept already.
+Only whole results are compared here. `overlap` compares parts of results, and the choice of blocks gives no value to
+text that another kept block already has.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import Final
 from gateway.core.conversation.units import Item
 from gateway.core.fitting.draft import KEEP, Decision, Draft, DuplicateResult
 
-#: a result, or a part of one, that is shorter is not longer than the words that would stand for it
-SHORTEST: Final = 200
+#: Characters of the shortest result, or part, that is worth replacing: the reference is about as long.
+MIN_RESULT_CHARS: Final = 200
 
 
 def dedupe(draft: Draft) -> Draft:
-    """Point every result that may be changed at the first result with the same content, if that is sent whole."""
+    """Replace each changeable result by a reference to the first equal one, if that one is sent whole."""
     seen: dict[bytes, int] = {}
     changes: dict[int, Decision] = {}
-    free = may_point(draft)
+    replaceable = replaceable_results(draft)
     for item in draft.conversation.items:
-        if not may_share(item) or draft.decisions[item.index] != KEEP:
+        if not is_comparable(item) or draft.decisions[item.index] != KEEP:
             continue
         first = seen.setdefault(item.text_key, item.index)
-        if first != item.index and item.index in free:
+        if first != item.index and item.index in replaceable:
             changes[item.index] = DuplicateResult(first)
-    return draft.having(changes) if changes else draft
+    return draft.with_decisions(changes) if changes else draft
 
 
-def may_point(draft: Draft) -> set[int]:
-    """The messages that may come to point at others: not those that others point at already."""
-    free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
-    return free - draft.pointing().keys()
+def replaceable_results(draft: Draft) -> set[int]:
+    """Return the messages that may become references; results that others already refer to may not."""
+    replaceable = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
+    return replaceable - draft.references().keys()
 
 
-def may_share(item: Item) -> bool:
-    """Whether it is a result long enough to be compared with others."""
-    return item.role == "tool" and not item.sealed and item.length >= SHORTEST
+def is_comparable(item: Item) -> bool:
+    """Return whether an item is a result that is long enough to be compared with others."""
+    return item.role == "tool" and not item.sealed and item.length >= MIN_RESULT_CHARS

@@ -1,4 +1,7 @@
-"""Hold the decision for each message and the resulting tokens; strategies pass it on."""
+"""Hold the trim decision for each message, the rendered messages, and their tokens.
+
+Each strategy takes a draft and returns a shorter one.
+"""
 
 from __future__ import annotations
 
@@ -12,54 +15,57 @@ from gateway.core.conversation.message import Message, decode, is_one_text
 from gateway.core.conversation.units import Conversation, Unit
 from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.parameters import Parameters
-from gateway.core.fitting.parts import without
+from gateway.core.fitting.parts import without_parts
 from gateway.core.fitting.reader import KnownBlocks, Reader, RenderedMessage, RenderOrder
 from gateway.core.fitting.summary import summary_message
 from gateway.core.values import dataclass
 
-#: the heading before old lines that are repeated; neutral, so that no model takes it for an instruction
-EARLIER: Final = "[earlier in this conversation]"
+#: Heading of recalled lines. It is neutral, so that no model reads it as an instruction.
+RECALL_HEADING: Final = "[earlier in this conversation]"
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateResult:
-    """A result whose content, or the parts at these places, are in an earlier one that is sent whole: message `of`."""
+    """A result that is replaced by a reference to an equal earlier one.
 
-    of: int
+    `source`: the index of the earlier result, which is sent whole; `parts`: the equal parts if only these are left out.
+    """
+
+    source: int
     parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryEntry:
-    """The first of `count` messages for which a summary stands, in its place; the others are `SUMMED`."""
+    """A summary that replaces `count` messages. It is sent instead of the first one; the others are `SUMMARIZED`."""
 
     id: str
     count: int
     text: str = field(repr=False)
 
 
-#: keep as it came, drop, keep these blocks, point at the same in an earlier result, or let a summary stand for it
+#: keep unchanged, drop, keep these blocks, refer to an equal earlier result, or replace by a summary
 Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | DuplicateResult | SummaryEntry
 
-# spelled out for mypy, which takes a bare Final in a tuple for a str
+# Spelled out for mypy, which infers str from a bare Final in a tuple.
 KEEP: Final[Literal["keep"]] = "keep"  # noqa: PYI064
 DROP: Final[Literal["drop"]] = "drop"  # noqa: PYI064
-SUMMED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
+SUMMARIZED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
 
-#: old lines to repeat: for each message that they are from, its index and the numbers of its blocks, in order
+#: recalled lines: the index of each source message and the numbers of its blocks, in order
 Lines = tuple[tuple[int, tuple[int, ...]], ...]
 
-#: a message, a decision for it, and old lines that are repeated at its end
-_Want = tuple[int, Decision, Lines]
+#: the key of a rendered message: its index, the decision, and the lines recalled at its end
+_RenderKey = tuple[int, Decision, Lines]
 
 
 class TermUses(NamedTuple):
-    """Where the terms of a conversation are."""
+    """Which messages use the terms of a conversation."""
 
     #: term -> the last message that has it
     last: dict[str, int]
-    #: term -> how many of the assistant's messages have it
-    said: Counter[str]
+    #: term -> how many assistant messages have it
+    assistant_uses: Counter[str]
     #: terms that are more than words
     named: set[str]
 
@@ -69,56 +75,55 @@ Pick = tuple[int, int]
 
 
 class ChosenBlocks(NamedTuple):
-    """Blocks that were chosen together, of the unit that starts at `start`; `opened`: the unit was opened with them."""
+    """Blocks of the unit at `start` that were chosen in one step. `opened`: this step also added the unit's frame."""
 
     start: int
     added: Sequence[Pick]
     opened: bool
 
 
-#: nothing is sent in the place of a message
-_GONE: Final = RenderedMessage(None, 0, b"")
-#: stands for the tokens of a message that is sent as it came: `Draft.original` has them
-_AS_IT_CAME: Final = 0
+#: the rendering of a message that is not sent
+_DROPPED: Final = RenderedMessage(None, 0, b"")
+#: Placeholder for the tokens of an unchanged message: `Draft.original` has them.
+_NOT_COUNTED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Memo:
-    """What was read and made for a conversation, shared by all drafts of it."""
+class _DraftCache:
+    """Results that all drafts of a conversation share."""
 
-    #: by message
+    #: by message index
     known: dict[int, KnownBlocks] = field(default_factory=dict)
-    #: of all messages but system texts: one value once it was asked for, none before
+    #: for all messages but system messages; empty until it is needed, then one value
     uses: list[TermUses] = field(default_factory=list)
-    #: term -> how likely it is needed, by the factors (`Worth`) this was worked out with
-    weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
-    made: dict[_Want, RenderedMessage] = field(default_factory=dict)
+    #: term -> how likely it is needed, by the `RelevanceFactors` of that computation
+    relevance: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
+    rendered: dict[_RenderKey, RenderedMessage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A conversation and a decision for every message of it."""
+    """A conversation with a decision for each of its messages. Drafts are immutable."""
 
     conversation: Conversation
     reader: Reader
-    #: tokens of each message as it came
+    #: tokens of each message before the trim
     original: Sequence[int]
     decisions: tuple[Decision, ...]
     #: index of the first message that may be changed
     first: int = 0
-    #: message -> old lines that are repeated at its end
+    #: message -> old lines that are recalled at its end
     recalls: Mapping[int, Lines] = field(default_factory=dict)
-    #: message -> the strategy that decided which blocks of it are kept
+    #: message -> the strategy that chose its blocks
     rules: Mapping[int, str] = field(default_factory=dict)
-    #: how the blocks were chosen, the best first
+    #: the steps in which blocks were chosen, best first
     steps: Sequence[ChosenBlocks] = ()
-    watch: Deadline = field(default_factory=Deadline)
-    memo: _Memo = field(default_factory=_Memo, repr=False)
-    #: what `weights` gave: one value once it was asked for, none before
-    _counted: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
-    #: what `weights` gave for a draft that this one was made of, and the messages that may weigh something else here;
-    #: none where that was not asked for
-    _before: list[tuple[Sequence[int], AbstractSet[int]]] = field(
+    deadline: Deadline = field(default_factory=Deadline)
+    memo: _DraftCache = field(default_factory=_DraftCache, repr=False)
+    #: the result of `token_counts`: empty until it is needed, then one value
+    _token_counts: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    #: Token counts of an earlier draft, and the messages whose counts may differ here. Empty if it had no counts.
+    _earlier_counts: list[tuple[Sequence[int], AbstractSet[int]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
@@ -129,93 +134,95 @@ class Draft:
         reader: Reader,
         *,
         original: Sequence[int] | None = None,
-        watch: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> Draft:
-        """Everything as it came; `original`: its tokens, where they are known."""
+        """Return a draft that changes nothing. `original`: the tokens of each message, if they are known."""
         original = reader.weights(conversation) if original is None else original
-        return cls(conversation, reader, original, (KEEP,) * len(original), watch=watch or Deadline())
+        return cls(conversation, reader, original, (KEEP,) * len(original), deadline=deadline or Deadline())
 
-    def having(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
-        """The draft with other decisions for some messages; `steps`: how blocks were chosen, None for as before."""
+    def with_decisions(self, changes: Mapping[int, Decision], steps: Sequence[ChosenBlocks] | None = None) -> Draft:
+        """Return a draft with other decisions for some messages. `steps`: how blocks were chosen; None: as before."""
         decisions = list(self.decisions)
         for index, decision in changes.items():
             decisions[index] = decision
         steps = self.steps if steps is None else steps
-        return self._followed(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
+        return self._share_counts(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
 
-    def _followed(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
-        """Tell `draft`, made of this one, that all messages but `changed` weigh in it what they weigh here."""
-        for weights, stale in ((self._counted[0], frozenset[int]()),) if self._counted else self._before:
-            draft._before.append((weights, stale | changed))
+    def _share_counts(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
+        """Pass the token counts of this draft to `draft`, valid for all messages except `changed`; return `draft`."""
+        for counts, stale in (
+            ((self._token_counts[0], frozenset[int]()),) if self._token_counts else self._earlier_counts
+        ):
+            draft._earlier_counts.append((counts, stale | changed))
         return draft
 
     def reopened(self, first: int, steps: Sequence[ChosenBlocks] = ()) -> Draft:
-        """The draft with all messages from `first` on open to new decisions, and no lines repeated there.
+        """Return a draft in which all messages from `first` on can be decided again; lines recalled there are removed.
 
-        `steps`: of an earlier choice among these units and others, to be taken over by the next.
+        `steps`: an earlier choice among these and other units, which the next choice repeats.
         """
         recalls = {i: lines for i, lines in self.recalls.items() if i < first}
         reopened = replace(self, first=first, recalls=recalls, steps=steps)
-        return self._followed(reopened, self.recalls.keys() - recalls.keys())
+        return self._share_counts(reopened, self.recalls.keys() - recalls.keys())
 
-    def as_sent(
+    def with_earlier_decisions(
         self,
         decisions: Sequence[Decision],
         recalls: Mapping[int, Lines],
         rules: Mapping[int, str],
-        made: Mapping[int, RenderedMessage],
+        rendered: Mapping[int, RenderedMessage],
     ) -> Draft:
-        """The draft with its first messages as decided before; `made`: what some of these became then."""
+        """Return a draft with earlier decisions for its first messages. `rendered`: renderings of some of them."""
         rest = len(self.decisions) - len(decisions)
         draft = Draft(
             self.conversation, self.reader, self.original, (*decisions, *(KEEP,) * rest), self.first, recalls, rules,
-            self.steps, self.watch, self.memo,
+            self.steps, self.deadline, self.memo,
         )  # fmt: skip
-        for index, one in made.items():
-            self.memo.made[index, decisions[index], recalls.get(index, ())] = one
+        for index, one in rendered.items():
+            self.memo.rendered[index, decisions[index], recalls.get(index, ())] = one
         return draft
 
-    def ruled(self, before: Draft, rule: str) -> Draft:
-        """This draft, with the name of the strategy that decided wherever it differs from the one before."""
+    def with_rule(self, before: Draft, rule: str) -> Draft:
+        """Return this draft, with this strategy's name for each message whose decision differs from `before`."""
         changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
-        return self._followed(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
+        return self._share_counts(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
 
     def open_units(self) -> list[Unit]:
-        """The units that may be changed. What a summary stands for is as it is until another takes its place."""
+        """Return the units that may be changed. Summarized messages stay until a new summary replaces the old one."""
         return [
             unit
             for unit in self.conversation.units
-            if unit.start >= self.first and not unit.pinned and not is_summed(self.decisions[unit.start])
+            if unit.start >= self.first and not unit.pinned and not is_summarized(self.decisions[unit.start])
         ]
 
-    def least(self, unit: Unit) -> dict[int, Decision]:
-        """The least that can be sent of a unit: nothing, or its messages without what can be cut of them."""
+    def least_decisions(self, unit: Unit) -> dict[int, Decision]:
+        """Return the decisions that send the least of a unit: dropped, or if bound, without its blocks."""
         if not unit.bound:
             return dict.fromkeys(unit.indices, DROP)
         items = self.conversation.items
         return {index: KEEP if items[index].sealed else () for index in unit.indices}
 
-    def pointing(self) -> dict[int, dict[int, DuplicateResult]]:
-        """By index of a result that others point at: these others, and how they point."""
+    def references(self) -> dict[int, dict[int, DuplicateResult]]:
+        """Return the references to each result, by the index of that result and then of the referring one."""
         found: dict[int, dict[int, DuplicateResult]] = {}
         for index, decision in enumerate(self.decisions):
             if isinstance(decision, DuplicateResult):
-                found.setdefault(decision.of, {})[index] = decision
+                found.setdefault(decision.source, {})[index] = decision
         return found
 
     @property
     def parameters(self) -> Parameters:
-        """What the tools of the request take."""
+        """Return the parameters of the request's tools."""
         return self.reader.parameters(self.conversation.tools)
 
     @property
     def summary(self) -> tuple[int, SummaryEntry] | None:
-        """The summary, and the message in whose place it stands."""
+        """Return the summary and the index of the message that it is sent for, or None."""
         found = ((index, one) for index, one in enumerate(self.decisions) if isinstance(one, SummaryEntry))
         return next(found, None)
 
     def known(self, index: int) -> KnownBlocks:
-        """What is known of a message."""
+        """Return the blocks and terms of a message."""
         found = self.memo.known.get(index)
         if found is None:
             self.read((index,))
@@ -223,116 +230,121 @@ class Draft:
         return found
 
     def read(self, indices: Iterable[int]) -> None:
-        """Look up what is known of some messages, or read them, all at once."""
+        """Load the blocks and terms of several messages at once, from the cache or by reading the text."""
         known = self.memo.known
         missing = [index for index in indices if index not in known]
         keys, raws = self.conversation.keys, self.conversation.messages
-        found = self.reader.know([keys[index] for index in missing], [raws[index] for index in missing], self.watch)
+        found = self.reader.read_blocks(
+            [keys[index] for index in missing], [raws[index] for index in missing], self.deadline
+        )
         known.update(zip(missing, found, strict=True))
 
-    def made(self, index: int) -> RenderedMessage:
-        """What is sent in the place of a message."""
-        return self._made((index,))[0]
+    def rendered(self, index: int) -> RenderedMessage:
+        """Return a message as it is sent."""
+        return self._rendered((index,))[0]
 
-    def made_of(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
-        """What is sent in the place of some messages, by index."""
-        return dict(zip(indices, self._made(indices), strict=True))
+    def rendered_messages(self, indices: Sequence[int]) -> dict[int, RenderedMessage]:
+        """Return some messages as they are sent, by index."""
+        return dict(zip(indices, self._rendered(indices), strict=True))
 
-    def weight(self, index: int) -> int:
-        """Tokens of what is sent in the place of a message."""
-        return self._counted[0][index] if self._counted else self.count_tokens(index, self.made(index))
+    def tokens_of(self, index: int) -> int:
+        """Return the tokens of a message as it is sent."""
+        return self._token_counts[0][index] if self._token_counts else self.count_tokens(index, self.rendered(index))
 
-    def weight_as(self, index: int, decision: Decision) -> int:
-        """The same if this were decided of it."""
+    def tokens_if(self, index: int, decision: Decision) -> int:
+        """Return the tokens that a message would have with this decision."""
         if decision == DROP:
             return 0
-        return self._weight_as(decision, index, self._made_as([(index, decision, self.recalls.get(index, ()))])[0])
+        return self._tokens_with(
+            decision, index, self._rendered_as([(index, decision, self.recalls.get(index, ()))])[0]
+        )
 
-    def weights(self) -> Sequence[int]:
-        """Tokens of each message, 0 for those that are left out."""
-        if not self._counted:
-            weights, stale = self._before[0] if self._before else (self.original, self.changed())
-            weights, wanted = list(weights), sorted(stale)
-            for index, made in zip(wanted, self._made(wanted), strict=True):
-                weights[index] = self.count_tokens(index, made)
-            self._counted.append(weights)
-        return self._counted[0]
+    def token_counts(self) -> Sequence[int]:
+        """Return the tokens of each message as it is sent, 0 for messages that are left out."""
+        if not self._token_counts:
+            counts, stale = self._earlier_counts[0] if self._earlier_counts else (self.original, self.changed())
+            counts, wanted = list(counts), sorted(stale)
+            for index, rendered in zip(wanted, self._rendered(wanted), strict=True):
+                counts[index] = self.count_tokens(index, rendered)
+            self._token_counts.append(counts)
+        return self._token_counts[0]
 
-    def count_tokens(self, index: int, made: RenderedMessage) -> int:
-        """Tokens of a message when `made` is sent in its place."""
-        return self._weight_as(self.decisions[index], index, made)
+    def count_tokens(self, index: int, rendered: RenderedMessage) -> int:
+        """Return the tokens of a message that is rendered as `rendered`, with framing."""
+        return self._tokens_with(self.decisions[index], index, rendered)
 
-    def _weight_as(self, decision: Decision, index: int, made: RenderedMessage) -> int:
+    def _tokens_with(self, decision: Decision, index: int, rendered: RenderedMessage) -> int:
         if decision == KEEP and index not in self.recalls:
             return self.original[index]
-        if made.raw is None:
+        if rendered.raw is None:
             return 0
         calls = 0 if isinstance(decision, SummaryEntry) else self.conversation.outline.calls[index]
-        return self.reader.framing.added(made.tokens, calls)
+        return self.reader.framing.added(rendered.tokens, calls)
 
     def total(self) -> int:
-        """Tokens of all messages that are sent."""
-        return sum(self.weights())
+        """Return the tokens of all messages that are sent."""
+        return sum(self.token_counts())
 
     def changed(self) -> list[int]:
-        """The messages that are not sent as they came."""
+        """Return the indices of the messages that are not sent unchanged."""
         decisions = self.decisions
         return [i for i, decision in enumerate(decisions) if decision != KEEP or i in self.recalls]
 
     def inserted(self) -> tuple[int, bytes] | None:
-        """The place of the summary among the messages that are sent, and its bytes."""
+        """Return the place of the summary among the messages that are sent, and its bytes; None without a summary."""
         summary = self.summary
         if summary is None:
             return None
-        made = self._made(range(summary[0] + 1))
-        return sum(one.raw is not None for one in made) - 1, made[-1].raw or b""
+        rendered = self._rendered(range(summary[0] + 1))
+        return sum(one.raw is not None for one in rendered) - 1, rendered[-1].raw or b""
 
     def sent(self) -> Conversation:
-        """The conversation as it is sent."""
-        made = [(index, one) for index, one in enumerate(self._made(range(len(self.decisions)))) if one.raw is not None]
+        """Return the conversation as it is sent."""
+        messages = self._rendered(range(len(self.decisions)))
+        rendered = [(index, one) for index, one in enumerate(messages) if one.raw is not None]
         return Conversation(
-            tuple([one.raw for _, one in made if one.raw is not None]),
-            tuple([one.key for _, one in made]),
-            frozenset(place for place, (index, _) in enumerate(made) if index in self.conversation.marked),
+            tuple([one.raw for _, one in rendered if one.raw is not None]),
+            tuple([one.key for _, one in rendered]),
+            frozenset(place for place, (index, _) in enumerate(rendered) if index in self.conversation.marked),
             book=self.reader,
         )
 
-    def _made(self, indices: Iterable[int]) -> list[RenderedMessage]:
+    def _rendered(self, indices: Iterable[int]) -> list[RenderedMessage]:
         decisions, recalls = self.decisions, self.recalls
-        return self._made_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
+        return self._rendered_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
 
-    def _made_as(self, wanted: Sequence[_Want]) -> list[RenderedMessage]:
-        made = self.memo.made
-        missing = [key for key in wanted if key not in made]
+    def _rendered_as(self, wanted: Sequence[_RenderKey]) -> list[RenderedMessage]:
+        rendered = self.memo.rendered
+        missing = [key for key in wanted if key not in rendered]
         if missing:
-            self._make(missing)
-        return [made[key] for key in wanted]
+            self._render_missing(missing)
+        return [rendered[key] for key in wanted]
 
-    def _make(self, wanted: Sequence[_Want]) -> None:
+    def _render_missing(self, wanted: Sequence[_RenderKey]) -> None:
         raws = self.conversation.messages
         orders = {
-            key: RenderOrder(self.conversation.items[key[0]], raws[key[0]], self._what(key[0], key[1]))
+            key: RenderOrder(self.conversation.items[key[0]], raws[key[0]], self._target(key[0], key[1]))
             for key in wanted
             if isinstance(key[1], tuple | DuplicateResult)
         }
-        made = dict(zip(orders, self.reader.make(list(orders.values()), self.watch), strict=True))
+        rendered = dict(zip(orders, self.reader.render(list(orders.values()), self.deadline), strict=True))
         for key in wanted:
             index, decision, lines = key
             if decision == KEEP:
-                made[key] = RenderedMessage(raws[index], _AS_IT_CAME, self.conversation.keys[index])
+                rendered[key] = RenderedMessage(raws[index], _NOT_COUNTED, self.conversation.keys[index])
             elif isinstance(decision, SummaryEntry):
-                made[key] = self.reader.made(summary_message(decision.text, decision.count))
-            one = made.get(key, _GONE)
+                rendered[key] = self.reader.rendered(summary_message(decision.text, decision.count))
+            one = rendered.get(key, _DROPPED)
             if lines and one.raw is not None:
-                one = self.reader.made(_with_lines(decode(one.raw), self._text_of(lines)))
-            self.memo.made[key] = one
+                one = self.reader.rendered(_add_lines(decode(one.raw), self._text_of(lines)))
+            self.memo.rendered[key] = one
 
-    def _what(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
+    def _target(self, index: int, decision: tuple[int, ...] | DuplicateResult) -> tuple[int, ...] | str:
         if isinstance(decision, tuple):
             return decision
-        source = self.conversation.items[decision.of].answers
+        source = self.conversation.items[decision.source].answers
         if decision.parts:
-            return without(decode(self.conversation.messages[index]).get("content"), decision.parts, source)
+            return without_parts(decode(self.conversation.messages[index]).get("content"), decision.parts, source)
         return f"[same as the result of {source}]"
 
     def _text_of(self, lines: Lines) -> str:
@@ -340,19 +352,19 @@ class Draft:
         for source, numbers in lines:
             role, blocks = self.conversation.outlines[source].role, self.known(source).sliced.lines
             texts.append(f"{role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
-        return "\n".join([EARLIER, *texts])
+        return "\n".join([RECALL_HEADING, *texts])
 
 
-def is_summed(decision: Decision) -> bool:
-    """Whether a summary stands for a message."""
-    return decision == SUMMED or isinstance(decision, SummaryEntry)
+def is_summarized(decision: Decision) -> bool:
+    """Return whether a summary replaces a message."""
+    return decision == SUMMARIZED or isinstance(decision, SummaryEntry)
 
 
-def _with_lines(message: Message, text: str) -> Message:
+def _add_lines(message: Message, text: str) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}\n\n{text}" if content else text}
-    # The same text whichever way it is put, or a mark that moves on would change what was sent before.
+    # Use one rule for both spellings of a content. A moving cache mark would otherwise change what was sent before.
     if is_one_text(content):
         part = content[0]
         return {**message, "content": [{**part, "text": f"{part['text']}\n\n{text}" if part["text"] else text}]}

@@ -1,6 +1,6 @@
 """Offer the next blocks of a unit, with their value and tokens, while blocks are chosen.
 
-Looked at a thousand times in a choice, so that what is worth nothing any more is not looked at again.
+A choice asks for offers a thousand times. So blocks without remaining value are not considered again.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from gateway.core.fitting.draft import Pick
 from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.relevance import Scores
 
-#: tokens that a block costs beside its text: about every second one has a gap mark before it
+#: Tokens that a block costs besides its text: about every second block has a gap mark before it.
 GAP_TOKENS: Final = 1.5
-#: A worth below this is a rounding error of 0: the block says nothing that is not kept already.
-_NOTHING: Final = 1e-9
+#: A value below this is a rounding error of 0: the block has no term that is not kept already.
+_MIN_VALUE: Final = 1e-9
 
-#: An opening takes no more than this share of the room that is left, as its blocks can weigh more than they seem and
-#: are given back all together then. What else the unit has is offered block by block.
-_OPENED: Final = 0.8
+#: Opening a unit may take at most this share of the remaining room. Its blocks can have more tokens than estimated, and
+#: then they are all taken back together. Its other blocks are offered one by one.
+_MAX_OPENING_SHARE: Final = 0.8
 
-#: Something that can be taken, for a heap with the best first. Its worth per token, times -1; the place of its block,
-#: or for the opening of a unit the unit's number, counted from the end as in `list[-1]`; its least cost in tokens.
+#: An entry of a heap with the best first: value per token times -1; the place of a block, or for a unit to open its
+#: number counted from the end, as in `list[-1]`; the least cost in tokens.
 Entry = tuple[float, int, float]
 
 
 class BlockOffer(NamedTuple):
-    """Blocks that can be taken together, with the frame of their unit where that is not open yet.
+    """Blocks that can be taken together, with the frame of their unit if the unit is not open yet.
 
-    `ratio`: worth per token, 0 for nothing; `cost`: estimated tokens; `places`: of the blocks.
+    `ratio`: value per token, 0 if there is none; `cost`: estimated tokens; `places`: of the blocks.
     """
 
     ratio: float
@@ -43,36 +43,36 @@ class BlockOffer(NamedTuple):
 
 
 class CandidateBlocks:
-    """The blocks of all units under choice by their places, what each costs, and which are taken."""
+    """The blocks of all candidate units: their places, their costs, and which of them are taken."""
 
     def __init__(self, candidates: Mapping[int, KnownBlocks], scores: Scores) -> None:
         self.scores = scores
         known = candidates.values()
-        #: by place: the message that the block is of, and its number among the blocks of that
+        #: by place: the message of the block, and the number of the block in that message
         self.indices = list(chain.from_iterable([repeat(i, len(one.terms)) for i, one in candidates.items()]))
         self.numbers = list(chain.from_iterable([range(len(one.terms)) for one in known]))
         #: by place: estimated tokens of the block alone, and with the block that it needs, such as a table's head
         self.alone = [cost + GAP_TOKENS for one in known for cost in one.tokens]
         self.whole = [cost + GAP_TOKENS for one in known for cost in one.costs]
-        #: by place: what the block costs now: as much as it does alone once the block that it needs is taken
+        #: by place: the cost now, which falls to that of the block alone once the block that it needs is taken
         self.costs = [*self.whole]
-        #: by place: the place of the block that it needs, -1 where it needs none
+        #: by place: the place of the block that it needs, or -1
         self.needs = _needs(candidates, scores)
-        #: by the place of a block that is not taken: those that need it
+        #: by the place of a block that is not taken: the blocks that need it
         self._rows = defaultdict[int, list[int]](list)
         for place, needed in enumerate(self.needs):
             if needed >= 0:
                 self._rows[needed].append(place)
 
-    def single(self, place: int) -> BlockOffer:
-        """One block more."""
+    def offer_block(self, place: int) -> BlockOffer:
+        """Return the offer of one block."""
         cost, worth = self.costs[place], self.scores.sums[place]
-        return BlockOffer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
+        return BlockOffer(worth * self.scores.factors[place] / cost if worth > _MIN_VALUE else 0.0, cost, (place,))
 
     def take(self, places: Sequence[int]) -> list[Pick]:
-        """Take the blocks at these places, and those that they need: what all of them say is worth nothing more.
+        """Take the blocks at these places and those that they need; their terms add no more value to other blocks.
 
-        Gives the message and number of each that was named.
+        Returns the message and the number of each block in `places`.
         """
         for place in dict.fromkeys([*places, *(needed for place in places if (needed := self.needs[place]) >= 0)]):
             self.scores.keep(self.scores.terms[place])
@@ -91,49 +91,49 @@ def _needs(candidates: Mapping[int, KnownBlocks], scores: Scores) -> Sequence[in
 
 @dataclass(slots=True)
 class UnitCandidate:
-    """A unit under choice."""
+    """A unit among which blocks are chosen."""
 
     unit: Unit
-    #: tokens of its messages without any block
+    #: tokens of its messages without any blocks
     frame: int
     #: by message
     known: dict[int, KnownBlocks]
     #: by message: the numbers of the blocks that are taken
     picked: dict[int, set[int]] = field(default_factory=dict)
-    #: it is sent, at least its frame
+    #: whether it is sent, at least its frame
     is_open: bool = False
-    #: what `bundle` gave last
+    #: the last result of `offer_opening`
     _offer: BlockOffer | None = None
-    #: the places that this offer was made of, and what they were worth then
-    _made_of: Sequence[int] = ()
-    _as_of: Sequence[float] = ()
-    #: the places of what cannot be cut of its messages
+    #: the places that this offer depends on, and their values at that time
+    _offer_places: Sequence[int] = ()
+    _offer_values: Sequence[float] = ()
+    #: the places of the fixed parts of its messages, which are not split
     _frames: Sequence[int] = ()
     #: see `_ranked`; None until it is asked for
     _ranks: list[tuple[float, int]] | None = None
 
     def entries(self, stock: CandidateBlocks, taken: Collection[int]) -> Iterator[Entry]:
-        """Its blocks that are not taken, once it is open; each at the price that it has alone."""
+        """Yield an entry for each block that is not taken, at the cost of the block alone; the unit is open."""
         alone, sums, factors, taken = stock.alone, stock.scores.sums, stock.scores.factors, frozenset(taken)
         for _, place in self._ranked(stock):
-            if sums[place] > _NOTHING and place not in taken:
+            if sums[place] > _MIN_VALUE and place not in taken:
                 yield sums[place] * factors[place] / -alone[place], place, alone[place]
 
-    def bundle(self, stock: CandidateBlocks, room: float) -> BlockOffer:
-        """Opening the unit with as many of its best blocks as raise the worth per token of the whole, and have room.
+    def offer_opening(self, stock: CandidateBlocks, room: float) -> BlockOffer:
+        """Return the offer to open the unit, with its best blocks while they raise the value per token and fit.
 
-        The worth of a block never rises, so that the offer stands as long as the blocks in it are worth what they were.
-        Where not even the best block has room, the offer takes more than there is.
+        The value of a block never rises. So an offer stays valid as long as the values of its blocks are unchanged. If
+        not even the best block fits, the offer costs more than `room`.
         """
         sums_of, offer = stock.scores.sums.__getitem__, self._offer
-        if offer is None or offer.cost > room or list(map(sums_of, self._made_of)) != self._as_of:
-            self._offer = offer = self._bundled(stock, room)
-            self._made_of = [*self._frames, *offer.places]
-            self._as_of = list(map(sums_of, self._made_of))
+        if offer is None or offer.cost > room or list(map(sums_of, self._offer_places)) != self._offer_values:
+            self._offer = offer = self._best_opening(stock, room)
+            self._offer_places = [*self._frames, *offer.places]
+            self._offer_values = list(map(sums_of, self._offer_places))
         return offer
 
     def _ranked(self, stock: CandidateBlocks) -> list[tuple[float, int]]:
-        """A heap of its blocks that add something, each as (worth per token times -1 when last looked at, place)."""
+        """Return a heap of its blocks with value: (value per token times -1 at the last look, place)."""
         if self._ranks is None:
             scores, prices = stock.scores, stock.whole
             self._frames = [scores.frames[index] for index in self.known]
@@ -143,42 +143,42 @@ class UnitCandidate:
                 (sums[place] * factors[place] / -prices[place], place)
                 for start, size in starts
                 for place in range(start, start + size)
-                if sums[place] > _NOTHING
+                if sums[place] > _MIN_VALUE
             ]
             heapify(self._ranks)
         return self._ranks
 
-    def _bundled(self, stock: CandidateBlocks, room: float) -> BlockOffer:
+    def _best_opening(self, stock: CandidateBlocks, room: float) -> BlockOffer:
         ranks, scores, prices = self._ranked(stock), stock.scores, stock.whole
         sums, factors, terms = scores.sums, scores.factors, scores.terms
         gain = sum([sums[place] * factors[place] for place in self._frames])
-        cost = max(1.0, self.frame)  # a message without a word may weigh nothing
+        cost = max(1.0, self.frame)  # the frame of a message without words may count no tokens
         ratio = gain / cost
         taken: list[tuple[float, int]] = []
-        paid = set[int]()
-        said = set[str]()
+        paid_places = set[int]()
+        present_terms = set[str]()
         while ranks:
             place, alone = _best(ranks, sums, factors, prices)
             needed = stock.needs[place]
-            own = 0.0 if place in paid else stock.alone[place] if needed in paid else prices[place]
+            own = 0.0 if place in paid_places else stock.alone[place] if needed in paid_places else prices[place]
             more, price = gain + alone, cost + own
-            if taken and price > _OPENED * room:
+            if taken and price > _MAX_OPENING_SHARE * room:
                 break
             if taken and more > ratio * price:
-                said.update(terms[taken[-1][1]])
-                if not said.isdisjoint(terms[place]):
-                    more = gain + _overhead(scores, place, said)
-            if more <= ratio * price:  # it would not raise the ratio; those after it are offered once the unit is open
+                present_terms.update(terms[taken[-1][1]])
+                if not present_terms.isdisjoint(terms[place]):
+                    more = gain + _additional_value(scores, place, present_terms)
+            if more <= ratio * price:  # it would not raise the ratio: it is offered again once the unit is open
                 break
             gain, cost, ratio = more, price, more / price
-            paid.update((place, needed))
+            paid_places.update((place, needed))
             taken.append(heappop(ranks))
-        for one in taken:  # offered, but not taken yet
+        for one in taken:  # they are offered, but not taken yet
             heappush(ranks, one)
-        return BlockOffer(ratio if gain > _NOTHING else 0.0, cost, [place for _, place in taken])
+        return BlockOffer(ratio if gain > _MIN_VALUE else 0.0, cost, [place for _, place in taken])
 
-    def opens(self, scores: Scores) -> None:
-        """Open it: what stands in its frame is kept."""
+    def open(self, scores: Scores) -> None:
+        """Open the unit: the terms of its frame are kept from now on."""
         self.is_open = True
         scores.keep(chain.from_iterable(known.fixed for known in self.known.values()))
 
@@ -186,9 +186,9 @@ class UnitCandidate:
 def _best(
     ranks: list[tuple[float, int]], sums: Sequence[float], factors: Sequence[float], prices: Sequence[float]
 ) -> tuple[int, float]:
-    """The block that adds most for its price, and what it adds alone.
+    """Return the block with the highest value per token, and its value.
 
-    What a block adds never rises, so that only those are worked out anew that come first by what they added before.
+    The value of a block never rises, so only blocks that lead by their last known ratio are computed again.
     """
     while True:
         before, place = ranks[0]
@@ -199,6 +199,6 @@ def _best(
         heapreplace(ranks, (rank, place))
 
 
-def _overhead(scores: Scores, place: int, said: set[str]) -> float:
-    """What a block adds beside others that hold the terms `said`."""
-    return sum([scores.left[term] for term in scores.terms[place] if term not in said]) * scores.factors[place]
+def _additional_value(scores: Scores, place: int, present_terms: set[str]) -> float:
+    """Return the value that a block adds to blocks that already have the terms `present_terms`."""
+    return sum([scores.left[term] for term in scores.terms[place] if term not in present_terms]) * scores.factors[place]

@@ -1,7 +1,8 @@
 """Read the parameters of tools, and the form of the example values in their definitions.
 
-Models hand values on from one tool to the next. Of a result that has thirty, those will be needed that some tool asks
-for: under the same name, or of the same form, such as `gift_card_4421` where a description says "such as gift_card_78".
+Models pass values from one tool to the next. If a result has thirty values, the next call will need those that some
+tool takes: a value under the name of a parameter, or one of the same form as an example. For instance,
+`gift_card_4421` fits a description with "such as gift_card_78".
 """
 
 from __future__ import annotations
@@ -14,42 +15,42 @@ from typing import Any, Final
 from gateway.core.fitting.terms import Lexicon, shapes_of
 from gateway.core.values import dataclass
 
-#: definitions of more bytes than this are not read: no model can be shown so many
-_MOST_BYTES: Final = 2**20
-#: names and shapes of each that are remembered; no agent has a thousand parameters
-_MOST: Final = 4096
+#: Tool definitions of more bytes are not read: no model accepts so many.
+_MAX_DEFINITION_BYTES: Final = 2**20
+#: Most names, and most shapes, that are kept: no agent has a thousand parameters.
+_MAX_NAMES: Final = 4096
 _ENTRY_BYTES: Final = 120
-#: A label and the colon after it. The search starts at the beginning of a word only and has no group, so that it stays
-#: fast where a cell of a table is a megabyte of base64.
+#: A label and the colon after it. The search starts only at the start of a word and has no group. So it stays fast in a
+#: table cell with a megabyte of base64.
 _LABEL: Final = re.compile(r"(?<![\w-])[\w-]+: ")
-#: characters of the shortest shape that tells anything
-_SHORTEST: Final = 3
+#: Characters of the shortest shape that is specific enough.
+_MIN_SHAPE_CHARS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the tools of a request take.
+    """Names and example values of the parameters of a request's tools.
 
     Attributes:
-        names: of their parameters, see `spelled`.
-        shapes: of the examples in their definitions, see `shapes_of`.
+        names: names of the parameters, see `spelled`.
+        shapes: shapes of the examples in the definitions, see `shapes_of`.
     """
 
     names: frozenset[str] = frozenset()
     shapes: frozenset[str] = frozenset()
 
-    def named_in(self, labels: Mapping[str, Sequence[int]]) -> set[int]:
-        """The blocks with a value under the name of a parameter; `labels`: see `labelled`."""
+    def blocks_named(self, labels: Mapping[str, Sequence[int]]) -> set[int]:
+        """Return the numbers of the blocks with a value under the name of a parameter. `labels`: see `labelled`."""
         return {number for name in self.names & labels.keys() for number in labels[name]}
 
     def wanted(self, terms: Sequence[str]) -> Iterator[str]:
-        """Those of some terms that look like what is asked for."""
+        """Yield the terms that have the shape of an example."""
         if self.shapes:
             yield from (term for term, shape in zip(terms, shapes_of(terms), strict=True) if shape in self.shapes)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Return the approximate size in memory."""
         return _ENTRY_BYTES * (1 + len(self.names) + len(self.shapes)) + sum(map(len, (*self.names, *self.shapes)))
 
 
@@ -57,27 +58,27 @@ NO_PARAMETERS: Final = Parameters()
 
 
 def parameters_of(tools: Iterable[bytes]) -> Parameters:
-    """Those of the fields of a request that define tools, in the form of any API; none of what is no JSON."""
+    """Return the parameters in the request fields that define tools, of any API; fields without JSON are skipped."""
     names, texts = set[str](), list[str]()
     for raw in tools:
-        if len(raw) > _MOST_BYTES:
+        if len(raw) > _MAX_DEFINITION_BYTES:
             continue
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):
             continue
-        for inner in _inside(value):
+        for inner in _all_values(value):
             if isinstance(inner, str):
                 texts.append(inner)
             elif isinstance(inner, dict) and isinstance(properties := inner.get("properties"), dict):
                 names.update(map(spelled, properties))
     found = Lexicon().terms("\n".join(texts))
-    shapes = {shape for shape in shapes_of([*found]) if _tells(shape)}
-    return Parameters(frozenset(sorted(names)[:_MOST]), frozenset(sorted(shapes)[:_MOST]))
+    shapes = {shape for shape in shapes_of([*found]) if _is_specific(shape)}
+    return Parameters(frozenset(sorted(names)[:_MAX_NAMES]), frozenset(sorted(shapes)[:_MAX_NAMES]))
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """All values inside one, however deep it is."""
+def _all_values(value: Any) -> Iterator[Any]:
+    """Yield a value and all values inside it, at any depth."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -88,18 +89,18 @@ def _inside(value: Any) -> Iterator[Any]:
             waiting += value
 
 
-def _tells(shape: str) -> bool:
-    """Whether a shape has a number and more than that: a number, a day or a time looks like each other one."""
-    return "0" in shape and len(shape) >= _SHORTEST and any(map(str.isalpha, shape))
+def _is_specific(shape: str) -> bool:
+    """Return whether a shape has letters besides a number: plain numbers, dates and times all look alike."""
+    return "0" in shape and len(shape) >= _MIN_SHAPE_CHARS and any(map(str.isalpha, shape))
 
 
 def spelled(name: str) -> str:
-    """A name as it is compared: `userId` and `user_id` are the same."""
+    """Return a name in the form in which names are compared: `userId` and `user_id` are equal."""
     return name.replace("_", "").replace("-", "").lower()
 
 
 def labelled(texts: Sequence[str]) -> Mapping[str, Sequence[int]]:
-    """Names, see `spelled`, and the numbers of the texts that hold a value of that name, written `name: value`."""
+    """Return the numbers of the texts with a value of each name, written `name: value`. Names: see `spelled`."""
     found: dict[str, list[int]] = {}
     for number, text in enumerate(texts):
         for label in dict.fromkeys(_LABEL.findall(text)):

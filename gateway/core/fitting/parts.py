@@ -1,4 +1,4 @@
-"""Split a result into parts that can be compared with other results: list elements, paragraphs."""
+"""Split a tool result into parts that can be compared with other results: list elements, paragraphs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from gateway.core.conversation.lossless_json import parse_whole, written
 _PARAGRAPHS: Final = "\n\n"
 
 
-def without(content: object, gone: Collection[int], source: str | None) -> str:
-    """A content without some of its parts, and a mark for them; ValueError where it has no such parts."""
-    parts, noun, together = apart(content)
-    if not gone or not set(gone) <= set(range(len(parts))):
+def without_parts(content: object, removed: Collection[int], source: str | None) -> str:
+    """Return a content without some of its parts, with a mark instead of them.
+
+    Raises:
+        ValueError: the content has no such parts.
+    """
+    parts, noun, join = split_parts(content)
+    if not removed or not set(removed) <= set(range(len(parts))):
         raise ValueError("no such parts")
-    mark = f"[{len(gone)} {noun if len(gone) == 1 else noun + 's'} as in the result of {source}]"
-    first = min(gone)
-    return together([mark if n == first else part for n, part in enumerate(parts) if n == first or n not in gone])
+    mark = f"[{len(removed)} {noun if len(removed) == 1 else noun + 's'} as in the result of {source}]"
+    first = min(removed)
+    return join([mark if n == first else part for n, part in enumerate(parts) if n == first or n not in removed])
 
 
-def apart(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
-    """The parts of a content, what to call one, and how to put them together again; a list of parts has none.
+def split_parts(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
+    """Return the parts of a text, the noun for one of them, and the function that joins them again.
 
-    Numbers in them are bare values, see `gateway.core.conversation.lossless_json`.
+    A content that is not a text has no parts. Numbers are bare values, see `gateway.core.conversation.lossless_json`.
     """
     text = content if isinstance(content, str) else ""
     value = parse_whole(text)

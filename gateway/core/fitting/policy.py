@@ -12,63 +12,65 @@ from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize
 from gateway.core.fitting.summary import Use
 from gateway.core.values import dataclass
 
-#: low-water marks with recall and without
-_DEEP: Final = 0.46
-_SHALLOW: Final = 0.7
+#: default low-water marks with recall and without
+_LOW_WATER_WITH_RECALL: Final = 0.46
+_LOW_WATER: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class TrimPolicy:
-    """How conversations are fitted. Shares are of the limit without the system messages."""
+    """Settings that control how conversations are trimmed. Shares are of the limit without the system messages."""
 
     strategies: Sequence[Strategy] = DEFAULT
-    #: A cut goes down to this share of what is left beside that which must stay: lower loses more, higher cuts and pays
-    #: more often. None is 0.7, and 0.46 with recall, which brings back what is asked for and costs less than what it
-    #: saves to send little on every turn.
+    #: A trim goes down to what must stay and this share of the rest. A lower share loses more; a higher one trims more
+    #: often, and each trim costs cached tokens. None means 0.7, or 0.46 with recall: recall brings back what is needed,
+    #: and costs less than a short prompt saves on every turn.
     low_water: float | None = None
-    #: Only with recall: while what an earlier cut left takes no more than this share, the next cut leaves it alone and
-    #: takes from what came behind it. With a higher share the new messages would lose too much; without recall what
-    #: was cut once would never come back.
+    #: Only with recall: while the result of earlier trims takes no more than this share, the next trim leaves it
+    #: unchanged and shortens only later messages. A higher share would shorten new messages too much. Without recall,
+    #: what was removed once would never come back.
     settled: float = 0.5
-    #: A cut leaves the beginning as it was sent up to where the tokens on which it differs from a fresh choice are more
+    #: A trim keeps the prefix that was sent before, up to the point where it differs from a new choice by more tokens
     #: than this share.
     stale: float = 0.2
     recall: Recall = "off"
-    #: Recalled lines take at most this share, those of earlier turns that still stand there included: the more of the
-    #: room they fill, the sooner the next cut is needed, which takes them away again.
+    #: Recalled lines take at most this share, including those of earlier turns. The more room they fill, the sooner the
+    #: next trim is needed, and it removes them again.
     recall_share: float = 0.3
-    #: and on each turn at most this many times what the trimming saves then: what is recalled is paid in full once, and
-    #: what is saved is saved on every later turn again
+    #: Recalled lines of a turn cost at most this many times what the trim saves on that turn. They are paid in full
+    #: only once, while the trim saves on every later turn again.
     recall_saving: float = 2.0
-    #: what a token costs that the provider has cached, in relation to one it has not
+    #: price of a cached token relative to an uncached one
     cached_price: float = 0.1
-    #: What an earlier turn decided stays in force while it fits, even if everything would fit without it: the model's
+    #: Keep the decisions of earlier turns while they fit, even if everything would fit without them: the model's
     #: thinking is bound to what was sent.
     keeps_decisions: bool = False
-    #: for recall; `Condense` has its own
+    #: factors for recall; `Condense` has its own
     worth: RelevanceFactors = field(default_factory=RelevanceFactors)
 
     @property
     def depth(self) -> float:
-        """The low-water mark in use."""
+        """Return the low-water mark in use."""
         if self.low_water is not None:
             return self.low_water
-        return _DEEP if self.recall != "off" else _SHALLOW
+        return _LOW_WATER_WITH_RECALL if self.recall != "off" else _LOW_WATER
 
     @property
     def may_drop(self) -> bool:
-        """Whether whole units may be left out, as the last resort too."""
+        """Return whether whole units may be left out, also as the last resort."""
         return any(strategy.may_drop for strategy in self.strategies)
 
     @property
     def summarizes(self) -> bool:
-        """Whether a summary may come of it: then what was appended last is not all that a cut may take."""
+        """Return whether a summary may be used. Then a trim may also change messages before the appended ones."""
         return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
 
-    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> TrimPolicy:
-        """This with summaries to use, see `Summarize.given`, and with the last resort as the last of its strategies."""
-        given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
+    def with_summaries(self, use: Use, summaries: Mapping[str, str], most: int) -> TrimPolicy:
+        """Return this policy with summaries to use. If it may drop, `Drop` becomes its last strategy."""
+        given = [
+            one.with_summaries(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies
+        ]
         if self.may_drop and not any(isinstance(one, Drop) for one in given):
-            # As deep as any cut: down to the limit alone it would be needed again on the next turn.
+            # Drop goes as deep as any other strategy: down to the limit only, the next turn would need it again.
             given.append(Drop())
         return replace(self, strategies=given) if given != [*self.strategies] else self

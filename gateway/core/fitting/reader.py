@@ -1,11 +1,11 @@
 """Cache what is known of a message: tokens, blocks, terms, and its trimmed forms.
 
-All of it depends on the message alone, so it is kept under the hash of the message, bounded in bytes, and shared by
-every conversation that holds the message.
+All of it depends on the message alone. So it is stored under the hash of the message, in a limited number of bytes, and
+shared by every conversation that holds the message.
 
-What is known of whole conversations is kept apart. It is a tenth of what is known of their messages and all that most
-turns need; in one table, cuts of some conversations would take it from all others, whose every turn were as dear as a
-cut from then on.
+Facts about whole conversations have a table of their own. They take a tenth of the bytes, and most turns need nothing
+else. In one common table, the trims of some conversations would evict them for all others. Then every turn of those
+would be as slow as a trim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gateway.core.conversation.message import (
 from gateway.core.conversation.units import Conversation, ConversationOutline, Item
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.run_cache import RunCache
-from gateway.core.fitting.blocks import GAP, SlicedMessage, emptied, render, slice_message
+from gateway.core.fitting.blocks import GAP, SlicedMessage, render, slice_message, without_blocks
 from gateway.core.fitting.deadline import Deadline
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.fitting.terms import Lexicon, highest
@@ -41,48 +41,48 @@ T = TypeVar("T")
 
 #: tokens of a text
 Count = Callable[[str], int]
-#: tokens of each of some messages, framing included
+#: tokens of each of some messages, including framing
 CountTokens = Callable[[Sequence[bytes]], Sequence[int]]
-#: what is to be made of a message: these blocks of it, or the same with another content
-What = tuple[int, ...] | str
+#: what to render of a message: some of its blocks, or another content
+RenderTarget = tuple[int, ...] | str
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
 
-#: stands where the assistant said something of which nothing can be told
+#: replaces an assistant message of which no text can be shown
 GAP_MARK: Final = encode({"role": "assistant", "content": GAP})
 
-#: What things take beside their texts, in bytes: objects, tables, references.
+#: Bytes that objects, tables and references take in memory besides their texts.
 _OUTLINE_BYTES: Final = 650
 _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
 _NUMBER_BYTES: Final = 10
-_WEIGHT_BYTES: Final = 40
-#: Of the bytes: terms, which are known to all, take one part in so many, and so do whole conversations.
+_COUNT_BYTES: Final = 40
+#: Terms, which all conversations share, take one of so many parts of the memory; so do facts about conversations.
 _LEXICON_SHARE: Final = 8
 _CONVERSATIONS_SHARE: Final = 2
-#: weighed between two looks at the clock: a counter takes about 10 microseconds for 100 bytes
+#: Messages that are counted between two looks at the clock: a counter takes about 10 microseconds for 100 bytes.
 _BATCH: Final = 8
 
 
 def counter_of(count: Count) -> CountTokens:
-    """A `CountTokens` for those who have nothing better: role, text, calls and ids, and four tokens around them.
+    """Return a simple `CountTokens`: role, text, calls and ids, and four tokens for the frame.
 
-    What is no text is counted as written, which is far too much for an image and so never too little.
+    Other content is counted as written. For an image this is far too much, and so never too little.
     """
 
     def count_tokens(messages: Sequence[bytes]) -> list[int]:
-        return [count(_written(raw)) + FRAME for raw in messages]
+        return [count(_text_to_count(raw)) + FRAME for raw in messages]
 
     return count_tokens
 
 
-def _written(raw: bytes) -> str:
+def _text_to_count(raw: bytes) -> str:
     message, _ = read(raw)
     if not isinstance(message, dict):
         return raw.decode("utf-8", "replace")
-    texts = [str(message.get("role", "")), "\n", _content(message.get("content"))]
+    texts = [str(message.get("role", "")), "\n", _content_text(message.get("content"))]
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -97,7 +97,7 @@ def _written(raw: bytes) -> str:
     return "".join(texts)
 
 
-def _content(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -107,28 +107,28 @@ def _content(content: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownBlocks:
-    """A message's blocks, the terms of each, and about how many tokens each takes."""
+    """The blocks of a message, the terms of each, and its estimated tokens."""
 
     sliced: SlicedMessage
     terms: tuple[tuple[str, ...], ...]
-    #: how many terms the blocks have together
+    #: how many terms the blocks have in total
     length: int
-    #: terms of what cannot be cut: names and arguments of calls; of everything where nothing can be cut
+    #: terms of what cannot be split, such as names and arguments of calls; all terms if nothing can be split
     fixed: tuple[str, ...]
-    #: all of these together, with their kinds
+    #: all terms of the message, with their kinds
     all_terms: dict[str, int]
-    #: those of them that are more than words
+    #: the terms that are more than words
     named: frozenset[str]
-    #: of a result: names of values, and the blocks that have one, see `labelled`
+    #: only for results: names of values, and the blocks that have one, see `labelled`
     labels: Mapping[str, Sequence[int]]
-    #: estimated from the message's own tokens per character: exact counts are taken of the result only
+    #: Tokens of each block, estimated from the message's tokens per character. Only final results are counted exactly.
     tokens: tuple[float, ...]
-    #: the same with the block that each needs
+    #: the same, including the block that each block needs
     costs: tuple[float, ...]
 
 
 class RenderedMessage(NamedTuple):
-    """What is sent in the place of a message, None for nothing; its tokens without `Reader.framing`; its hash."""
+    """A rendered message: its bytes (None if it is dropped), its tokens without `Reader.framing`, and its hash."""
 
     raw: bytes | None
     tokens: int
@@ -136,29 +136,29 @@ class RenderedMessage(NamedTuple):
 
 
 class RenderOrder(NamedTuple):
-    """A message to be made out of another."""
+    """An order to render a message: the message, and what to keep of it."""
 
     item: Item
     raw: bytes
-    what: What
+    target: RenderTarget
 
 
 class Framing(NamedTuple):
-    """Tokens to add to what messages are weighed: for each of them, and for each of their calls."""
+    """Tokens to add to a message's count: once per message, and once per tool call."""
 
     message: int = 0
     call: int = 0
 
     def added(self, tokens: int, calls: int) -> int:
-        """What a message weighs with so many calls.
+        """Return the tokens of a message with so many calls, including the framing.
 
-        It may be less, and is never nothing: what it is worth is by that.
+        Framing can be negative. The result is at least 1, because the value per token is computed from it.
         """
         more = self.message + self.call * calls
         return max(1, tokens + more) if more else tokens
 
     def added_to(self, tokens: Sequence[int], calls: Sequence[int]) -> list[int]:
-        """The same of many, without a step of Python for each where none of them comes out as nothing."""
+        """Return the same for many messages, without a Python step per message unless a count falls below 1."""
         found = list(map(add, tokens, map(self.message.__add__, map(self.call.__mul__, calls))))
         return found if min(found, default=1) > 0 else list(map(self.added, tokens, calls))
 
@@ -167,12 +167,12 @@ _UNFRAMED: Final = Framing()
 
 
 class Reader:
-    """Reads messages and remembers.
+    """Read messages and cache what was read.
 
     Args:
-        count_tokens: tokens of messages. It must say the same of the same bytes every time.
-        limit_bytes: what all that is remembered may take together.
-        lock: guards the tables where threads share them.
+        count_tokens: counts tokens of messages; the same bytes must always have the same count.
+        limit_bytes: the memory for everything that is cached.
+        lock: guards the tables if threads share them.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class Reader:
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self._count_tokens = count_tokens
-        self._name = ""
-        #: Added only to weights that are asked for: it changes from turn to turn as it is learned, so that all that is
-        #: remembered, and all that is made, is weighed without it
+        self._counter_name = ""
+        #: Added only to counts that are returned. It is learned and changes from turn to turn, so cached counts and
+        #: rendered messages are without it.
         self.framing = _UNFRAMED
         terms, conversations = limit_bytes // _LEXICON_SHARE, limit_bytes // _CONVERSATIONS_SHARE
         self._lexicon = Lexicon(terms)
@@ -194,138 +194,145 @@ class Reader:
         self._runs = RunCache(self._conversations)
 
     def counts(self, count_tokens: CountTokens, name: str, framing: Framing = _UNFRAMED) -> Reader:
-        """A reader with the same memory and other weights; of readers of one name `count_tokens` must say the same."""
+        """Return a reader with the same cache and another counter; `name` must be unique per `count_tokens`."""
         other = Reader(count_tokens, limit_bytes=0)
         other.framing = framing
-        other._name, other._lexicon, other._runs = name, self._lexicon, self._runs
+        other._counter_name, other._lexicon, other._runs = name, self._lexicon, self._runs
         other._cache, other._conversations = self._cache, self._conversations
         return other
 
     @property
     def size_bytes(self) -> int:
-        """What is remembered takes about so much."""
+        """Return the approximate size of everything that is cached."""
         return self._cache.size_bytes + self._conversations.size_bytes + self._lexicon.size_bytes
 
     def outlines(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[MessageOutline]:
-        """What each message is."""
+        """Return the outline of each message."""
         return self._cache.get_keyed(
-            "sketch", keys, lambda missing: [outline_of(messages[index]) for index in missing], _outline_size
+            "message outline", keys, lambda missing: [outline_of(messages[index]) for index in missing], _message_bytes
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> ConversationOutline:
-        """What the messages are together."""
+        """Return the outline of a conversation."""
 
         def extend(start: int, known: ConversationOutline | None) -> ConversationOutline:
             return (known or ConversationOutline()).plus(self.outlines(keys[start:], messages[start:]))
 
-        return self._runs.extended("outline", keys, extend, _outline_bytes)
+        return self._runs.extended("outline", keys, extend, _conversation_bytes)
 
     def weights(self, conversation: Conversation) -> list[int]:
-        """Tokens of each message as it came."""
+        """Return the tokens of each message before a trim, including the framing."""
         keys, messages = conversation.keys, conversation.messages
 
         def extend(start: int, known: tuple[int, ...] | None) -> tuple[int, ...]:
-            return (*(known or ()), *self._weights(keys[start:], messages[start:]))
+            return (*(known or ()), *self._count_messages(keys[start:], messages[start:]))
 
-        found: tuple[int, ...] = self._runs.extended(f"weights\0{self._name}", keys, extend, _numbers_bytes)
+        found: tuple[int, ...] = self._runs.extended(f"weights\0{self._counter_name}", keys, extend, _numbers_bytes)
         return self.framing.added_to(found, conversation.outline.calls) if self.framing != _UNFRAMED else list(found)
 
-    def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
+    def _count_messages(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
-            f"weight\0{self._name}", keys, lambda missing: self._count_tokens([messages[index] for index in missing])
+            f"tokens\0{self._counter_name}",
+            keys,
+            lambda missing: self._count_tokens([messages[index] for index in missing]),
         )
 
-    def sliced(self, item: Item, raw: bytes, watch: Deadline) -> SlicedMessage:
-        """Its blocks."""
-        return self._sliced(item.key, raw, watch, sealed=item.sealed)
+    def sliced(self, item: Item, raw: bytes, deadline: Deadline) -> SlicedMessage:
+        """Return the blocks of a message."""
+        return self._sliced(item.key, raw, deadline, sealed=item.sealed)
 
-    def _sliced(self, key: bytes, raw: bytes, watch: Deadline, *, sealed: bool) -> SlicedMessage:
+    def _sliced(self, key: bytes, raw: bytes, deadline: Deadline, *, sealed: bool) -> SlicedMessage:
 
         def compute() -> SlicedMessage:
-            watch.tick()
-            return _UNCUT if sealed else slice_message(decode(plain(raw)), watch)
+            deadline.tick()
+            return _UNCUT if sealed else slice_message(decode(plain(raw)), deadline)
 
         return self._cache.get_one("sliced", key, compute, _sliced_bytes)
 
     def parameters(self, tools: Sequence[bytes]) -> Parameters:
-        """What tools take, see `parameters_of`."""
+        """Return the parameters of tools, see `parameters_of`."""
         if not tools:
             return NO_PARAMETERS
         key = tuple(map(digest, tools))
         return self.kept("parameters", key, lambda: parameters_of(tools), lambda found: found.size_bytes)
 
-    def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Deadline) -> list[KnownBlocks]:
-        """Blocks and terms of messages."""
+    def read_blocks(self, keys: Sequence[bytes], raws: Sequence[bytes], deadline: Deadline) -> list[KnownBlocks]:
+        """Return the blocks and terms of messages."""
 
         def compute(missing: Sequence[int]) -> Iterator[KnownBlocks]:
-            # Cache marks are not part of the keys: what is kept under one is read without them.
+            # The keys leave out cache marks, so the cached values are read without the marks too.
             outlines = self.outlines([keys[index] for index in missing], [raws[index] for index in missing])
-            return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, outlines, strict=True))
+            return (
+                self._read_message(keys[i], plain(raws[i]), one, deadline)
+                for i, one in zip(missing, outlines, strict=True)
+            )
 
-        return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
+        return self._cache.get_keyed(f"known\0{self._counter_name}", keys, compute, _known_bytes)
 
-    def make(self, orders: Sequence[RenderOrder], watch: Deadline) -> list[RenderedMessage]:
-        """Messages made out of others, weighed."""
-        # Cache marks are not part of the key, so a marked message is made anew for the marks it has now.
+    def render(self, orders: Sequence[RenderOrder], deadline: Deadline) -> list[RenderedMessage]:
+        """Return rendered messages with their tokens."""
+        # Keys leave out cache marks, so a marked message is rendered again with the marks that it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
         return self._cache.get_keyed(
-            f"made\0{self._name}",
+            f"made\0{self._counter_name}",
             keys,
-            lambda missing: self._counted([self._render(orders[index], watch) for index in missing], watch),
-            _made_bytes,
+            lambda missing: self._count_rendered(
+                [self._render(orders[index], deadline) for index in missing], deadline
+            ),
+            _rendered_bytes,
         )
 
-    def made(self, message: Message) -> RenderedMessage:
-        """A message that is made for one place only, weighed."""
-        return self._counted([encode(message)], Deadline())[0]
+    def rendered(self, message: Message) -> RenderedMessage:
+        """Return a message with its tokens that is used only once, and so is not cached."""
+        return self._count_rendered([encode(message)], Deadline())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What others keep here of a conversation, under a key of their own, about what this reader has weighed."""
-        return self._conversations.get_one(f"{kind}\0{self._name}", key, compute, size)
+        """Return a cached fact about a conversation, computed on a miss; the cache key includes the counter's name."""
+        return self._conversations.get_one(f"{kind}\0{self._counter_name}", key, compute, size)
 
-    def kept_of_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What others keep here of a single message."""
-        return self._cache.get_one(f"{kind}\0{self._name}", key, compute, size)
+    def cached_for_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
+        """Return a cached fact about a single message, computed on a miss."""
+        return self._cache.get_one(f"{kind}\0{self._counter_name}", key, compute, size)
 
-    def renewed(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
-        """`kept` for what grows: `renew` is given what is kept and says what it is now."""
-        kind = f"{kind}\0{self._name}"
+    def extend_cached(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
+        """Return a cached fact that grows: `renew` gets the cached value, or None, and returns the current one."""
+        kind = f"{kind}\0{self._counter_name}"
         known = cast("T | None", self._conversations.peek(kind, key))
         new = renew(known)
         if new is not known:
             self._conversations.put(kind, key, new, size(new))
         return new
 
-    def _render(self, order: RenderOrder, watch: Deadline) -> bytes:
-        item, raw, what = order
-        watch.tick()
+    def _render(self, order: RenderOrder, deadline: Deadline) -> bytes:
+        item, raw, target = order
+        deadline.tick()
         if item.sealed:
-            return GAP_MARK  # nothing else may stand in its place
+            return GAP_MARK  # signed messages cannot be changed, only replaced as a whole
         message = decode(raw)
-        if isinstance(what, str):
-            return encode({**message, "content": what})
-        if not what and not item.calls:
-            return encode(emptied(message))
-        return encode(render(message, self.sliced(item, raw, watch), what))
+        if isinstance(target, str):
+            return encode({**message, "content": target})
+        if not target and not item.calls:
+            return encode(without_blocks(message))
+        return encode(render(message, self.sliced(item, raw, deadline), target))
 
-    def _counted(self, messages: Sequence[bytes], watch: Deadline) -> list[RenderedMessage]:
+    def _count_rendered(self, messages: Sequence[bytes], deadline: Deadline) -> list[RenderedMessage]:
         keys = [digest(raw) for raw in messages]
-        weights: list[int] = []
+        counts_so_far: list[int] = []
         for start in range(0, len(messages), _BATCH):
-            watch.tick(_BATCH)
-            weights += self._weights(keys[start : start + _BATCH], messages[start : start + _BATCH])
-        return list(map(RenderedMessage, messages, weights, keys))
+            deadline.tick(_BATCH)
+            counts_so_far += self._count_messages(keys[start : start + _BATCH], messages[start : start + _BATCH])
+        return list(map(RenderedMessage, messages, counts_so_far, keys))
 
-    def _read(self, key: bytes, raw: bytes, one: MessageOutline, watch: Deadline) -> KnownBlocks:
-        sliced = self._sliced(key, raw, watch, sealed=one.sealed)
+    def _read_message(self, key: bytes, raw: bytes, one: MessageOutline, deadline: Deadline) -> KnownBlocks:
+        sliced = self._sliced(key, raw, deadline, sealed=one.sealed)
         if one.sealed:
             found = self._lexicon.terms(text_of(raw))
             return KnownBlocks(sliced, (), 0, tuple(found), found, _named(found), {}, (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
-        density = self._weights((key,), (raw,))[0] / length
-        of_blocks = [self._lexicon.found(block.text) for block in watch.over(sliced.blocks)]
-        fixed = self._lexicon.found(sliced.fixed)
+        density = self._count_messages((key,), (raw,))[0] / length
+        of_blocks = [self._lexicon.occurrences(block.text) for block in deadline.over(sliced.blocks)]
+        fixed = self._lexicon.occurrences(sliced.fixed)
         tokens = tuple([len(block.text) * density for block in sliced.blocks])
         costs = tuple(
             [
@@ -340,7 +347,7 @@ class Reader:
         return KnownBlocks(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), labels, tokens, costs)
 
 
-#: of what must not be cut
+#: the blocks of a message that must not be split
 _UNCUT: Final = SlicedMessage((), (), "", is_verbatim=True)
 
 
@@ -348,17 +355,17 @@ def _named(terms: Mapping[str, int]) -> frozenset[str]:
     return frozenset(compress(terms, terms.values()))  # of all kinds `WORD` alone is 0
 
 
-def _outline_size(found: MessageOutline) -> int:
+def _message_bytes(found: MessageOutline) -> int:
     return _OUTLINE_BYTES + _CALL_BYTES * len(found.calls) + found.letters
 
 
-def _outline_bytes(found: ConversationOutline) -> int:
-    # Sketches may be kept here alone: in the table by message they are not asked for any more.
+def _conversation_bytes(found: ConversationOutline) -> int:
+    # Count the outlines in full: they may be cached only here, because the table of messages is not asked again.
     return _OUTLINE_BYTES * len(found.outlines) + _CALL_BYTES * sum(found.calls) + found.letters
 
 
 def _numbers_bytes(found: Sequence[int]) -> int:
-    return _WEIGHT_BYTES * len(found)
+    return _COUNT_BYTES * len(found)
 
 
 def _sliced_bytes(found: SlicedMessage) -> int:
@@ -374,5 +381,5 @@ def _known_bytes(found: KnownBlocks) -> int:
     return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + letters + _NUMBER_BYTES * numbers + labels
 
 
-def _made_bytes(found: RenderedMessage) -> int:
+def _rendered_bytes(found: RenderedMessage) -> int:
     return _CALL_BYTES + len(found.raw or b"")

@@ -1,9 +1,11 @@
-"""Repeat old lines that answer the newest question, at the end of the last message.
+"""Repeat old lines that answer the newest question, at the end of the last message (recall).
 
-What was sent before stays as it was, so the provider's cache holds; the lines cost their own tokens only. They stand
-under a neutral heading, each with the role of the message it is from. Text of tools in a user's message is a road for
-injected instructions. So recall is off by default, and `said` repeats what user and assistant said; of old results only
-what the tools ask for, and that only at the end of another result.
+What was sent before stays unchanged, so the provider's cache stays valid and the lines cost only their own tokens. They
+follow a neutral heading, each with the role of its message.
+
+Text of tools inside a user message could carry injected instructions. Therefore recall is off by default, and `said`
+repeats only text of the user and the assistant. From old tool results it repeats only values that the tools take, and
+only at the end of another tool result.
 """
 
 from __future__ import annotations
@@ -21,127 +23,127 @@ from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult, Lines
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters
 from gateway.core.fitting.reader import KnownBlocks
-from gateway.core.fitting.relevance import ASKED, RelevanceFactors, answered, last_words, rarity, terms_kept
+from gateway.core.fitting.relevance import ASKED_SHARE, RelevanceFactors, answered, kept_terms, last_words, rarity
 from gateway.core.values import dataclass
 
-#: off; lines of user and assistant; lines of everyone
+#: off; lines of the user and the assistant; lines of all roles
 Recall = Literal["off", "said", "all"]
 
-_SPEAKERS: Final = {"said": frozenset({"user", "assistant"}), "all": frozenset({"user", "assistant", "tool"})}
-#: tokens of the heading, and of a role before its first line
-_HEADING: Final = 12
-_ROLE: Final = 3
-#: tokens of the least room for which a heading is worth it
-_LEAST: Final = 24
-#: characters a token of calls has, about: names and JSON are denser than text
-_CALL_DENSITY: Final = 3
-#: Lines are chosen by estimated tokens and then weighed. Where they are too many, it is tried again with a fifth less
-#: room, so many times in all.
+_ROLES: Final = {"said": frozenset({"user", "assistant"}), "all": frozenset({"user", "assistant", "tool"})}
+#: tokens of the heading, and of the role before the first line of a message
+_HEADING_TOKENS: Final = 12
+_ROLE_TOKENS: Final = 3
+#: With less room than these tokens, a heading is not worth it.
+_MIN_ROOM: Final = 24
+#: Estimated characters per token of tool calls: names and JSON are denser than text.
+_CALL_CHARS_PER_TOKEN: Final = 3
+#: Lines are chosen by estimated tokens and then counted exactly. If they exceed the room, the choice is repeated with a
+#: fifth less room, up to this many tries.
 _TRIES: Final = 3
-#: bytes that an entry of the tables below takes, and a number in them
+#: bytes in memory of an entry of the tables below, and of a number in them
 _ENTRY_BYTES: Final = 300
 _NUMBER_BYTES: Final = 16
 
 
-def recall(draft: Draft, room: float, who: Recall, worth: RelevanceFactors) -> Draft:
-    """The draft with old lines of at most about `room` tokens repeated at its end; as it was where none helps."""
-    if who == "off" or room < _LEAST:
+def recall(draft: Draft, room: float, scope: Recall, factors: RelevanceFactors) -> Draft:
+    """Return the draft with old lines in about `room` tokens at its end, or the same draft if no line helps."""
+    if scope == "off" or room < _MIN_ROOM:
         return draft
     last = len(draft.decisions) - 1
     message = draft.conversation.outlines[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
-    # An old result's text stands among results as it always did: nobody is told anything by another voice.
-    past, key = _past(draft, _SPEAKERS[who], asked_too=message.role in RESULT_ROLES)
+    # A tool result may be followed by text of other results: no role is given words that it did not say.
+    past, key = _cached_past(draft, _ROLES[scope], with_results=message.role in RESULT_ROLES)
     if not past.lines:
         return draft
-    left = _left(draft, past, _unsaid(draft, past, key), worth)
-    offered = [line for line in past.lines if not left.keys().isdisjoint(line.terms)] if left else []
+    relevance = _relevance_by_term(draft, past, _unsaid_terms(draft, past, key), factors)
+    offered = [line for line in past.lines if not relevance.keys().isdisjoint(line.terms)] if relevance else []
     if not offered:
         return draft
-    offers = list(zip(offered, _factors(draft, past, offered, worth), strict=True))
-    before = draft.weight(last)
+    offers = list(zip(offered, _line_factors(draft, past, offered, factors), strict=True))
+    before = draft.tokens_of(last)
     wanted = room
     for _ in range(_TRIES):
-        lines = _choose(draft, past, offers, dict(left), wanted - _HEADING)
+        lines = _choose(draft, past, offers, dict(relevance), wanted - _HEADING_TOKENS)
         if not lines:
             break
         recalled = replace(draft, recalls={**draft.recalls, last: lines})
-        if recalled.weight(last) - before <= room:
+        if recalled.tokens_of(last) - before <= room:
             return recalled
         wanted *= 0.8
     return draft
 
 
-# --- what can be recalled: the same until the next cut ---------------------------------------------------------------
+# --- what can be recalled: the same until the next trim --------------------------------------------------------------
 
 
 class _Line(NamedTuple):
-    """Something that was said and is not sent any more."""
+    """A line of the conversation that is not sent any more."""
 
-    #: the message it is from, and the number of its block there
+    #: its message, and the number of its block there
     source: int
     number: int
-    #: its place among all blocks of the past
+    #: its place among all lines of the past
     place: int
-    #: those of its terms that are not sent
+    #: its terms that are not sent
     terms: tuple[str, ...]
-    #: estimated tokens, alone and with the block that it needs, such as a table's head
+    #: estimated tokens: alone, and with the block that it needs, such as a table's head
     cost: float
     whole: float
-    #: the number of the block that it needs; -1 where it needs none
+    #: the number of the block that it needs, or -1
     needs: int
 
 
-class _Seen(NamedTuple):
-    """A term: the last message that has it, how many of the assistant's have it, whether it is more than a word."""
+class _TermUse(NamedTuple):
+    """The use of a term: its last message, how many assistant messages have it, and if it is more than a word."""
 
     last: int
-    said: int
+    assistant_uses: int
     is_named: bool
-    #: nobody has used it, and the tools ask for the like
+    #: no assistant message has used it, and it has the shape of a tool's example value
     is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What can be recalled of the first `size` messages, and where its terms stand."""
+    """What can be recalled of the first `size` messages, and where its terms occur."""
 
     size: int
     lines: tuple[_Line, ...]
     #: the terms of these lines
-    seen: Mapping[str, _Seen]
+    seen: Mapping[str, _TermUse]
     #: term -> the places of all blocks that have it
     holders: Mapping[str, Sequence[int]]
-    #: by place: how many terms its block has; behind each message stands an empty place, so that no block has a
-    #: neighbour in another message
+    #: by place: how many terms the line has; an empty place follows each message, so that no line has a neighbour in
+    #: another message
     lengths: Sequence[int]
-    #: number of all blocks
+    #: the number of all lines
     blocks: int
     #: message -> the blocks of it that are still sent
     present: Mapping[int, frozenset[int]]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Return the approximate size in memory."""
         places = sum(map(len, self.holders.values())) + len(self.lengths)
         numbers = sum(map(len, self.present.values())) + sum(len(line.terms) for line in self.lines)
         entries = len(self.lines) + len(self.seen) + len(self.holders) + len(self.present)
         return _ENTRY_BYTES * entries + _NUMBER_BYTES * (places + numbers)
 
 
-def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_Past, Hashable]:
-    """The past, which ends with the last message that is not sent as it came, and the key it is kept under.
+def _cached_past(draft: Draft, speakers: frozenset[str], *, with_results: bool) -> tuple[_Past, Hashable]:
+    """Return the past and its cache key. The past ends with the last message that is not sent unchanged.
 
-    `asked_too`: of results as well, what the tools ask for.
+    `with_results`: include values of tool results that the tools take.
 
-    Messages after that change nothing about it, so that it is worked out once for each cut.
+    Later messages do not change the past, so it is computed once for each trim.
     """
     decisions = draft.decisions
     size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
-    parameters = draft.parameters if asked_too else NO_PARAMETERS
-    # Conversations with and without thinking have the same prefix, and only without can be repeated.
+    parameters = draft.parameters if with_results else NO_PARAMETERS
+    # Conversations with and without thinking have the same prefix, but messages with thinking cannot be repeated.
     sealed = tuple(index for index, one in enumerate(draft.conversation.outlines[:size]) if one.sealed)
     key = draft.conversation.prefix(size), decisions[:size], recalls, speakers, parameters, sealed
     past = draft.reader.kept(
@@ -152,7 +154,7 @@ def _past(draft: Draft, speakers: frozenset[str], *, asked_too: bool) -> tuple[_
 
 def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Parameters) -> _Past:
     draft.read(range(size))
-    sent = set[str]().union(*terms_kept(draft, range(size)))
+    sent = set[str]().union(*kept_terms(draft, range(size)))
     lines: list[_Line] = []
     holders: dict[str, list[int]] = {}
     lengths: list[int] = []
@@ -164,8 +166,8 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
         is_spoken = draft.conversation.outlines[index].role in speakers
-        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked(parameters, known))
-        draft.watch.tick(1 + len(numbers))
+        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked_blocks(parameters, known))
+        draft.deadline.tick(1 + len(numbers))
         for place, number in enumerate(numbers, len(lengths)):
             for term in _terms_of(known, number):
                 holders.setdefault(term, []).append(place)
@@ -173,14 +175,14 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         blocks += len(numbers)
         lengths += [*(len(_terms_of(known, number)) for number in numbers), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
-    seen = _seen(draft, size, needed)
-    for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.said]):
+    seen = _term_uses(draft, size, needed)
+    for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.assistant_uses]):
         seen[term] = seen[term]._replace(is_asked=True)
     return _Past(size, tuple(lines), seen, holders, lengths, blocks, present)
 
 
 def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
-    """Messages of the speakers that are not whole any more."""
+    """Return the messages of these roles that are not sent whole."""
     return [
         index
         for unit in draft.conversation.units
@@ -193,22 +195,22 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     ]
 
 
-def _asked(parameters: Parameters, known: KnownBlocks) -> set[int]:
-    """The blocks of a result that hold what the tools ask for."""
+def _asked_blocks(parameters: Parameters, known: KnownBlocks) -> set[int]:
+    """Return the blocks of a result with values that the tools take."""
     wanted = {*parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
-    return alike | parameters.named_in(known.labels)
+    return alike | parameters.blocks_named(known.labels)
 
 
 def _terms_of(known: KnownBlocks, number: int) -> Sequence[str]:
-    """The terms of a line; the calls of a message are one more, behind its blocks."""
+    """Return the terms of a line. The calls of a message count as one more line after its blocks."""
     return known.terms[number] if number < len(known.terms) else known.fixed
 
 
 def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, sent: set[str]) -> Iterator[_Line]:
-    """Of these lines of a message those that hold terms that are not sent; none of calls' arguments.
+    """Yield the given lines of a message that have terms which are not sent, except lines of call arguments.
 
-    Calls are among them: what an agent did it often does again.
+    The line of the calls is included: an agent often repeats what it did.
     """
     sliced = known.sliced
     for place, number in enumerate(numbers, start):
@@ -217,26 +219,26 @@ def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, s
             continue
         terms = tuple([term for term in had if term not in sent])
         if number == len(known.terms):
-            tokens = len(sliced.fixed) / _CALL_DENSITY
+            tokens = len(sliced.fixed) / _CALL_CHARS_PER_TOKEN
             yield _Line(index, number, place, terms, tokens, tokens, -1)
         elif not sliced.slots[sliced.blocks[number].slot].in_arguments:
             needs = sliced.blocks[number].needs
             yield _Line(index, number, place, terms, known.tokens[number], known.costs[number], needs)
 
 
-def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
-    """What is known of terms by the first `size` messages alone, as it is kept for turns that have more messages."""
+def _term_uses(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _TermUse]:
+    """Return the uses of terms in the first `size` messages alone, so that the cached result fits longer turns too."""
     if not draft.memo.uses:
-        return _seen_before(draft, size, terms)
-    last, said, named = draft.memo.uses[0]
+        return _term_uses_before(draft, size, terms)
+    last, assistant_uses, named = draft.memo.uses[0]
     later = {term for term in terms if last[term] >= size}
-    seen = {term: _Seen(last[term], said[term], term in named) for term in terms}
-    return seen | _seen_before(draft, size, later)
+    seen = {term: _TermUse(last[term], assistant_uses[term], term in named) for term in terms}
+    return seen | _term_uses_before(draft, size, later)
 
 
-def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
+def _term_uses_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _TermUse]:
     last: dict[str, int] = {}
-    said: Counter[str] = Counter()
+    assistant_uses: Counter[str] = Counter()
     named: set[str] = set()
     for index, message in enumerate(draft.conversation.outlines[:size]):
         known = draft.known(index)
@@ -244,116 +246,121 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
         last.update(dict.fromkeys(found, index))
         named |= found & known.named
         if message.role == "assistant":
-            said.update(found)
-    return {term: _Seen(index, said[term], term in named) for term, index in last.items()}
+            assistant_uses.update(found)
+    return {term: _TermUse(index, assistant_uses[term], term in named) for term, index in last.items()}
 
 
-# --- what was said since ----------------------------------------------------------------------------------------------
+# --- what was not said since ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsaid:
-    """The terms of a past that none of the messages looked at behind it has; goes on with the conversation."""
+class _UnsaidTerms:
+    """The terms of a past that no later message has. It is extended as the conversation grows."""
 
-    #: keys of those messages
+    #: keys of the later messages
     keys: tuple[bytes, ...]
-    #: lines repeated at the end of some of them
+    #: lines recalled at the end of some of them
     recalls: Mapping[int, Lines]
-    #: these terms
-    seen: Mapping[str, _Seen]
+    #: the terms and their uses
+    seen: Mapping[str, _TermUse]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Return the approximate size in memory."""
         return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.seen))
 
 
-def _unsaid(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _Seen]:
-    """The terms of the past in no message behind it, but for the last message, which may yet be given lines."""
+def _unsaid_terms(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _TermUse]:
+    """Return the terms of the past that no later message has; the last message may still get lines, so not counted."""
     keys = draft.conversation.keys[past.size : len(draft.decisions) - 1]
 
-    def renew(known: _Unsaid | None) -> _Unsaid:
+    def renew(known: _UnsaidTerms | None) -> _UnsaidTerms:
         stop = past.size + len(known.keys) if known is not None else 0
-        goes_on = known is not None and known.keys == keys[: len(known.keys)]
-        if known is None or not goes_on or known.recalls != _lines_between(draft, past.size, stop):
-            known = _Unsaid((), {}, past.seen)
+        is_continued = known is not None and known.keys == keys[: len(known.keys)]
+        if known is None or not is_continued or known.recalls != _lines_between(draft, past.size, stop):
+            known = _UnsaidTerms((), {}, past.seen)
         if len(known.keys) == len(keys):
             return known
         end = past.size + len(keys)
-        seen = _without_said(draft, known.seen, range(past.size + len(known.keys), end))
-        return _Unsaid(keys, _lines_between(draft, past.size, end), seen)
+        seen = _drop_said_terms(draft, known.seen, range(past.size + len(known.keys), end))
+        return _UnsaidTerms(keys, _lines_between(draft, past.size, end), seen)
 
-    return draft.reader.renewed("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
+    return draft.reader.extend_cached("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
 
 
 def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
     return {index: lines for index, lines in draft.recalls.items() if start <= index < stop}
 
 
-def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int]) -> Mapping[str, _Seen]:
-    """The terms in `seen` that are neither in these messages nor in the lines repeated there."""
+def _drop_said_terms(draft: Draft, seen: Mapping[str, _TermUse], indices: Iterable[int]) -> Mapping[str, _TermUse]:
+    """Return the uses of terms that are neither in these messages nor in the lines recalled there."""
     if not seen:
         return seen
     draft.read({*indices, *(source for index in indices for source, _ in draft.recalls.get(index, ()))})
-    said = set[str]().union(*(seen.keys() & terms for terms in terms_kept(draft, indices)))
+    said = set[str]().union(*(seen.keys() & terms for terms in kept_terms(draft, indices)))
     return {term: one for term, one in seen.items() if term not in said} if said else seen
 
 
-# --- what is worth it now ---------------------------------------------------------------------------------------------
+# --- what is worth its tokens now -------------------------------------------------------------------------------------
 
 
-def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: RelevanceFactors) -> dict[str, float]:
-    """By term of the lines that no later message has either: its worth."""
+def _relevance_by_term(
+    draft: Draft, past: _Past, unsaid: Mapping[str, _TermUse], factors: RelevanceFactors
+) -> dict[str, float]:
+    """Return the relevance of each term of the past that no later message has."""
     end = len(draft.decisions)
     is_question = draft.conversation.outlines[-1].role == "user"
-    wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
-    odds = {one: _odds(one, end, worth) for one in {*wanted.values()}}
-    left = {term: odds[one] for term, one in wanted.items()}
+    wanted = unsaid if is_question else _drop_said_terms(draft, unsaid, range(max(past.size, end - 1), end))
+    odds = {one: _odds(one, end, factors) for one in {*wanted.values()}}
+    relevance = {term: odds[one] for term, one in wanted.items()}
     if is_question:
         asked = draft.known(end - 1)
-        for term in left.keys() & asked.all_terms.keys():
+        for term in relevance.keys() & asked.all_terms.keys():
             one = past.seen[term]
-            left[term] = ASKED * worth.odds(1, one.said, is_named=one.is_named or term in asked.named)
-    return left
+            relevance[term] = ASKED_SHARE * factors.odds(
+                1, one.assistant_uses, is_named=one.is_named or term in asked.named
+            )
+    return relevance
 
 
-def _odds(one: _Seen, end: int, worth: RelevanceFactors) -> float:
-    odds = worth.odds(end - one.last, one.said, is_named=one.is_named)
-    return odds * worth.asked_for if one.is_asked else odds
+def _odds(one: _TermUse, end: int, factors: RelevanceFactors) -> float:
+    odds = factors.odds(end - one.last, one.assistant_uses, is_named=one.is_named)
+    return odds * factors.asked_for if one.is_asked else odds
 
 
-def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: RelevanceFactors) -> list[float]:
-    """By line: the factor of its worth, higher where it, or a line beside it, answers the last words."""
+def _line_factors(draft: Draft, past: _Past, lines: Sequence[_Line], factors: RelevanceFactors) -> list[float]:
+    """Return the factor of each line, which is higher if the line or a neighbour answers the last words."""
     scores = [0.0] * (len(past.lengths) + 1)
     for term, asks in last_words(draft).items():
         places = past.holders.get(term, ())
-        weight = rarity(asks, past.blocks, len(places))
+        gain = rarity(asks, past.blocks, len(places))
         for place in places:
-            scores[place] += weight
+            scores[place] += gain
     mean = sum(past.lengths) / past.blocks
     scores = [score and answered(score, size / mean) for score, size in zip(scores, (*past.lengths, 0), strict=True)]
     best = max(scores) or 1.0
     priorities = draft.conversation.priorities
     return [
-        (1 + worth.answer * _spilled(scores, line.place, worth.neighbour) / best) * priorities.get(line.source, 1.0)
+        (1 + factors.answer * _add_neighbours(scores, line.place, factors.neighbour) / best)
+        * priorities.get(line.source, 1.0)
         for line in lines
     ]
 
 
-def _spilled(scores: Sequence[float], place: int, share: float) -> float:
+def _add_neighbours(scores: Sequence[float], place: int, share: float) -> float:
     return scores[place] + share * max(scores[place - 1], scores[place + 1])
 
 
 def _choose(
-    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], left: dict[str, float], room: float
+    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], relevance: dict[str, float], room: float
 ) -> Lines:
     chosen: dict[int, set[int]] = {}
 
     def offer(line: _Line, factor: float) -> tuple[float, float]:
-        draft.watch.tick()
+        draft.deadline.tick()
         has_head = line.needs in chosen.get(line.source, past.present[line.source])
-        cost = (line.cost if has_head else line.whole) + GAP_TOKENS + (0 if line.source in chosen else _ROLE)
-        return sum([left.get(term, 0.0) for term in line.terms]) * factor / cost, cost
+        cost = (line.cost if has_head else line.whole) + GAP_TOKENS + (0 if line.source in chosen else _ROLE_TOKENS)
+        return sum([relevance.get(term, 0.0) for term in line.terms]) * factor / cost, cost
 
     heap = [(-offer(line, factor)[0], place) for place, (line, factor) in enumerate(offered)]
     heapq.heapify(heap)
@@ -368,5 +375,5 @@ def _choose(
         elif cost <= room:
             room -= cost
             chosen.setdefault(line.source, set()).add(line.number)
-            left.update(dict.fromkeys(line.terms, 0.0))
-    return tuple((index, draft.known(index).sliced.closed(chosen[index])) for index in sorted(chosen))
+            relevance.update(dict.fromkeys(line.terms, 0.0))
+    return tuple((index, draft.known(index).sliced.with_needed(chosen[index])) for index in sorted(chosen))

@@ -1,8 +1,14 @@
 """Score blocks by the terms that the next turn may need and that no other kept block has.
 
-A term is an identifier, a name or a word. How likely it is needed is told by what is known before the reply: its kind,
-how often the assistant has used it, how long ago it was last seen, and whether its block answers the last words. Each
-of these is a factor. Weights were set on one half of 126 recorded conversations and checked on the other.
+A term is an identifier, a name or a word. The score estimates how likely the next turn needs it, from facts that are
+known before the model replies. Each of these is a factor:
+
+- the kind of the term
+- how often the assistant has used it
+- how long ago it last occurred
+- whether its block answers the last words
+
+The factors were tuned on one half of 126 recorded conversations and checked on the other half.
 """
 
 from __future__ import annotations
@@ -15,76 +21,80 @@ from typing import Final
 
 from gateway.core.conversation.message import SYSTEM_ROLES, text_of
 from gateway.core.fitting.draft import KEEP, Draft, TermUses
-from gateway.core.fitting.identifiers import LONGEST, called, codes_in
+from gateway.core.fitting.identifiers import MAX_QUESTION_CHARS, find_codes, find_labelled
 from gateway.core.fitting.reader import KnownBlocks
 from gateway.core.fitting.terms import IDENTIFIER
 from gateway.core.values import dataclass
 
-#: how much a word, a name, an identifier among the last words asks for a block that holds it too
-_ASKS: Final = (0.5, 1.0, 1.5)
-#: what is left of a term that only the question holds
-ASKED: Final = 0.1
-#: BM25: how far a long block is marked down
-_LENGTH: Final = 0.4
-#: so many terms looked up are a piece of work
-_TERMS_A_PIECE: Final = 100
-#: and so many blocks matched
-_BLOCKS_A_PIECE: Final = 10
+#: How much a word, a name or an identifier in the last words counts for a block that has it too.
+_QUESTION_FACTORS: Final = (0.5, 1.0, 1.5)
+#: Share of its relevance that a term keeps if only the question has it.
+ASKED_SHARE: Final = 0.1
+#: BM25 parameter: how much a long block is marked down.
+_LENGTH_PENALTY: Final = 0.4
+#: Term lookups that count as one piece of work for the deadline.
+_TERMS_PER_TICK: Final = 100
+#: Blocks matched that count as one piece of work.
+_BLOCKS_PER_TICK: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RelevanceFactors:
-    """The factors."""
+    """Factors that make up the relevance of terms and blocks."""
 
-    #: an identifier or a name is 1; a word can mostly be said in other words
+    #: A plain word, relative to an identifier or a name: words can mostly be replaced by others.
     word: float = 0.08
-    #: a term that the assistant has used in a text or a call: what was of use once is of use again
+    #: A term that the assistant has used in a text or a call: what was useful once is useful again.
     said: float = 4.0
-    #: and for each further message of the assistant's with it, up to three
+    #: The same for each further assistant message with the term, up to three.
     said_again: float = 1.5
-    #: an identifier that nobody has used yet, of a form that the tools ask for: it will be
+    #: An identifier that no assistant message has used, with the shape of a tool's example: it will be needed.
     asked_for: float = 10.0
-    #: a value of a result under a name that is also a parameter's
+    #: A value of a result under the name of a tool's parameter.
     parameter: float = 3.0
-    #: worth falls with the distance in messages to the power of this: slowly, the newest turns are kept anyway
+    #: Relevance falls with the distance in messages to this power: slowly, because the newest turns are kept anyway.
     fading: float = 0.3
-    #: a block that answers the last words best gains ten times its worth: what is asked for now beats what may be
+    #: The block that answers the last words best gains ten times its relevance: the present question counts most.
     answer: float = 10.0
-    #: share of a neighbour's match that spills over: a table's row is read with the row beside it
+    #: Share of a neighbour's match that a block gains: a table row is read with the row next to it.
     neighbour: float = 0.3
 
-    def odds(self, age: int, said: int, *, is_named: bool) -> float:
-        """That a term is needed next, in relation to others: last seen so many messages ago, said in so many."""
+    def odds(self, age: int, uses: int, *, is_named: bool) -> float:
+        """Return the relative likelihood that a term is needed: `age` in messages, used in `uses` of the assistant."""
         odds: float = age**-self.fading
         if not is_named:
             odds *= self.word
-        return odds * self.said * self.said_again ** (min(said, 3) - 1) if said else odds
+        return odds * self.said * self.said_again ** (min(uses, 3) - 1) if uses else odds
 
 
 class Scores:
-    """The worth of every block of a conversation, while choosing.
+    """The relevance of every block of a conversation while blocks are chosen.
 
-    Blocks have places, one after the other in the order of the candidates; behind them has each candidate one for what
-    cannot be cut of it. A term that is kept is worth nothing more: it is taken off the sums of all places that have it,
-    once, so that what a block adds is there to be read.
+    Each block has a place, numbered in the order of the candidates. After all blocks, each candidate has one more place
+    for its fixed part. A term that is kept has no more relevance. It is subtracted once from the sums of all places
+    that have it, so the sum of a place is always what its block would add.
     """
 
     def __init__(
-        self, draft: Draft, worth: RelevanceFactors, candidates: Mapping[int, KnownBlocks], sent: Iterable[int] = ()
+        self,
+        draft: Draft,
+        relevance_factors: RelevanceFactors,
+        candidates: Mapping[int, KnownBlocks],
+        sent: Iterable[int] = (),
     ) -> None:
-        #: what each term is worth now
-        self.left = {**_weights(draft, worth)}
+        #: the present relevance of each term
+        self.left = {**_term_relevance(draft, relevance_factors)}
         known = candidates.values()
-        #: the place of the first block of each message, and that of what cannot be cut of it
+        #: the place of the first block of each message; `frames`: the place of its fixed part
         self.starts = dict(zip(candidates, accumulate([len(one.terms) for one in known], initial=0), strict=False))
-        #: by place
+        #: the terms of each place
         self.terms = list(chain.from_iterable([one.terms for one in known]))
         codes = self._name_codes(draft, known)
         self.frames = dict(zip(candidates, count(len(self.terms)), strict=False))
         self._holders = _holders(draft, self.terms)
         priorities = draft.conversation.priorities
-        #: by which the sum of each place is worth more
-        self.factors = _factors(draft, worth, candidates, self._holders, codes)
+        #: the factor of each place, by which its sum is multiplied
+        self.factors = _block_factors(draft, relevance_factors, candidates, self._holders, codes)
         self._keep_sent(draft, sent)
         for place, one in zip(self.frames.values(), known, strict=True):
             self.terms.append(one.fixed)
@@ -92,63 +102,64 @@ class Scores:
                 self._holders[term].append(place)
         self.factors += [priorities.get(index, 1.0) for index in candidates]
         worth_of = self.left.__getitem__
-        #: what the terms of each place are worth together
+        #: the relevance of all terms of each place together
         self.sums = [sum(map(worth_of, terms)) for terms in self.terms]
 
     def _name_codes(self, draft: Draft, known: Iterable[KnownBlocks]) -> Sequence[str]:
-        """Make the codes that the question names terms of the blocks that are called by them; which they are."""
+        """Add the codes that the question names as terms of the blocks labelled with them; return the codes."""
         question = _question(draft)
-        if question is None or draft.conversation.items[question].length > LONGEST:
+        if question is None or draft.conversation.items[question].length > MAX_QUESTION_CHARS:
             return ()
-        codes = codes_in(text_of(draft.conversation.messages[question]))
+        codes = find_codes(text_of(draft.conversation.messages[question]))
         if codes:
             texts = (block.text for one in known for block in one.sliced.blocks)
-            for place, code in called(codes, draft.watch.over(texts)):
+            for place, code in find_labelled(codes, draft.deadline.over(texts)):
                 self.terms[place] = (*self.terms[place], code)
-            self.left.update(dict.fromkeys(codes, ASKED))
+            self.left.update(dict.fromkeys(codes, ASKED_SHARE))
         return codes
 
     def keep(self, terms: Iterable[str]) -> None:
-        """These are kept from now on."""
+        """Mark terms as kept: they have no more relevance."""
         left, holders, sums = self.left, self._holders, self.sums
         for term in terms:
-            worth = left[term]
-            if worth:
+            relevance = left[term]
+            if relevance:
                 left[term] = 0.0
                 for place in holders.get(term, ()):
-                    sums[place] -= worth
+                    sums[place] -= relevance
 
     def _keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
-        """What is sent of these messages is kept.
+        """Mark the terms of messages that are sent as kept.
 
-        A question that names a thing does not say what is known of it: what only the question holds keeps a tenth.
+        A question that names a thing does not say what is known of it. So a term that only the question has keeps a
+        tenth of its relevance.
         """
         left, question = self.left, _question(draft)
         if question is not None:
-            left.update({term: ASKED * left[term] for terms in terms_kept(draft, (question,)) for term in terms})
-        for terms in terms_kept(draft, [index for index in indices if index != question]):
+            left.update({term: ASKED_SHARE * left[term] for terms in kept_terms(draft, (question,)) for term in terms})
+        for terms in kept_terms(draft, [index for index in indices if index != question]):
             left.update(dict.fromkeys(terms, 0.0))
 
 
 def _question(draft: Draft) -> int | None:
-    """The last message, where it is the user's as it came."""
+    """Return the index of the last message if it is the user's and has no recalled lines, else None."""
     last = len(draft.decisions) - 1
     return last if draft.conversation.items[last].role == "user" and last not in draft.recalls else None
 
 
 def _holders(draft: Draft, terms_of: Sequence[Sequence[str]]) -> defaultdict[str, list[int]]:
-    """The places that have a term."""
+    """Return the places that have each term."""
     holders = defaultdict[str, list[int]](list)
     for place, terms in enumerate(terms_of):
-        if not place % _BLOCKS_A_PIECE:
-            draft.watch.tick()
+        if not place % _BLOCKS_PER_TICK:
+            draft.deadline.tick()
         for term in terms:
             holders[term].append(place)
     return holders
 
 
-def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
-    """The terms of what is sent in the place of some messages, repeated lines included, in parts."""
+def kept_terms(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
+    """Yield the terms of messages as they are sent, including recalled lines, in several collections per message."""
     for index in indices:
         decision = draft.decisions[index]
         if decision == KEEP:
@@ -163,48 +174,50 @@ def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]
 
 
 def last_words(draft: Draft) -> dict[str, float]:
-    """Terms of the last user message, of what the conversation ends with, and of the last assistant text."""
+    """Return the terms of the last user message, of the end of the conversation, and of the last assistant text."""
     conversation, outlines = draft.conversation, draft.conversation.outlines
     spoken = {index for index in conversation.pinned if outlines[index].role not in SYSTEM_ROLES}
-    said = next(
+    last_text = next(
         (i for i in reversed(range(len(outlines))) if outlines[i].role == "assistant" and outlines[i].length), None
     )
-    if said is not None:
-        spoken.add(said)
+    if last_text is not None:
+        spoken.add(last_text)
     asks: dict[str, float] = {}
     for index in sorted(spoken):
         for term, kind in draft.known(index).all_terms.items():
-            asks[term] = max(asks.get(term, 0.0), _ASKS[kind])
+            asks[term] = max(asks.get(term, 0.0), _QUESTION_FACTORS[kind])
     return asks
 
 
-def _weights(draft: Draft, worth: RelevanceFactors) -> Mapping[str, float]:
-    """Odds that a term is needed next, each in relation to the others: the same for all choices about a request."""
-    found = draft.memo.weights.get(worth)
-    if found is None:
-        found = draft.memo.weights[worth] = _counted(draft, worth)
-    return found
+def _term_relevance(draft: Draft, relevance_factors: RelevanceFactors) -> Mapping[str, float]:
+    """Return the relative likelihood that each term is needed next, computed once for all choices of a request."""
+    relevance = draft.memo.relevance.get(relevance_factors)
+    if relevance is None:
+        relevance = draft.memo.relevance[relevance_factors] = _compute_term_relevance(draft, relevance_factors)
+    return relevance
 
 
-def _counted(draft: Draft, worth: RelevanceFactors) -> dict[str, float]:
-    # Whole tables at a time: term by term this would be the larger part of a choice.
+def _compute_term_relevance(draft: Draft, relevance_factors: RelevanceFactors) -> dict[str, float]:
+    # Computed for whole tables at a time: term by term, this would take most of the time of a choice.
     uses = draft.memo.uses
     if not uses:
         uses.append(uses_of(draft))
-    last, said, named = uses[0]
+    last, assistant_uses, named = uses[0]
     size = len(draft.decisions)
-    fading = [(size - index) ** -worth.fading for index in range(size)]
-    weights = {term: fading[index] if term in named else fading[index] * worth.word for term, index in last.items()}
-    use = [1.0, *(worth.said * worth.said_again**more for more in range(3))]
-    for term, times in said.items():
-        weights[term] *= use[min(len(use) - 1, times)]
-    for term in draft.parameters.wanted([term for term in named if term not in said]):
-        weights[term] *= worth.asked_for
-    return weights
+    fading = [(size - index) ** -relevance_factors.fading for index in range(size)]
+    relevance = {
+        term: fading[index] if term in named else fading[index] * relevance_factors.word for term, index in last.items()
+    }
+    use = [1.0, *(relevance_factors.said * relevance_factors.said_again**more for more in range(3))]
+    for term, times in assistant_uses.items():
+        relevance[term] *= use[min(len(use) - 1, times)]
+    for term in draft.parameters.wanted([term for term in named if term not in assistant_uses]):
+        relevance[term] *= relevance_factors.asked_for
+    return relevance
 
 
 def uses_of(draft: Draft) -> TermUses:
-    """Where the terms of a conversation are."""
+    """Return which messages use each term of a conversation."""
     items = draft.conversation.items
     draft.read(item.index for item in items if item.role not in SYSTEM_ROLES)
     uses = TermUses({}, Counter(), set())
@@ -212,60 +225,64 @@ def uses_of(draft: Draft) -> TermUses:
         if item.role in SYSTEM_ROLES:
             continue
         known = draft.known(item.index)
-        draft.watch.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
+        draft.deadline.tick(1 + len(known.all_terms) // _TERMS_PER_TICK)
         uses.last.update(dict.fromkeys(known.all_terms, item.index))
         uses.named.update(known.named)
         if item.role == "assistant":
-            uses.said.update(iter(known.all_terms))
+            uses.assistant_uses.update(iter(known.all_terms))
     return uses
 
 
-def _factors(
+def _block_factors(
     draft: Draft,
-    worth: RelevanceFactors,
+    relevance_factors: RelevanceFactors,
     candidates: Mapping[int, KnownBlocks],
     holders: Mapping[str, Sequence[int]],
     codes: Iterable[str],
 ) -> list[float]:
-    """By which the terms of each block are worth more: how well it answers, 0 to about 1, BM25 in relation to the best.
+    """Return the factor of each block.
 
-    And what the client has said of its message, and whether the tools take a value of that name.
+    - how well it answers the last words: BM25, relative to the best block
+    - the client's priority for its message
+    - whether it has a value under the name of a tool's parameter
     """
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
     scores = [0.0] * blocks
-    for term, asks in (last_words(draft) | dict.fromkeys(codes, _ASKS[IDENTIFIER])).items():
+    for term, asks in (last_words(draft) | dict.fromkeys(codes, _QUESTION_FACTORS[IDENTIFIER])).items():
         places = holders.get(term)
         if places:
-            weight = rarity(asks, blocks, len(places))
+            gain = rarity(asks, blocks, len(places))
             for place in places:
-                scores[place] += weight
+                scores[place] += gain
     sizes = [len(terms) for known in candidates.values() for terms in known.terms]
     mean = length / blocks if blocks else 0.0
     scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]
-    by = worth.answer / (max(scores, default=0.0) or 1.0)
+    scale = relevance_factors.answer / (max(scores, default=0.0) or 1.0)
     parameters, priorities = draft.parameters, draft.conversation.priorities
     factors: list[float] = []
     for index, known in candidates.items():
         start, priority = len(factors), priorities.get(index, 1.0)
-        found = scores[start : start + len(known.terms)]
-        factors += [(1 + by * score) * priority for score in _spilled(found, worth.neighbour)]
-        for number in parameters.named_in(known.labels):
-            factors[start + number] *= worth.parameter
+        block_scores = scores[start : start + len(known.terms)]
+        factors += [
+            (1 + scale * score) * priority for score in _add_neighbours(block_scores, relevance_factors.neighbour)
+        ]
+        for number in parameters.blocks_named(known.labels):
+            factors[start + number] *= relevance_factors.parameter
     return factors
 
 
 def rarity(asks: float, blocks: int, count: int) -> float:
-    """What a word that asks is worth where `count` of so many blocks have it."""
+    """Return the score of a question's term that `count` of so many blocks have. `asks`: the factor of its kind."""
     return asks * math.log(1 + (blocks - count + 0.5) / (count + 0.5))
 
 
 def answered(score: float, length: float) -> float:
-    """The score of a block; `length` in relation to the mean of all."""
-    return score / (1 - _LENGTH + _LENGTH * length)
+    """Return the BM25 score of a block. `length`: its number of terms, relative to the mean of all blocks."""
+    return score / (1 - _LENGTH_PENALTY + _LENGTH_PENALTY * length)
 
 
-def _spilled(scores: Sequence[float], share: float) -> list[float]:
-    overhead = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
-    # thousands of times in a choice, and `max` would take the half of that
-    return [score + share * (before if before > after else after) for score, before, after in overhead]  # noqa: FURB136
+def _add_neighbours(scores: Sequence[float], share: float) -> list[float]:
+    neighbours = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
+    # Not `max`: this runs thousands of times in a choice, and `max` would take half of that time.
+    return [score + share * (before if before > after else after) for score, before, after in neighbours]  # noqa: FURB136

@@ -1,6 +1,6 @@
 """Report a trim: the messages to send, and what was done with each received message.
 
-No text but the messages themselves.
+Apart from the messages to send, a report holds no text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.core.conversation.message import instead, read
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, Decision, Draft, DuplicateResult, Lines, SummaryEntry, is_summed
+from gateway.core.fitting.draft import DROP, Decision, Draft, DuplicateResult, Lines, SummaryEntry, is_summarized
 from gateway.core.fitting.reader import Framing, RenderedMessage
 from gateway.core.fitting.trim_decision import TrimDecision
 from gateway.core.values import dataclass
@@ -27,11 +27,17 @@ _NUMBER_BYTES: Final = 40
 
 
 class Fate(NamedTuple):
-    """What became of one message.
+    """The outcome of a trim for one message.
 
-    `rule` is `kept` (sent as it came), `pinned` (it had to be), `drop` (left out), `dedupe` (points at an earlier
-    result with the same content), `summarize` (a summary stands for it, which the first of these weighs), `recall`
-    (old lines stand at its end), or what cut it: `condense`, `shorten`.
+    | `rule` | meaning |
+    |---|---|
+    | `kept` | sent unchanged |
+    | `pinned` | sent unchanged, because it must be |
+    | `drop` | left out |
+    | `dedupe` | replaced by a reference to an earlier result with the same content |
+    | `summarize` | replaced by a summary; the first of these messages has the summary's tokens |
+    | `recall` | old lines are repeated at its end |
+    | `condense`, `shorten` | shortened by this strategy |
     """
 
     role: str
@@ -40,22 +46,23 @@ class Fate(NamedTuple):
     rule: str
 
 
-#: of messages that are sent as they came
+#: the rules of messages that are sent unchanged
 UNCHANGED: Final = ("kept", "pinned")
 
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """The fate of each message, in columns: a session's every record tells that of all its messages.
+    """The outcome of a trim for each message, in columns.
 
-    Row by row they take more than twice the room in the store.
+    Every record of a session holds the outcomes of all its messages. As rows, they would take more than twice the space
+    in the store.
 
     Attributes:
-        names: of the roles and rules that there are, which `roles` and `rules` give by their places.
-        roles: of each message, as all that follow.
-        rules: see `Fate`.
-        before: its tokens as it came.
-        after: as it is sent.
+        names: the roles and rules that occur; `roles` and `rules` refer to them by their places.
+        roles: the role of each message.
+        rules: the rule of each message, see `Fate`.
+        before: the tokens of each message before the trim.
+        after: the tokens of each message as it is sent.
     """
 
     names: tuple[str, ...] = ()
@@ -66,7 +73,7 @@ class Fates:
 
     @classmethod
     def of(cls, fates: Iterable[Fate]) -> Fates:
-        """Those of single messages."""
+        """Return the columns of single outcomes."""
         columns = list(zip(*fates, strict=True))
         return cls.in_columns(*columns) if columns else cls()
 
@@ -74,7 +81,7 @@ class Fates:
     def in_columns(
         cls, roles: Sequence[str], before: Iterable[int], after: Iterable[int], rules: Sequence[str]
     ) -> Fates:
-        """`roles`, `before`, `after`, `rules`: one of each message."""
+        """Return the outcomes from columns with one value per message."""
         places = {name: place for place, name in enumerate(dict.fromkeys((*roles, *rules)))}
         by_place = places.__getitem__
         return cls(tuple(places), tuple(map(by_place, roles)), tuple(map(by_place, rules)), tuple(before), tuple(after))
@@ -92,16 +99,16 @@ class Fates:
 
     @property
     def actions(self) -> Mapping[str, int]:
-        """How many messages were changed, by the rule that did it, in the order in which they are met."""
+        """Return how many messages each rule has changed, in the order in which the rules first occur."""
         numbers = ((self.names[place], number) for place, number in Counter(self.rules).items())
         return {rule: number for rule, number in numbers if rule not in UNCHANGED}
 
 
 class RenderedTokens(NamedTuple):
-    """What stands in the place of messages, in tokens.
+    """Token counts of the messages that a trim changed.
 
-    `tokens`: of each, by its index; `saved`: how many fewer these are in all; `saved_by_rule`: about the same by the
-    rule that changed the message, to share out by, without those that became more.
+    `tokens`: by index, as they are sent; `saved`: the tokens saved in total; `saved_by_rule`: an estimate of the tokens
+    saved by each rule, for sharing out the total. Messages that became longer are not in that estimate.
     """
 
     tokens: Mapping[int, int]
@@ -111,238 +118,246 @@ class RenderedTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class TrimmedPrefix:
-    """What the first messages of a conversation became; it holds no message that was kept.
+    """The result of a trim for the first messages of a conversation, without the messages that were kept.
 
-    What it weighs changes from turn to turn, as the framing is learned (`weights`); nothing else of it does.
+    Only its token counts (`token_counts`) change from turn to turn, because the framing is learned.
     """
 
-    #: of all these messages
+    #: the keys of all first messages, as the client sent them
     keys: tuple[bytes, ...]
     decisions: tuple[Decision, ...]
     recalls: Mapping[int, Lines]
     rules: Mapping[int, str]
-    made: Mapping[int, RenderedMessage]
-    #: those of them that were made of messages with cache marks, which they carry
+    rendered: Mapping[int, RenderedMessage]
+    #: the rendered messages that carry cache marks of the original messages
     marked: frozenset[int]
-    #: how many calls each of them makes that is not left out
+    #: the number of tool calls of each changed message that is sent
     calls: Mapping[int, int]
-    #: the rule that changed each of them
-    hows: Mapping[int, str]
-    #: those in whose place another message stands: a summary, or the mark of what may not be changed
+    #: the rule that changed each message
+    rule_by_index: Mapping[int, str]
+    #: messages that are replaced by a new one: a summary, or the gap mark of a signed message
     new: frozenset[int]
-    #: what `weights` said last, and for which framing: that changes on few turns
+    #: the last result of `token_counts`, by its framing, which rarely changes
     _counted: dict[Framing, RenderedTokens] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, draft: Draft) -> TrimmedPrefix:
-        """What a draft says is sent."""
-        made = draft.made_of(draft.changed())
-        calls = {index: _calls(draft, index) for index, one in made.items() if one.raw is not None}
-        hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
-        keys, marked = draft.conversation.keys, draft.conversation.marked & made.keys()
-        # as an epoch tells them: the rule by which a message was left out is nothing to go on from
+        """Return what a draft sends."""
+        rendered = draft.rendered_messages(draft.changed())
+        calls = {index: _call_count(draft, index) for index, one in rendered.items() if one.raw is not None}
+        rule_by_index = {
+            index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(rendered)
+        }
+        keys, marked = draft.conversation.keys, draft.conversation.marked & rendered.keys()
+        # Keep only what a trim decision stores: later turns do not need the rule by which a message was dropped.
         rules = {index: rule for index, rule in draft.rules.items() if isinstance(draft.decisions[index], tuple)}
-        new = frozenset(_new(draft, made))
-        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, calls, hows, new)
+        new = frozenset(_replaced(draft, rendered))
+        return cls(keys, draft.decisions, draft.recalls, rules, rendered, marked, calls, rule_by_index, new)
 
-    def of_these(self, draft: Draft) -> TrimmedPrefix:
-        """The same of the first messages of this draft, which say the same.
+    def for_messages(self, draft: Draft) -> TrimmedPrefix:
+        """Return the same result for the first messages of this draft, which have the same content.
 
-        They may say it in other bytes, a text as a list for one, and with other cache marks.
+        Their bytes may differ, for example a text written as a list, and so may their cache marks.
         """
         conversation = draft.conversation
         keys = conversation.keys[: len(self.keys)]
-        marked = conversation.marked & self.made.keys()
-        others = {index for index in self.made if keys[index] != self.keys[index]} if keys != self.keys else set()
-        again = [index for index in others | self.marked | marked if self.made[index].raw is not None]
-        if not (others or again):
+        marked = conversation.marked & self.rendered.keys()
+        different = (
+            {index for index in self.rendered if keys[index] != self.keys[index]} if keys != self.keys else set()
+        )
+        to_render = [index for index in different | self.marked | marked if self.rendered[index].raw is not None]
+        if not (different or to_render):
             return self
-        anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
-        made = {**self.made, **anew.made_of(again)} if again else self.made
-        return replace(self, keys=keys, made=made, marked=marked)
+        redone = draft.with_earlier_decisions(self.decisions, self.recalls, self.rules, {})
+        rendered = {**self.rendered, **redone.rendered_messages(to_render)} if to_render else self.rendered
+        return replace(self, keys=keys, rendered=rendered, marked=marked)
 
-    def with_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
-        """This when the draft adds nothing but old lines at the end of one message that was kept."""
+    def with_recalled_lines(self, draft: Draft, index: int) -> TrimmedPrefix:
+        """Return this result with old lines recalled at the end of one message that was kept."""
         return replace(
             self,
             keys=draft.conversation.keys,
             decisions=draft.decisions,
             recalls=draft.recalls,
-            made={**self.made, index: draft.made(index)},
+            rendered={**self.rendered, index: draft.rendered(index)},
             marked=self.marked | (draft.conversation.marked & {index}),
-            calls={**self.calls, index: _calls(draft, index)},
-            hows={**self.hows, index: "recall"},
+            calls={**self.calls, index: _call_count(draft, index)},
+            rule_by_index={**self.rule_by_index, index: "recall"},
         )
 
-    def weights(self, original: Sequence[int], framing: Framing) -> RenderedTokens:
-        """What they weigh; `original`: what all messages weighed as they came, in this framing."""
+    def token_counts(self, original: Sequence[int], framing: Framing) -> RenderedTokens:
+        """Return the token counts. `original`: the tokens of all messages before the trim, with this framing."""
         known = self._counted.get(framing)
         if known is not None:
             return known
-        tokens = dict(self._bare)
-        framed = self.calls if framing.message else self._callers
+        tokens = dict(self._unframed_tokens)
+        framed = self.calls if framing.message else self._calls_made
         tokens.update(
             zip(framed, framing.added_to([*map(tokens.__getitem__, framed)], [*framed.values()]), strict=True)
         )
-        # The shares are as good in any framing.
+        # The shares by rule are an estimate, so those of another framing are good enough.
         last = next(iter(self._counted.values()), None)
         shares = last.saved_by_rule if last is not None else self._saved_by_rule(original, tokens)
-        weights = RenderedTokens(tokens, sum(map(original.__getitem__, tokens)) - sum(tokens.values()), shares)
+        rendered_tokens = RenderedTokens(tokens, sum(map(original.__getitem__, tokens)) - sum(tokens.values()), shares)
         self._counted.clear()
-        self._counted[framing] = weights
-        return weights
+        self._counted[framing] = rendered_tokens
+        return rendered_tokens
 
     @cached_property
-    def _bare(self) -> Mapping[int, int]:
-        """What they weigh without framing."""
-        return {index: one.tokens for index, one in self.made.items()}
+    def _unframed_tokens(self) -> Mapping[int, int]:
+        """Return the tokens of the changed messages without framing."""
+        return {index: one.tokens for index, one in self.rendered.items()}
 
     @cached_property
-    def _callers(self) -> Mapping[int, int]:
-        """How many calls each makes of those that make any."""
+    def _calls_made(self) -> Mapping[int, int]:
+        """Return the number of calls of those messages that make any."""
         return {index: calls for index, calls in self.calls.items() if calls}
 
     def _saved_by_rule(self, original: Sequence[int], tokens: Mapping[int, int]) -> Mapping[str, int]:
         saved = Counter[str]()
         for index, now in tokens.items():
             if now < original[index]:
-                saved[self.hows[index]] += original[index] - now
+                saved[self.rule_by_index[index]] += original[index] - now
         return saved
 
     @cached_property
     def changes(self) -> Mapping[int, bytes | None]:
-        """What is sent in the place of each message that is not sent as it came; None for nothing."""
-        return {index: one.raw for index, one in self.made.items()}
+        """Return the bytes to send instead of each changed message; None for a dropped one."""
+        return {index: one.raw for index, one in self.rendered.items()}
 
     @cached_property
     def changed_keys(self) -> Mapping[int, bytes | None]:
-        """A hash of what is sent in the place of each of these; None for nothing."""
-        return {index: one.key or None for index, one in self.made.items()}
+        """Return the hash of what is sent instead of each changed message; None for a dropped one."""
+        return {index: one.key or None for index, one in self.rendered.items()}
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes."""
+        """Return the approximate size in memory."""
         numbers = sum(len(decision) for decision in self.decisions if isinstance(decision, tuple))
-        texts = sum(len(one.raw or b"") for one in self.made.values())
+        texts = sum(len(one.raw or b"") for one in self.rendered.values())
         return (
-            _MESSAGE_BYTES * (1 + len(self.made)) + _KEY_BYTES * len(self.decisions) + _NUMBER_BYTES * numbers + texts
+            _MESSAGE_BYTES * (1 + len(self.rendered))
+            + _KEY_BYTES * len(self.decisions)
+            + _NUMBER_BYTES * numbers
+            + texts
         )
 
 
-def _new(draft: Draft, made: Iterable[int]) -> Iterator[int]:
+def _replaced(draft: Draft, rendered: Iterable[int]) -> Iterator[int]:
     outlines = draft.conversation.outlines
-    for index in made:
+    for index in rendered:
         decision = draft.decisions[index]
         if isinstance(decision, SummaryEntry) or (decision == () and outlines[index].sealed):
             yield index
 
 
-def _calls(draft: Draft, index: int) -> int:
+def _call_count(draft: Draft, index: int) -> int:
     return 0 if isinstance(draft.decisions[index], SummaryEntry) else draft.conversation.outline.calls[index]
 
 
 def rule_of(decision: Decision, rule: str) -> str:
-    """The rule that changed a message; `rule` is the strategy where it chose blocks: none did for a last resort.
+    """Return the rule that changed a message. `rule`: the strategy that chose its blocks, or "".
 
-    Nor did `summarize`, which leaves a mark of what only pointed at a message that it sums up, or of whose turn it was.
+    No strategy chose them in a last resort. `summarize` chooses no blocks either. It leaves a gap mark of references to
+    summarized messages, and where the order of roles needs one. Both cases count as `drop`.
     """
     if isinstance(decision, DuplicateResult):
         return "dedupe"
     if isinstance(decision, tuple):
         return "drop" if rule in ("", "summarize") else rule
-    if is_summed(decision):
+    if is_summarized(decision):
         return "summarize"
     return "drop" if decision == DROP else "recall"
 
 
 @dataclass(frozen=True)
 class TrimmedConversation:
-    """The messages to send, and how it came to them."""
+    """The messages to send, and how the trim arrived at them."""
 
-    #: tokens of the messages as they came, and as they are sent
+    #: tokens of the messages before the trim, and as they are sent
     tokens_before: int
     tokens: int
     changed: bool
-    #: what to remember; None while everything fits, and the one that was given where nothing new was decided
+    #: The decision to remember: None while everything fits, or the given one if nothing new was decided.
     trim_decision: TrimDecision | None
-    #: the strategies that changed something in this turn; empty where what was sent before still fits
+    #: the strategies that changed something on this turn; empty if what was sent before still fits
     applied: tuple[str, ...]
     conversation: Conversation = field(repr=False)
     original: Sequence[int] = field(repr=False)
     sent: TrimmedPrefix | None = field(repr=False)
-    #: of the messages that are not sent as they came
-    weights: Mapping[int, int] = field(repr=False)
+    #: tokens of the messages that are not sent unchanged
+    changed_tokens: Mapping[int, int] = field(repr=False)
     #: see `RenderedTokens`
     saved_by_rule: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def untouched(cls, conversation: Conversation, original: Sequence[int], tokens: int) -> TrimmedConversation:
-        """Everything as it came."""
+        """Return a result that changes nothing."""
         return cls(
             tokens, tokens, changed=False, trim_decision=None, applied=(),
-            conversation=conversation, original=original, sent=None, weights={},
+            conversation=conversation, original=original, sent=None, changed_tokens={},
         )  # fmt: skip
 
     @classmethod
-    def having(
+    def with_prefix(
         cls,
         conversation: Conversation,
         original: Sequence[int],
         tokens: int,
         *,
         sent: TrimmedPrefix,
-        weights: RenderedTokens,
+        rendered_tokens: RenderedTokens,
         trim_decision: TrimDecision,
         applied: tuple[str, ...] = (),
     ) -> TrimmedConversation:
-        """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
+        """Return a result with trimmed first messages and unchanged others. `tokens`: of all before the trim."""
         return cls(
             tokens_before=tokens,
-            tokens=tokens - weights.saved,
+            tokens=tokens - rendered_tokens.saved,
             changed=True,
             trim_decision=trim_decision,
             applied=applied,
             conversation=conversation,
             original=original,
             sent=sent,
-            weights=weights.tokens,
-            saved_by_rule=weights.saved_by_rule,
+            changed_tokens=rendered_tokens.tokens,
+            saved_by_rule=rendered_tokens.saved_by_rule,
         )
 
     @cached_property
     def messages(self) -> tuple[bytes, ...]:
-        """The messages to send."""
+        """Return the messages to send."""
         return instead(self.conversation.messages, self.changes)
 
     @cached_property
     def keys(self) -> tuple[bytes, ...]:
-        """A hash of each, for whoever keeps things by them."""
+        """Return the hash of each message to send, for caches."""
         keys = self.conversation.keys
         return instead(keys, self.sent.changed_keys) if self.sent is not None else keys
 
     @property
     def changes(self) -> Mapping[int, bytes | None]:
-        """See `TrimmedPrefix.changes`."""
+        """Return what is sent instead of changed messages, see `TrimmedPrefix.changes`."""
         return self.sent.changes if self.sent is not None else {}
 
     @property
     def new(self) -> frozenset[int]:
-        """See `TrimmedPrefix.new`."""
+        """Return the messages that are replaced by a new one, see `TrimmedPrefix.new`."""
         return self.sent.new if self.sent is not None else frozenset()
 
     @cached_property
     def fates(self) -> Fates:
-        """One for each message that came."""
+        """Return the outcome for each message of the client."""
         roles, pinned = self.conversation.outline.roles, dict.fromkeys(self.conversation.pinned, "pinned")
-        hows = {**pinned, **self.sent.hows} if self.sent is not None else pinned
-        rules = _by_index(hows, repeat("kept", len(roles)))
-        return Fates.in_columns(roles, self.original, _by_index(self.weights, self.original), list(rules))
+        rule_by_index = {**pinned, **self.sent.rule_by_index} if self.sent is not None else pinned
+        rules = _by_index(rule_by_index, repeat("kept", len(roles)))
+        return Fates.in_columns(roles, self.original, _by_index(self.changed_tokens, self.original), list(rules))
 
     def decoded(self) -> list[Any]:
-        """The messages to send as values; None for bytes that are no JSON."""
+        """Return the messages to send as JSON values; None for bytes that are no JSON."""
         return [read(raw)[0] for raw in self.messages]
 
 
-def _by_index(some: Mapping[int, T], others: Iterable[T]) -> Iterator[T]:
-    """The values of some indices, and those of the others in order."""
-    return map(some.get, count(), others)
+def _by_index(overrides: Mapping[int, T], different: Iterable[T]) -> Iterator[T]:
+    """Yield a value for each index: from `overrides` if it has one, else from `different`."""
+    return map(overrides.get, count(), different)

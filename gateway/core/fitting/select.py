@@ -1,8 +1,9 @@
 """Choose the blocks with the highest score that fit into a number of tokens.
 
-Units are opened and blocks taken by worth per token. A call and its results are one unit: opening it costs its frame
-(ids, names, short arguments), and only then can its blocks be taken one by one; a unit that is never opened vanishes
-whole. Worth only falls while blocks are taken, so that a heap of old values needs no more than a second look.
+Units are opened, and blocks taken, in the order of their relevance per token. A tool call and its results are one unit.
+Opening it costs its frame (ids, names, short arguments), and only then can its blocks be taken one by one. A unit that
+is never opened is left out as a whole. Relevance only falls while blocks are taken, so a heap with old values needs
+just a second look at its first entry.
 """
 
 from __future__ import annotations
@@ -17,199 +18,200 @@ from gateway.core.fitting.draft import DROP, KEEP, ChosenBlocks, Decision, Draft
 from gateway.core.fitting.offers import BlockOffer, CandidateBlocks, Entry, UnitCandidate
 from gateway.core.fitting.relevance import RelevanceFactors, Scores
 
-#: Blocks are chosen by estimated tokens, then the result is weighed; so many times in all, while there is room left.
+#: Blocks are chosen by estimated tokens and then counted exactly, in up to so many rounds while room is left.
 _ROUNDS: Final = 3
-#: room of less than this share of the limit is left empty
-_CLOSE: Final = 0.02
-#: A task that takes no more than this share of the room is kept whole: all that is done is done for it.
-_WHOLE: Final = 0.3
-#: two ratios of worth to tokens that differ by less than this share are taken for the same
-_SAME: Final = 1e-12
+#: Less room than this share of the limit is left empty.
+_MIN_ROOM_SHARE: Final = 0.02
+#: A task that takes at most this share of the room is kept whole: everything else is done for the task.
+_WHOLE_TASK_SHARE: Final = 0.3
+#: Two ratios of relevance to tokens count as equal if they differ by less than this share.
+_EQUAL_RATIO: Final = 1e-12
 
 
-def condense(draft: Draft, limit: int, worth: RelevanceFactors) -> Draft:
-    """Choose anew for every unit that is open, so that all messages together weigh at most `limit` tokens.
+def condense(draft: Draft, limit: int, factors: RelevanceFactors) -> Draft:
+    """Choose blocks again for every unit that may be changed, so that all messages have at most `limit` tokens.
 
-    The result is over the limit only where what must stay is over it by itself: pinned units, what was decided before,
-    and a stub of the task.
+    The result exceeds the limit only if what must stay does: pinned units, earlier decisions, and the start of the
+    task.
     """
     choice = _Choice(draft, limit)
-    return choice.again(draft.steps) if draft.steps else choice.made(worth)
+    return choice.repeat(draft.steps) if draft.steps else choice.choose(factors)
 
 
 class _Choice:
-    _stock: CandidateBlocks
+    _blocks: CandidateBlocks
 
     def __init__(self, draft: Draft, limit: int) -> None:
         self._draft = draft
         self._limit = limit
         task = draft.conversation.task
-        units = [unit for unit in draft.open_units() if unit.start == task or not _is_gone(draft, unit)]
+        units = [unit for unit in draft.open_units() if unit.start == task or not _was_left_out(draft, unit)]
         items = draft.conversation.items
         blank: dict[int, Decision] = {i: KEEP if items[i].sealed else () for unit in units for i in unit.indices}
-        frames = draft.having(blank).weights()
+        frames = draft.with_decisions(blank).token_counts()
         draft.read(index for unit in units for index in unit.indices)
-        self._units = {unit.start: self._opening(unit, frames) for unit in units}
+        self._units = {unit.start: self._candidate(unit, frames) for unit in units}
         #: the unit of each message
         self._starts = {index: unit.start for unit in units for index in unit.indices}
-        #: the draft made last, and the starts of the units that were changed since
+        #: the last draft, and the starts of the units that were changed since
         self._drafted = draft
         self._touched = {*self._units}
         self._steps: list[ChosenBlocks] = []
-        #: estimated tokens still to be filled; less than 0: over the limit
+        #: estimated tokens that are still free; negative: over the limit
         self._room = 0.0
 
-    def _opening(self, unit: Unit, frames: Sequence[int]) -> UnitCandidate:
+    def _candidate(self, unit: Unit, frames: Sequence[int]) -> UnitCandidate:
         known = {index: self._draft.known(index) for index in unit.indices}
         return UnitCandidate(
             unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices}
         )
 
-    def made(self, worth: RelevanceFactors) -> Draft:
-        """Fill by estimate and weigh, until little room is left; then take back until it fits."""
-        candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
+    def choose(self, factors: RelevanceFactors) -> Draft:
+        """Choose by estimated tokens and count, until little room is left; then undo steps until it fits."""
+        candidates = {index: known for candidate in self._units.values() for index, known in candidate.known.items()}
         fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
-        self._stock = CandidateBlocks(candidates, Scores(self._draft, worth, candidates, fixed))
-        weights = self._draft.weights()
-        self._room = float(self._limit - sum(weights[index] for index in fixed))
+        self._blocks = CandidateBlocks(candidates, Scores(self._draft, factors, candidates, fixed))
+        counts = self._draft.token_counts()
+        self._room = float(self._limit - sum(counts[index] for index in fixed))
         task = self._draft.conversation.task
-        for opening in self._bound():
-            opening.opens(self._stock.scores)
-            self._room -= opening.frame
+        for candidate in self._bound_candidates():
+            candidate.open(self._blocks.scores)
+            self._room -= candidate.frame
         if task is not None and task in self._units:
             self._start_with(self._units[task], task)
         waiting: list[Entry] = []
-        for number, opening in enumerate(self._units.values(), -len(self._units)):
-            waiting += opening.entries(self._stock, ()) if opening.is_open else ((-inf, number, 0.0),)
+        for number, candidate in enumerate(self._units.values(), -len(self._units)):
+            waiting += candidate.entries(self._blocks, ()) if candidate.is_open else ((-inf, number, 0.0),)
         draft = self._draft
         for _ in range(_ROUNDS):
             waiting = self._fill(waiting)
-            draft = self._counted()
-            if not waiting or self._room < _CLOSE * self._limit:
+            draft = self._count()
+            if not waiting or self._room < _MIN_ROOM_SHARE * self._limit:
                 break
-        return self._within(draft)
+        return self._undo_until_it_fits(draft)
 
-    def again(self, steps: Sequence[ChosenBlocks]) -> Draft:
-        """Take an earlier choice as far as it was of these units, and take back the last of it until it fits."""
+    def repeat(self, steps: Sequence[ChosenBlocks]) -> Draft:
+        """Repeat the steps of an earlier choice that concern these units, and undo the last ones until it fits."""
         task = self._draft.conversation.task
         if task is not None and task in self._units:
             self._units[task].is_open = True
-        for opening in self._bound():
-            opening.is_open = True
+        for candidate in self._bound_candidates():
+            candidate.is_open = True
         for step in steps:
             if step.start in self._units:
-                opening = self._units[step.start]
-                opening.is_open = True
+                candidate = self._units[step.start]
+                candidate.is_open = True
                 for index, number in step.added:
-                    opening.picked[index].add(number)
+                    candidate.picked[index].add(number)
                 self._steps.append(step)
-        return self._within(self._counted())
+        return self._undo_until_it_fits(self._count())
 
-    def _bound(self) -> Iterator[UnitCandidate]:
-        """What is sent in any case, at least its frame."""
-        return (opening for opening in self._units.values() if opening.unit.bound)
+    def _bound_candidates(self) -> Iterator[UnitCandidate]:
+        """Yield the units that are always sent, at least their frames."""
+        return (candidate for candidate in self._units.values() if candidate.unit.bound)
 
-    def _within(self, draft: Draft) -> Draft:
+    def _undo_until_it_fits(self, draft: Draft) -> Draft:
         while self._room < 0 and self._steps:
             freed = 0.0
             while self._steps and freed <= -self._room:
                 freed += self._take_back()
-            draft = self._counted()
+            draft = self._count()
         return draft
 
-    def _counted(self) -> Draft:
-        openings = [self._units[start] for start in self._touched]
+    def _count(self) -> Draft:
+        touched = [self._units[start] for start in self._touched]
         items = self._draft.conversation.items
         changes = {
-            index: _decision(opening, index, is_sealed=items[index].sealed)
-            for opening in openings
-            for index in opening.unit.indices
+            index: _decision(candidate, index, is_sealed=items[index].sealed)
+            for candidate in touched
+            for index in candidate.unit.indices
         }
         self._touched.clear()
-        self._drafted = draft = self._drafted.having(changes, tuple(self._steps))
+        self._drafted = draft = self._drafted.with_decisions(changes, tuple(self._steps))
         self._room = float(self._limit - draft.total())
         return draft
 
-    def _start_with(self, opening: UnitCandidate, task: int) -> None:
-        """The task stays whatever else goes: whole where it is short, else its first block or a mark of it."""
-        opening.is_open = True
-        short = _WHOLE * self._room
-        self._room -= opening.frame
-        if opening.unit.sealed or not opening.known[task].terms:
+    def _start_with(self, candidate: UnitCandidate, task: int) -> None:
+        """Take the task first: whole if it is short, else its first block or only its frame."""
+        candidate.is_open = True
+        short = _WHOLE_TASK_SHARE * self._room
+        self._room -= candidate.frame
+        if candidate.unit.sealed or not candidate.known[task].terms:
             return
-        start = self._stock.scores.starts[task]
-        for count, room in ((len(opening.known[task].terms), short), (1, self._room)):
+        start = self._blocks.scores.starts[task]
+        for count, room in ((len(candidate.known[task].terms), short), (1, self._room)):
             places = range(start, start + count)
-            cost = sum(map(self._stock.costs.__getitem__, places))
+            cost = sum(map(self._blocks.costs.__getitem__, places))
             if cost <= room:
-                self._take(opening, BlockOffer(0.0, cost, places))
+                self._take(candidate, BlockOffer(0.0, cost, places))
                 break
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
-        """Take what is worth most for its price. Gives what is worth something and had no room."""
-        stock, tick = self._stock, self._draft.watch.tick
-        openings = [*self._units.values()]
-        too_much: list[Entry] = []
+        """Take offers in the order of their relevance per token; return the entries that had no room."""
+        blocks, tick = self._blocks, self._draft.deadline.tick
+        units = [*self._units.values()]
+        without_room: list[Entry] = []
         heapq.heapify(heap)
         while heap:
             entry = stale, place, least = heapq.heappop(heap)
             if least > self._room:
-                too_much.append(entry)
+                without_room.append(entry)
                 continue
             tick()
-            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock, self._room)
+            offer = blocks.offer_block(place) if place >= 0 else units[place].offer_opening(blocks, self._room)
             ratio, cost, places = offer
             if ratio <= 0:
                 continue
-            if -ratio > stale and heap and -ratio > (1 - _SAME) * heap[0][0]:
+            if -ratio > stale and heap and -ratio > (1 - _EQUAL_RATIO) * heap[0][0]:
                 heapq.heappush(heap, (-ratio, place, least))
             elif cost > self._room:
-                too_much.append(entry)
+                without_room.append(entry)
             else:
-                opening = openings[place] if place < 0 else self._units[self._starts[stock.indices[place]]]
-                self._take(opening, offer)
+                candidate = units[place] if place < 0 else self._units[self._starts[blocks.indices[place]]]
+                self._take(candidate, offer)
                 if place < 0:
-                    for other in opening.entries(stock, places):
+                    for other in candidate.entries(blocks, places):
                         heapq.heappush(heap, other)
-        return too_much
+        return without_room
 
-    def _take(self, opening: UnitCandidate, offer: BlockOffer) -> None:
+    def _take(self, candidate: UnitCandidate, offer: BlockOffer) -> None:
         self._room -= offer.cost
-        opened = not opening.is_open
+        opened = not candidate.is_open
         if opened:
-            opening.opens(self._stock.scores)
-        picks = self._stock.take(offer.places)
+            candidate.open(self._blocks.scores)
+        picks = self._blocks.take(offer.places)
         for index, number in picks:
-            opening.picked[index].add(number)
-        self._steps.append(ChosenBlocks(opening.unit.start, picks, opened))
-        self._touched.add(opening.unit.start)
+            candidate.picked[index].add(number)
+        self._steps.append(ChosenBlocks(candidate.unit.start, picks, opened))
+        self._touched.add(candidate.unit.start)
 
     def _take_back(self) -> float:
-        """Undo the last step; estimated tokens freed."""
+        """Undo the last step; return the estimated tokens that it frees."""
         step = self._steps.pop()
-        opening = self._units[step.start]
-        freed = float(opening.frame) if step.opened else 0.0
+        candidate = self._units[step.start]
+        freed = float(candidate.frame) if step.opened else 0.0
         for index, number in step.added:
-            opening.picked[index].discard(number)
-            freed += opening.known[index].tokens[number]
-        opening.is_open = not step.opened
+            candidate.picked[index].discard(number)
+            freed += candidate.known[index].tokens[number]
+        candidate.is_open = not step.opened
         self._touched.add(step.start)
         return freed
 
 
-def _is_gone(draft: Draft, unit: Unit) -> bool:
-    """Left out by an earlier cut: it stays so, or the beginning would be another one; recall is what brings it back.
+def _was_left_out(draft: Draft, unit: Unit) -> bool:
+    """Return whether an earlier trim left the unit out.
 
-    All but the task: what is done is done for it.
+    It stays so, because the prefix would change otherwise; only recall brings its lines back. The task is the
+    exception: everything else is done for the task.
     """
-    return all(draft.decisions[index] == decision for index, decision in draft.least(unit).items())
+    return all(draft.decisions[index] == decision for index, decision in draft.least_decisions(unit).items())
 
 
-def _decision(opening: UnitCandidate, index: int, *, is_sealed: bool) -> Decision:
-    if not opening.is_open:
+def _decision(candidate: UnitCandidate, index: int, *, is_sealed: bool) -> Decision:
+    if not candidate.is_open:
         return DROP
     if is_sealed:
         return KEEP
-    known = opening.known[index]
-    picked = known.sliced.closed(opening.picked[index])
+    known = candidate.known[index]
+    picked = known.sliced.with_needed(candidate.picked[index])
     return KEEP if len(picked) == len(known.sliced.blocks) and known.sliced.is_verbatim else picked

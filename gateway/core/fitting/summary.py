@@ -1,8 +1,7 @@
 """Write the prompt for a summary of old messages, and the message that replaces them.
 
-The rules only ask: what they need is a `Passage`, and a model is shown it as JSON lines, so that no text of the
-conversation can end the quotation it stands in. Who calls the model, and whether the answer is any good, is decided
-elsewhere.
+This module only writes the prompt for a `Passage`. The model gets the passage as JSON lines, so that no text of the
+conversation can end the quotation. `gateway.context.summaries` calls the model and checks its response.
 """
 
 from __future__ import annotations
@@ -15,20 +14,21 @@ from typing import Any, Final, Literal
 from gateway.core.conversation.message import RESULT_ROLES, Message, read, text_parts
 from gateway.core.values import dataclass
 
-#: off: as if there were none · known: use those that were made · ask: and have one made
+#: off: do not summarize; known: use existing summaries; ask: also have new ones made
 Use = Literal["off", "known", "ask"]
 
-#: tokens of the message round a summary: role, and the line that says what it is
-AROUND: Final = 20
+#: tokens of the message around a summary: its role and the heading
+MESSAGE_OVERHEAD: Final = 20
 
-#: Stands where the middle of a text was cut out; of what is left of it, this share is its beginning.
-_CUT: Final = " [...] "
-_HEAD: Final = 0.6
-#: of words a token is about three quarters; a model told to fill its limit is cut off at it
-_WORDS_A_TOKEN: Final = 0.6
-#: Lengths are characters, the limit is tokens: so often a shorter transcript is tried, each a bit shorter than needed.
-_TRIES: Final = 6
-_SHORTER: Final = 0.93
+#: Replaces the removed middle of a text; this share of what is left is its start.
+_CUT_MARK: Final = " [...] "
+_HEAD_SHARE: Final = 0.6
+#: Words per token of the limit. A token is about three quarters of a word, and a full response would be cut off.
+_WORDS_PER_TOKEN: Final = 0.6
+#: Lengths are in characters and the limit is in tokens. So shorter transcripts are tried up to `_MAX_TRIES` times, each
+#: a bit shorter (`_SHRINK_FACTOR`) than the last count suggests.
+_MAX_TRIES: Final = 6
+_SHRINK_FACTOR: Final = 0.93
 
 _INSTRUCTION: Final = """\
 You shorten the earlier part of a conversation between a user and an assistant that works with tools, so that the \
@@ -43,13 +43,13 @@ nothing besides."""
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Messages that are to be summarized.
+    """Messages to summarize.
 
     Attributes:
-        id: names their summary; the same messages after the same summary have the same.
-        earlier: the text of the summary that the new one takes the place of, if there is one.
-        messages: the newer ones, in order.
-        count: messages the summary will stand for, those of the earlier one among them.
+        id: the id of their summary; equal messages after an equal earlier summary have the same id.
+        earlier: the text of the summary that the new one replaces, if there is one.
+        messages: the messages to summarize, in order.
+        count: the number of messages that the summary will replace, including those of the earlier summary.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Passage:
 
 
 class SummaryNeeded(Exception):
-    """There is a passage to be summarized before this can be decided."""
+    """A passage must be summarized before the trim can be decided."""
 
     def __init__(self, passage: Passage) -> None:
         super().__init__(passage.id)
@@ -68,14 +68,14 @@ class SummaryNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """What a model is to be asked.
+    """A request for a summary.
 
     Attributes:
-        id: names the summary.
-        model: as configured.
-        messages: of the chat completion.
-        max_tokens: of its answer.
-        count: messages the summary will stand for.
+        id: the id of the summary.
+        model: the configured model.
+        messages: the messages of the chat completion.
+        max_tokens: the most tokens of its response.
+        count: the number of messages that the summary will replace.
     """
 
     id: str
@@ -86,12 +86,12 @@ class SummaryRequest:
 
 
 def summary_message(text: str, count: int) -> Message:
-    """What is sent in the place of `count` messages."""
+    """Return the message that is sent instead of `count` messages."""
     return {"role": "assistant", "content": f"[summary of {count} earlier messages]\n{text}"}
 
 
 def ids_of(earlier: str | None, stretches: Iterable[Sequence[bytes]]) -> list[str]:
-    """The id of a summary of the first stretch of messages, of the first two, and so on; messages by their keys."""
+    """Return the ids of summaries: of the first stretch of messages, of the first two, and so on, from their keys."""
     hashed = blake2b((earlier or "").encode(), digest_size=16)
     ids = []
     for keys in stretches:
@@ -103,52 +103,55 @@ def ids_of(earlier: str | None, stretches: Iterable[Sequence[bytes]]) -> list[st
 def asking(
     passage: Passage, max_tokens: int, room: int, count: Callable[[Sequence[Message]], int]
 ) -> tuple[Message, ...] | None:
-    """The messages that ask for a summary, weighing at most `room` tokens by `count`; None where that cannot be.
+    """Return the messages that ask for a summary, within `room` tokens by `count`, or None if that is impossible.
 
-    Long texts lose their middles until it fits, the longest first; if that is not enough the oldest messages go.
+    Long texts lose their middles until the prompt fits, the longest first. If that is not enough, the oldest messages
+    are left out.
     """
-    words = max(1, int(max_tokens * _WORDS_A_TOKEN))
+    words = max(1, int(max_tokens * _WORDS_PER_TOKEN))
     instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=words)}
     entries = _entries(passage.messages)
 
-    def quoting(entries: Sequence[_Entry], most: int) -> tuple[Message, ...]:
-        content = "\n".join(_lines(passage.earlier, entries, most))
+    def quote(entries: Sequence[_Entry], max_chars: int) -> tuple[Message, ...]:
+        content = "\n".join(_lines(passage.earlier, entries, max_chars))
         return instruction, {"role": "user", "content": content}
 
-    return within(room, sum(map(_size, entries)), lambda most: quoting(entries, most), quoting((), 0), count)
+    return quote_within(
+        room, sum(map(_entry_chars, entries)), lambda max_chars: quote(entries, max_chars), quote((), 0), count
+    )
 
 
-def within(
+def quote_within(
     room: int,
-    most: int,
-    quoting: Callable[[int], tuple[Message, ...]],
+    max_chars: int,
+    quote: Callable[[int], tuple[Message, ...]],
     least: Sequence[Message],
     count: Callable[[Sequence[Message]], int],
 ) -> tuple[Message, ...] | None:
-    """What `quoting` makes of so many characters that it weighs at most `room` tokens; None where that cannot be.
+    """Return the messages that `quote` makes, with as many characters as fit into `room`; None if none fit.
 
     Args:
         room: tokens, as `count` counts them.
-        most: characters that are quoted if there is room for them.
-        quoting: messages that quote about so many characters.
-        least: the same without any.
-        count: weighs messages.
+        max_chars: characters to quote if there is room for them.
+        quote: returns messages that quote about so many characters.
+        least: the same messages without quoted characters.
+        count: counts the tokens of messages.
     """
-    for _ in range(_TRIES):
-        messages = quoting(most)
+    for _ in range(_MAX_TRIES):
+        messages = quote(max_chars)
         tokens = count(messages)
         if tokens <= room:
             return messages
         overhead = count(least)
         if overhead >= room:
             return None
-        most = int(most * _SHORTER * (room - overhead) / (tokens - overhead))
+        max_chars = int(max_chars * _SHRINK_FACTOR * (room - overhead) / (tokens - overhead))
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One message as it is shown: what stays as it is, and its texts, which may be cut."""
+    """One message as the model sees it: fixed fields, and texts that may be shortened."""
 
     fixed: Mapping[str, Any]
     text: str
@@ -177,9 +180,9 @@ def _entry(message: Message, names: dict[str, str]) -> _Entry:
     listed = message.get("tool_calls")
     calls = [call for call in listed if isinstance(call, dict)] if isinstance(listed, list) else []
     for call in calls:
-        names[str(call.get("id"))] = _called(call)[0]
+        names[str(call.get("id"))] = _call_text(call)[0]
     old = message.get("function_call")
-    shown = [*map(_called, calls), *([_called({"function": old})] if isinstance(old, dict) else [])]
+    shown = [*map(_call_text, calls), *([_call_text({"function": old})] if isinstance(old, dict) else [])]
     return _Entry(fixed, text_parts(content), tuple(shown))
 
 
@@ -187,39 +190,39 @@ def _parts(content: object) -> list[dict[str, Any]]:
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
-def _called(call: Message) -> tuple[str, str]:
+def _call_text(call: Message) -> tuple[str, str]:
     function = call.get("function")
     if not isinstance(function, dict):
         return str(call.get("type")), json.dumps(call, default=str)
     return str(function.get("name")), str(function.get("arguments", ""))
 
 
-def _lines(earlier: str | None, entries: Sequence[_Entry], most: int) -> list[str]:
-    """The entries as JSON lines of about `most` characters."""
+def _lines(earlier: str | None, entries: Sequence[_Entry], max_chars: int) -> list[str]:
+    """Return the entries as JSON lines of about `max_chars` characters."""
     lines = [_line({"role": "summary", "text": earlier})] if earlier is not None else []
-    kept = _newest(entries, most)
+    kept = _newest(entries, max_chars)
     if len(kept) < len(entries):
         lines.append(_line({"role": "note", "text": f"{len(entries) - len(kept)} messages are left out here"}))
-    frames = sum(map(_frame, kept))
-    cap = _cap(
-        [len(text) for entry in kept for text in (entry.text, *(texts for _, texts in entry.calls))], most - frames
+    frames = sum(map(_frame_chars, kept))
+    cap = _text_limit(
+        [len(text) for entry in kept for text in (entry.text, *(texts for _, texts in entry.calls))], max_chars - frames
     )
-    return [*lines, *(_line(_shown(entry, cap)) for entry in kept)]
+    return [*lines, *(_line(_as_json(entry, cap)) for entry in kept)]
 
 
-def _newest(entries: Sequence[_Entry], most: int) -> Sequence[_Entry]:
-    """As many of the last ones as have room for a cut text each."""
-    room = most
+def _newest(entries: Sequence[_Entry], max_chars: int) -> Sequence[_Entry]:
+    """Return as many of the last entries as have room with shortened texts."""
+    room = max_chars
     for back, entry in enumerate(reversed(entries)):
-        room -= min(_size(entry), _frame(entry) + len(_CUT) * (2 + 2 * len(entry.calls)))
+        room -= min(_entry_chars(entry), _frame_chars(entry) + len(_CUT_MARK) * (2 + 2 * len(entry.calls)))
         if room < 0:
             return entries[len(entries) - back :]
     return entries
 
 
-def _cap(lengths: Sequence[int], most: int) -> int:
-    """The length to which texts may go so that all together have at most `most` characters."""
-    left = most
+def _text_limit(lengths: Sequence[int], max_chars: int) -> int:
+    """Return the length to which texts are shortened so that all together have at most `max_chars` characters."""
+    left = max_chars
     ascending = sorted(lengths)
     for place, length in enumerate(ascending):
         cap = left // (len(ascending) - place)
@@ -229,30 +232,30 @@ def _cap(lengths: Sequence[int], most: int) -> int:
     return max(ascending, default=0)
 
 
-def _shown(entry: _Entry, cap: int) -> dict[str, Any]:
+def _as_json(entry: _Entry, cap: int) -> dict[str, Any]:
     shown = dict(entry.fixed)
     if entry.text:
-        shown["text"] = cut(entry.text, cap)
+        shown["text"] = cut_middle(entry.text, cap)
     if entry.calls:
-        shown["calls"] = [{"name": name, "arguments": cut(arguments, cap)} for name, arguments in entry.calls]
+        shown["calls"] = [{"name": name, "arguments": cut_middle(arguments, cap)} for name, arguments in entry.calls]
     return shown
 
 
-def cut(text: str, cap: int) -> str:
-    """A text of at most so many characters, but for the mark: its middle goes."""
+def cut_middle(text: str, cap: int) -> str:
+    """Return a text of at most `cap` characters, or only a mark if that is longer; its middle is removed."""
     if len(text) <= cap:
         return text
-    room = max(0, cap - len(_CUT))
-    head = int(room * _HEAD)
-    return f"{text[:head]}{_CUT}{text[len(text) - (room - head) :]}"
+    room = max(0, cap - len(_CUT_MARK))
+    head = int(room * _HEAD_SHARE)
+    return f"{text[:head]}{_CUT_MARK}{text[len(text) - (room - head) :]}"
 
 
-def _size(entry: _Entry) -> int:
-    return _frame(entry) + len(entry.text) + sum(len(arguments) for _, arguments in entry.calls)
+def _entry_chars(entry: _Entry) -> int:
+    return _frame_chars(entry) + len(entry.text) + sum(len(arguments) for _, arguments in entry.calls)
 
 
-def _frame(entry: _Entry) -> int:
-    return len(_line(_shown(_Entry(entry.fixed, "x", tuple((name, "") for name, _ in entry.calls)), 1)))
+def _frame_chars(entry: _Entry) -> int:
+    return len(_line(_as_json(_Entry(entry.fixed, "x", tuple((name, "") for name, _ in entry.calls)), 1)))
 
 
 def _line(value: Mapping[str, Any]) -> str:

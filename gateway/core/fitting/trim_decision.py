@@ -1,7 +1,7 @@
 """Store a trim decision for the first messages of a conversation, without their text.
 
-Numbers only: of messages, and of the blocks that are kept of them. It comes out of a store, where anything may have
-happened to it, so that reading it never fails and never takes much room.
+It holds only numbers: of messages, and of the blocks that are kept of them. A decision is read from a store and may be
+damaged. So reading it raises only ValueError and takes a limited amount of memory.
 """
 
 from __future__ import annotations
@@ -15,63 +15,70 @@ from typing import Any, Final
 from gateway.core.fitting.draft import (
     DROP,
     KEEP,
-    SUMMED,
+    SUMMARIZED,
     Decision,
     Draft,
     DuplicateResult,
     Lines,
     SummaryEntry,
-    is_summed,
+    is_summarized,
 )
 from gateway.core.values import dataclass
 
-#: of the way messages are cut into blocks, and of what is written here: an epoch of another version is not understood
+#: Version of the block splitting and of this format; decisions of other versions are ignored.
 VERSION: Final = 4
 
-#: more numbers than blocks there can be in all messages of one request
-_MOST_NUMBERS: Final = 1_000_000
-#: how the rules that cut are written
-_SHORT: Final = {"condense": "c", "shorten": "s"}
-_LONG: Final = {short: rule for rule, short in _SHORT.items()}
+#: Limit for the numbers in a decision: all messages of one request cannot have more blocks.
+_MAX_NUMBERS: Final = 1_000_000
+#: short names of the strategies that choose blocks
+_SHORT_RULES: Final = {"condense": "c", "shorten": "s"}
+_LONG_RULES: Final = {short: rule for rule, short in _SHORT_RULES.items()}
 _RECALLED: Final = re.compile(r"(\d+)<(.+)")
-#: what is written with a number of messages
-_RUNS: Final[Mapping[str, Decision]] = {"k": KEEP, "d": DROP, "m": SUMMED}
-#: where a summary stands
+#: letters that are followed by a number of messages
+_RUNS: Final[Mapping[str, Decision]] = {"k": KEEP, "d": DROP, "m": SUMMARIZED}
+#: the place of a summary
 _SUMMARY: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionDetails:
-    """What was decided, spelled out."""
+    """A trim decision in detail, as `TrimDecision.read` returns it."""
 
     decisions: tuple[Decision, ...]
     recalls: Mapping[int, Lines]
-    #: which strategy chose the blocks of a message
+    #: message -> the strategy that chose its blocks
     rules: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TrimDecision:
-    """What was decided for the first `size` messages, whose hash is `prefix`."""
+    """The trim decision for the first `size` messages, whose hash is `prefix`."""
 
     prefix: str
     size: int
-    #: `k3 d2 c0-2,5 =4 =4/1 7<3:0-2`: 3 kept, 2 dropped, blocks 0 to 2 and 5 kept by condense, the same as message 4,
-    #: without part 1 that stands in message 4; and blocks 0 to 2 of message 3 repeated at the end of message 7.
-    #: `~ m3`: a summary in the place of a message, which stands for three more
+    #: The decisions in short form. `k3 d2 c0-2,5 =4 =4/1 7<3:0-2` means: keep 3 messages; drop 2; `condense` keeps
+    #: blocks 0 to 2 and 5; same as message 4; same as message 4 in part 1, which is left out; recall blocks 0 to 2 of
+    #: message 3 at the end of message 7. `~ m3` means: a summary is sent instead of a message and of three more.
     plan: str
-    #: the id of that summary; its text is kept elsewhere
+    #: the id of that summary; its text is stored separately
     summary: str | None = None
 
     @classmethod
     def of(cls, prefix: str, draft: Draft) -> TrimDecision:
-        """What a draft decided for all its messages."""
-        words = [*_words(draft), *(f"{index}<{_lines(lines)}" for index, lines in sorted(draft.recalls.items()))]
+        """Return the trim decision of a draft for all its messages."""
+        words = [
+            *_format_decisions(draft),
+            *(f"{index}<{_format_lines(lines)}" for index, lines in sorted(draft.recalls.items())),
+        ]
         summary = draft.summary
         return cls(prefix, len(draft.decisions), " ".join(words), summary[1].id if summary is not None else None)
 
     def read(self, summaries: Mapping[str, str] | None = None) -> DecisionDetails:
-        """The plan, spelled out; ValueError for what is none, or whose summary is not among those by id."""
+        """Return the decision in detail. `summaries`: texts by id.
+
+        Raises:
+            ValueError: the plan is invalid, or its summary is not in `summaries`.
+        """
         numbers = _Numbers()
         decisions: list[Decision] = []
         recalls: dict[int, Lines] = {}
@@ -79,30 +86,30 @@ class TrimDecision:
         for word in self.plan.split():
             recalled = _RECALLED.fullmatch(word)
             if recalled is not None:
-                recalls[int(recalled[1])] = tuple(_line(line, numbers) for line in recalled[2].split(";"))
+                recalls[int(recalled[1])] = tuple(_parse_line(line, numbers) for line in recalled[2].split(";"))
                 continue
-            decided, rule = _decided(word, numbers, self.size)
+            parsed, rule = _parse_word(word, numbers, self.size)
             if rule:
                 rules[len(decisions)] = rule
-            decisions.extend(decided)
+            decisions.extend(parsed)
             if len(decisions) > self.size:
                 break
         if len(decisions) != self.size:
             raise ValueError("size")
         if self.summary is not None:
-            _tell(decisions, self.summary, summaries or {})
-        elif any(map(is_summed, decisions)):
+            _put_summary(decisions, self.summary, summaries or {})
+        elif any(map(is_summarized, decisions)):
             raise ValueError("no summary")
         return DecisionDetails(tuple(decisions), recalls, rules)
 
     def to_json(self) -> dict[str, Any]:
-        """A value that JSON can hold."""
+        """Return the decision as a JSON value."""
         value: dict[str, Any] = {"v": VERSION, "prefix": self.prefix, "size": self.size, "plan": self.plan}
         return value if self.summary is None else {**value, "summary": self.summary}
 
     @classmethod
     def from_json(cls, value: Any) -> TrimDecision | None:
-        """The epoch, or None for what is not one of this version."""
+        """Return the decision, or None if the value is not a decision of this version."""
         if not isinstance(value, Mapping) or value.get("v") != VERSION:
             return None
         prefix, size, plan = value.get("prefix"), value.get("size"), value.get("plan")
@@ -112,29 +119,29 @@ class TrimDecision:
         return cls(prefix, size, plan, summary) if summary is None or isinstance(summary, str) else None
 
 
-def _words(draft: Draft) -> Iterator[str]:
-    written = (_word(decision, draft.rules.get(index, "")) for index, decision in enumerate(draft.decisions))
+def _format_decisions(draft: Draft) -> Iterator[str]:
+    written = (_format_word(decision, draft.rules.get(index, "")) for index, decision in enumerate(draft.decisions))
     for word, same in groupby(written):
         count = sum(1 for _ in same)
         yield from [f"{word}{count}"] if word in _RUNS else [word] * count
 
 
-def _word(decision: Decision, rule: str) -> str:
+def _format_word(decision: Decision, rule: str) -> str:
     if isinstance(decision, DuplicateResult):
-        return f"={decision.of}" + ("/" + spans_of(decision.parts) if decision.parts else "")
+        return f"={decision.source}" + ("/" + format_spans(decision.parts) if decision.parts else "")
     if isinstance(decision, tuple):
-        return _SHORT.get(rule, f"{rule}:") + spans_of(decision)
+        return _SHORT_RULES.get(rule, f"{rule}:") + format_spans(decision)
     if isinstance(decision, SummaryEntry):
         return _SUMMARY
     return next(word for word, run in _RUNS.items() if run == decision)
 
 
-def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision], str]:
-    """The decisions a word stands for, and the strategy where it chose blocks."""
+def _parse_word(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision], str]:
+    """Return the decisions of one word of a plan, and the strategy if it chose blocks."""
     rule, colon, spans = word.rpartition(":")
     kind, rest = word[0], word[1:]
-    if colon or kind in _LONG:
-        return [numbers.of(spans if colon else rest)], rule if colon else _LONG[kind]
+    if colon or kind in _LONG_RULES:
+        return [numbers.of(spans if colon else rest)], rule if colon else _LONG_RULES[kind]
     if kind == "=":
         of, _, parts = rest.partition("/")
         return [DuplicateResult(int(of), numbers.of(parts))], ""
@@ -145,26 +152,30 @@ def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision
     return [_RUNS[kind]] * int(rest), ""
 
 
-def _tell(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> None:
-    """Put the text in; ValueError where there is none, or where it does not stand before all it stands for."""
-    summed = [index for index, decision in enumerate(decisions) if is_summed(decision)]
+def _put_summary(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> None:
+    """Put the summary's text into the decisions.
+
+    Raises:
+        ValueError: there is no such text, or the summary is not the first of the messages that it replaces.
+    """
+    summed = [index for index, decision in enumerate(decisions) if is_summarized(decision)]
     first, *others = [decisions[index] for index in summed] or [KEEP]
-    if summary not in texts or not isinstance(first, SummaryEntry) or any(other != SUMMED for other in others):
+    if summary not in texts or not isinstance(first, SummaryEntry) or any(other != SUMMARIZED for other in others):
         raise ValueError("summary")
     decisions[summed[0]] = replace(first, id=summary, count=len(summed), text=texts[summary])
 
 
-def _lines(lines: Lines) -> str:
-    return ";".join(f"{source}:{spans_of(blocks)}" for source, blocks in lines)
+def _format_lines(lines: Lines) -> str:
+    return ";".join(f"{source}:{format_spans(blocks)}" for source, blocks in lines)
 
 
-def _line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
+def _parse_line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
     source, _, spans = line.partition(":")
     return int(source), numbers.of(spans)
 
 
-def spans_of(numbers: Sequence[int]) -> str:
-    """`(0, 1, 2, 5)` as `0-2,5`."""
+def format_spans(numbers: Sequence[int]) -> str:
+    """Return `(0, 1, 2, 5)` as `0-2,5`."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
@@ -175,13 +186,13 @@ def spans_of(numbers: Sequence[int]) -> str:
 
 
 class _Numbers:
-    """Reads spans, up to a bound of numbers in all."""
+    """Parse spans of numbers, up to a limit of numbers in total."""
 
     def __init__(self) -> None:
-        self._left = _MOST_NUMBERS
+        self._left = _MAX_NUMBERS
 
     def of(self, spans: str) -> tuple[int, ...]:
-        """The opposite of `spans_of`; ValueError for what is none."""
+        """Return the numbers of spans, the reverse of `format_spans`; raises ValueError if they are invalid."""
         numbers: list[int] = []
         for span in spans.split(",") if spans else ():
             low, _, high = span.partition("-")

@@ -5,9 +5,9 @@ changes that prefix on every turn, and costs twice as much as sending everything
 (`TrimDecision`), and new messages are appended unchanged until the limit is reached. Then enough is trimmed to leave
 room for some turns. Even then the prefix stays unchanged as far as a new choice would hardly differ.
 
-A turn on which nothing new has to be decided is cheap: what an epoch makes of its messages is kept by the reader, and
-so is the verdict of the validator on it. What was appended since is sent as it came and need not be checked: nothing of
-it was changed, so that what is wrong with it is the client's.
+A turn without a new decision is cheap. The reader caches the messages that a trim decision results in, and that the
+validator has accepted them. Messages appended since then are sent unchanged and need no check: if they have errors, the
+client made them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Final
 
 from gateway.core.conversation.message import digest
 from gateway.core.conversation.units import Conversation, Item
-from gateway.core.fitting.cut import cut, dropped, given_up, lacks_task, lost_task, system_tokens, with_task
 from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 from gateway.core.fitting.draft import KEEP, Draft, DuplicateResult
 from gateway.core.fitting.overflow import ContextOverflow
@@ -28,18 +27,27 @@ from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import recall
 from gateway.core.fitting.report import RenderedTokens, TrimmedConversation, TrimmedPrefix
-from gateway.core.fitting.role_order import in_order
+from gateway.core.fitting.role_order import restore_role_order
 from gateway.core.fitting.summary import Use
+from gateway.core.fitting.trim import (
+    could_show_task,
+    drop_units,
+    drop_without_reading,
+    has_lost_task,
+    restore_task,
+    system_tokens,
+    trim_draft,
+)
 from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision
 from gateway.core.fitting.validate import problems
 
-#: most that last words may take to be kept whole
-_WORDS: Final = 0.125
-#: to make room for an order
-_TRIES: Final = 3
+#: The last words of the assistant are kept whole if they take at most this share of the limit.
+_MAX_WORDS_SHARE: Final = 0.125
+#: tries to make room for gap marks that keep the order of roles
+_MAX_TRIES: Final = 3
 
-#: what was made, and the strategies that made it
-_Made = tuple[Draft, tuple[str, ...]]
+#: a trimmed draft, and the strategies that were applied
+_Trimmed = tuple[Draft, tuple[str, ...]]
 
 
 def fit(
@@ -54,37 +62,37 @@ def fit(
     summaries: Mapping[str, str] | None = None,
     use: Use = "off",
 ) -> TrimmedConversation:
-    """Make the messages weigh at most `limit` tokens, as weighed by `reader`.
+    """Trim the messages to at most `limit` tokens, as `reader` counts them.
 
-    What fits comes back untouched, and what an earlier turn decided stays while it fits.
+    Messages that fit are returned unchanged, and an earlier trim decision stays in force while it fits.
 
     Args:
-        conversation: the messages; read through the same reader, or it is slow.
+        conversation: the messages. It should use the same reader, because another one makes this slow.
         limit: tokens of all messages.
-        reader: weighs them.
-        trim_decision: what an earlier turn of the same conversation gave; one of another conversation is not used.
+        reader: counts tokens.
+        trim_decision: the decision of an earlier turn; it is ignored if it belongs to another conversation.
         policy: how to choose.
-        salt: what it was when the epoch was made (see `Conversation.prefix`).
-        expired: asked every few milliseconds of choosing; when it says so, whole units are left out instead of parts.
-        summaries: texts by id; an epoch whose summary is not among them is not used.
+        salt: the salt of the decision's prefix hash (see `Conversation.prefix`).
+        expired: called every few milliseconds of choosing; once it returns True, only whole units are left out.
+        summaries: texts by id; a decision is ignored if its summary is not among them.
         use: what `summarize` may do. A summary that was sent before stays in any case.
 
     Raises:
-        ContextOverflow: what must stay is over the limit alone; where no strategy leaves messages out, all must stay.
-        SummaryNeeded: a summary has to be made first; only where `use` is `ask`.
+        ContextOverflow: what must stay exceeds the limit. If no strategy leaves messages out, all must stay.
+        SummaryNeeded: a summary has to be made first; only if `use` is `ask`.
     """
     summaries = summaries or {}
-    policy = (policy or TrimPolicy()).given(use, summaries, limit)
+    policy = (policy or TrimPolicy()).with_summaries(use, summaries, limit)
     original = reader.weights(conversation)
     if policy.keeps_decisions:
-        draft = Draft.untouched(conversation, reader, original=original, watch=Deadline(expired))
-        resumed = _going_on(draft, trim_decision, limit, policy=policy, salt=salt, summaries=summaries)
+        draft = Draft.untouched(conversation, reader, original=original, deadline=Deadline(expired))
+        resumed = _keep_decision(draft, trim_decision, limit, policy=policy, salt=salt, summaries=summaries)
         if resumed is not None:
             return resumed
     if sum(original) <= limit:
         return TrimmedConversation.untouched(conversation, original, sum(original))
     attempt = partial(
-        _fitted,
+        _trim,
         limit,
         reader,
         original,
@@ -103,7 +111,7 @@ def fit(
     return attempt(conversation)
 
 
-def _going_on(
+def _keep_decision(
     draft: Draft,
     trim_decision: TrimDecision | None,
     limit: int,
@@ -112,24 +120,24 @@ def _going_on(
     salt: str,
     summaries: Mapping[str, str],
 ) -> TrimmedConversation | None:
-    """Return what an earlier turn decided, continued, if that is within the limit; None if it is not."""
+    """Return the earlier trim decision, continued, if its result is within the limit; else None."""
     try:
-        sent = _resumed(draft, trim_decision, salt, summaries)
+        sent = _resume(draft, trim_decision, salt, summaries)
     except DeadlinePassed:
         return None
     if sent is None or trim_decision is None:
         return None
-    weights, before = sent.weights(draft.original, draft.reader.framing), sum(draft.original)
-    if before - weights.saved > limit:
+    sent_tokens, before = sent.token_counts(draft.original, draft.reader.framing), sum(draft.original)
+    if before - sent_tokens.saved > limit:
         return None
-    sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
-    return TrimmedConversation.having(
-        draft.conversation, draft.original, before, sent=sent, weights=weights, trim_decision=now
+    sent, sent_tokens, now = _continue(draft, sent, sent_tokens, trim_decision, limit, policy=policy, salt=salt)
+    return TrimmedConversation.with_prefix(
+        draft.conversation, draft.original, before, sent=sent, rendered_tokens=sent_tokens, trim_decision=now
     )
 
 
 def _with_needed(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
-    """The conversation with what its messages need kept as it came, but for what is worth nothing by itself."""
+    """Return the conversation with the messages wanted that its pinned ones need, except those of priority 0."""
     needed = {index for index in conversation.needed if conversation.priorities.get(index) != 0}
     if needed <= conversation.pinned:
         return conversation
@@ -139,21 +147,21 @@ def _with_needed(conversation: Conversation, original: Sequence[int], limit: int
 
 
 def _with_newest(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
-    """The conversation with what the newest words answer kept as it came, which is wanted as long as it fits.
+    """Return the conversation with the messages wanted that the newest words answer, if they are short or make calls.
 
-    Results that came with words behind them were not read by the model yet, and it would ask for them again. Words of
-    its own are what the user's refer to; long ones can be told in part.
+    The model has not read results with newer words after them, and would ask for them again. The user's words refer to
+    the assistant's last words; long ones can be shortened.
     """
     last = conversation.last_words
     if not last or last.start in conversation.pinned:
         return conversation
-    is_short = sum(original[index] for index in last) <= _WORDS * limit
+    is_short = sum(original[index] for index in last) <= _MAX_WORDS_SHARE * limit
     if not (is_short or conversation.outlines[last.start].calls):
         return conversation
     return replace(conversation, wanted=conversation.wanted | {*range(last.start, len(original))})
 
 
-def _fitted(
+def _trim(
     limit: int,
     reader: Reader,
     original: Sequence[int],
@@ -166,45 +174,50 @@ def _fitted(
     summaries: Mapping[str, str],
 ) -> TrimmedConversation:
     before = sum(original)
-    draft = start = Draft.untouched(conversation, reader, original=original, watch=Deadline(expired))
+    draft = start = Draft.untouched(conversation, reader, original=original, deadline=Deadline(expired))
     sent: TrimmedPrefix | None = None
     try:
-        sent = _resumed(draft, trim_decision, salt, summaries)
+        sent = _resume(draft, trim_decision, salt, summaries)
         if sent is not None and trim_decision is not None:
-            weights = sent.weights(original, reader.framing)
-            if before - weights.saved <= limit:
-                sent, weights, now = _continued(draft, sent, weights, trim_decision, limit, policy=policy, salt=salt)
-                return TrimmedConversation.having(
-                    conversation, original, before, sent=sent, weights=weights, trim_decision=now
+            sent_tokens = sent.token_counts(original, reader.framing)
+            if before - sent_tokens.saved <= limit:
+                sent, sent_tokens, now = _continue(
+                    draft, sent, sent_tokens, trim_decision, limit, policy=policy, salt=salt
                 )
-            start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
-        done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
-        # It may have been enough to take back what was repeated.
+                return TrimmedConversation.with_prefix(
+                    conversation, original, before, sent=sent, rendered_tokens=sent_tokens, trim_decision=now
+                )
+            start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, sent.rendered)
+        done, applied = _in_role_order(
+            lambda room: _trim_with_task(start, room, policy, was_sent=sent is not None), limit
+        )
+        # No strategy was needed if it was enough to remove recalled lines.
         applied = applied or ("recall",)
     except DeadlinePassed:
-        done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
+        done, applied = _in_role_order(lambda room: (drop_without_reading(start, room, policy), ("drop",)), limit)
     else:
-        told = sum(max(0, done.weight(index) - done.original[index]) for index in done.recalls)
-        done = _recalled(done, before, done.total(), told=told, limit=limit, policy=policy)
+        recalled_tokens = sum(max(0, done.tokens_of(index) - done.original[index]) for index in done.recalls)
+        done = _add_recall(done, before, done.total(), recalled_tokens=recalled_tokens, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
-        # Our own mistake; whole units can be left out without making any.
-        done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
-    sent, now = _remembered(done, salt, lambda: TrimmedPrefix.of(done))
-    weights = sent.weights(original, reader.framing)
-    return TrimmedConversation.having(
-        conversation, original, before, sent=sent, weights=weights, trim_decision=now, applied=applied
+        # The gateway made a mistake. Leaving out whole units cannot repeat it.
+        done, applied = _in_role_order(lambda room: (drop_units(draft, room, policy), ("drop",)), limit)
+    sent, now = _remember(done, salt, lambda: TrimmedPrefix.of(done))
+    sent_tokens = sent.token_counts(original, reader.framing)
+    return TrimmedConversation.with_prefix(
+        conversation, original, before, sent=sent, rendered_tokens=sent_tokens, trim_decision=now, applied=applied
     )
 
 
-def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
-    """What is made for a limit, with its roles in the order that came; for less, where that leaves no room for it.
+def _in_role_order(make: Callable[[int], _Trimmed], limit: int) -> _Trimmed:
+    """Return the result of `make` for a limit, with the roles in the client's order.
 
-    To be within the limit comes first: not everyone wants them so.
+    If gap marks leave it over the limit, it is made again with less room. The limit comes before the order, because
+    not every provider requires the order.
     """
     plain, room = make(limit), limit
     done, applied = plain
-    for _ in range(_TRIES):
-        done = in_order(done)
+    for _ in range(_MAX_TRIES):
+        done = restore_role_order(done)
         if done.total() <= limit:
             return done, applied
         room -= done.total() - limit
@@ -215,82 +228,84 @@ def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
     return plain
 
 
-def _cut(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Made:
-    done, applied = cut(start, limit, policy, was_sent=was_sent)
-    done = with_task(done, limit, may_drop=policy.may_drop)
-    if not lacks_task(done, limit):
+def _trim_with_task(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: bool) -> _Trimmed:
+    done, applied = trim_draft(start, limit, policy, was_sent=was_sent)
+    done = restore_task(done, limit, may_drop=policy.may_drop)
+    if not could_show_task(done, limit):
         return done, applied
-    # So little room is worth more to the task than to the next turns.
-    full, full_applied = cut(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
-    return (done, applied) if lacks_task(full, limit) else (full, full_applied)
+    # The task needs such a small amount of room more than the next turns do.
+    full, full_applied = trim_draft(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
+    return (done, applied) if could_show_task(full, limit) else (full, full_applied)
 
 
-def _continued(
+def _continue(
     draft: Draft,
     sent: TrimmedPrefix,
-    weights: RenderedTokens,
+    sent_tokens: RenderedTokens,
     trim_decision: TrimDecision,
     limit: int,
     *,
     policy: TrimPolicy,
     salt: str,
 ) -> tuple[TrimmedPrefix, RenderedTokens, TrimDecision]:
-    """What was sent before still fits: nothing but the last message may be other than before, for lines behind it.
+    """Return what was sent before, which still fits; only the last message may get recalled lines.
 
-    And the task, where that had no room before, and has now.
+    The task is also restored if there was no room for it before and there is now.
     """
     before, last = sum(draft.original), len(draft.original) - 1
-    start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
-    if policy.may_drop and not policy.keeps_decisions and lost_task(start):
-        again = with_task(start, limit, may_drop=True)
+    start = draft.with_earlier_decisions(sent.decisions, sent.recalls, sent.rules, {})
+    if policy.may_drop and not policy.keeps_decisions and has_lost_task(start):
+        again = restore_task(start, limit, may_drop=True)
         if again is not start and not problems(
             draft.conversation, again.sent(), again.total(), limit, again.inserted()
         ):
-            sent, trim_decision = _remembered(again, salt, partial(TrimmedPrefix.of, again))
-            start, weights = again, sent.weights(draft.original, draft.reader.framing)
-    as_before = sent, weights, trim_decision
+            sent, trim_decision = _remember(again, salt, partial(TrimmedPrefix.of, again))
+            start, sent_tokens = again, sent.token_counts(draft.original, draft.reader.framing)
+    as_before = sent, sent_tokens, trim_decision
     if policy.recall == "off":
         return as_before
-    told = sum(max(0, weights.tokens[index] - draft.original[index]) for index in sent.recalls)
-    done = _recalled(start, before, before - weights.saved, told=told, limit=limit, policy=policy)
+    recalled_tokens = sum(max(0, sent_tokens.tokens[index] - draft.original[index]) for index in sent.recalls)
+    done = _add_recall(
+        start, before, before - sent_tokens.saved, recalled_tokens=recalled_tokens, limit=limit, policy=policy
+    )
     if done is start:
         return as_before
-    longer = sent.with_lines(done, last)
-    more = longer.weights(draft.original, draft.reader.framing)
+    longer = sent.with_recalled_lines(done, last)
+    more = longer.token_counts(draft.original, draft.reader.framing)
     was = Conversation(
         draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
     )
-    made = longer.made[last]
-    now = Conversation((made.raw or b"",), (made.key,), frozenset(), book=draft.reader)
+    rendered = longer.rendered[last]
+    now = Conversation((rendered.raw or b"",), (rendered.key,), frozenset(), book=draft.reader)
     if problems(was, now, before - more.saved, limit):
         return as_before
-    remembered, told_of = _remembered(done, salt, lambda: longer)
-    return remembered, more, told_of
+    remembered, new_decision = _remember(done, salt, lambda: longer)
+    return remembered, more, new_decision
 
 
-def _remembered(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) -> tuple[TrimmedPrefix, TrimDecision]:
+def _remember(done: Draft, salt: str, compute: Callable[[], TrimmedPrefix]) -> tuple[TrimmedPrefix, TrimDecision]:
     trim_decision = TrimDecision.of(done.conversation.prefix(len(done.original), salt), done)
-    told = done.summary
-    return _kept(done, trim_decision, told[1].text if told is not None else "", compute), trim_decision
+    summary = done.summary
+    return _cached_prefix(done, trim_decision, summary[1].text if summary is not None else "", compute), trim_decision
 
 
-def _kept(
+def _cached_prefix(
     draft: Draft, trim_decision: TrimDecision, summary: str, compute: Callable[[], TrimmedPrefix]
 ) -> TrimmedPrefix:
-    # Sessions that begin alike share a reader, and need not have the same summary.
-    told = digest(summary.encode("utf-8", "replace")) if summary else b""
-    key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, told)
+    # Sessions with the same start share a reader, but may have different summaries.
+    summary_hash = digest(summary.encode("utf-8", "replace")) if summary else b""
+    key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, summary_hash)
     sent = draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
-    # The same messages with their thinking cannot be cut, so that numbers of blocks mean nothing in them.
-    if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_sound(draft, sent):
+    # The same messages with their thinking cannot be split, so the block numbers are not valid for them.
+    if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_valid(draft, sent):
         raise ValueError("numbers of other messages")
-    return sent.of_these(draft)
+    return sent.for_messages(draft)
 
 
-def _resumed(
+def _resume(
     draft: Draft, trim_decision: TrimDecision | None, salt: str, summaries: Mapping[str, str]
 ) -> TrimmedPrefix | None:
-    """What was sent before, if it was for the beginning of this conversation and may still be."""
+    """Return what was sent before, if it belongs to the start of this conversation and may still be sent; else None."""
     conversation = draft.conversation
     if trim_decision is None or not 0 < trim_decision.size <= len(conversation.keys):
         return None
@@ -298,7 +313,7 @@ def _resumed(
         return None
     try:
         text = summaries.get(trim_decision.summary or "", "")
-        sent = _kept(draft, trim_decision, text, lambda: _sent(draft, trim_decision, summaries))
+        sent = _cached_prefix(draft, trim_decision, text, lambda: _apply_decision(draft, trim_decision, summaries))
     except ValueError:
         return None
     if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < trim_decision.size):
@@ -306,34 +321,40 @@ def _resumed(
     return sent
 
 
-def _sent(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
-    """What an epoch makes of its messages; ValueError for one that makes no sense, or what must not be sent."""
+def _apply_decision(draft: Draft, trim_decision: TrimDecision, summaries: Mapping[str, str]) -> TrimmedPrefix:
+    """Return the result of a trim decision for its messages.
+
+    Raises:
+        ValueError: the decision does not fit the messages, or its result must not be sent.
+    """
     plan = trim_decision.read(summaries)
     beginning = draft.conversation.beginning(trim_decision.size)
-    as_came = Draft.untouched(beginning, draft.reader, original=draft.original[: trim_decision.size], watch=draft.watch)
-    if not _is_sound(as_came, plan):
+    unchanged = Draft.untouched(
+        beginning, draft.reader, original=draft.original[: trim_decision.size], deadline=draft.deadline
+    )
+    if not _is_valid(unchanged, plan):
         raise ValueError("numbers of another conversation")
-    sent = as_came.as_sent(plan.decisions, plan.recalls, plan.rules, {})
+    sent = unchanged.with_earlier_decisions(plan.decisions, plan.recalls, plan.rules, {})
     if problems(beginning, sent.sent(), 0, 0, sent.inserted()):
         raise ValueError("not to be sent")
     return TrimmedPrefix.of(sent)
 
 
-def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
-    """Whether the numbers mean something here; an epoch comes out of a store and may be anything."""
+def _is_valid(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
+    """Return whether the numbers of a decision are valid for these messages: a stored decision may be damaged."""
     items, raws = draft.conversation.items, draft.conversation.messages
 
     def has(index: int, blocks: tuple[int, ...], *, calls: bool = False) -> bool:
         if not 0 <= index < len(items) or not blocks:
             return 0 <= index < len(items)
-        sliced = draft.reader.sliced(items[index], raws[index], draft.watch)
+        sliced = draft.reader.sliced(items[index], raws[index], draft.deadline)
         return max(blocks) < len(sliced.lines if calls else sliced.blocks)
 
     for index, decision in enumerate(plan.decisions):
         may_be = not items[index].sealed or (items[index].is_talk and decision == ())
         if isinstance(decision, tuple) and not (may_be and has(index, decision)):
             return False
-        if isinstance(decision, DuplicateResult) and not (0 <= decision.of < index and _may_point(items[index])):
+        if isinstance(decision, DuplicateResult) and not (0 <= decision.source < index and _may_refer(items[index])):
             return False
     return all(
         has(index, ()) and not items[index].sealed and all(has(source, blocks, calls=True) for source, blocks in lines)
@@ -341,20 +362,22 @@ def _is_sound(draft: Draft, plan: DecisionDetails | TrimmedPrefix) -> bool:
     )
 
 
-def _may_point(item: Item) -> bool:
+def _may_refer(item: Item) -> bool:
     return item.role == "tool" and not item.sealed
 
 
-def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, policy: TrimPolicy) -> Draft:
-    """Old lines at the end, within the room and the money there is for them.
+def _add_recall(
+    draft: Draft, before: int, total: int, *, recalled_tokens: int, limit: int, policy: TrimPolicy
+) -> Draft:
+    """Return the draft with old lines recalled at its end, within the token and cost limits of the policy.
 
-    `total`: the tokens of the draft; `told`: those of the lines that stand in it already.
+    `total`: the tokens of the draft; `recalled_tokens`: the tokens of the lines that it has already.
     """
     if policy.recall == "off" or len(draft.decisions) - 1 in draft.recalls:
         return draft
     room = min(
         limit - total,
-        policy.recall_share * (limit - system_tokens(draft)) - told,
+        policy.recall_share * (limit - system_tokens(draft)) - recalled_tokens,
         policy.recall_saving * policy.cached_price * (before - total),
     )
     try:
@@ -364,7 +387,7 @@ def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, p
 
 
 def find(trim_decisions: Iterable[TrimDecision], conversation: Conversation, salt: str = "") -> TrimDecision | None:
-    """Of some epochs, the one that covers most of this conversation."""
+    """Return the trim decision that covers most messages of this conversation, or None."""
     size = len(conversation.keys)
     for trim_decision in sorted(trim_decisions, key=lambda trim_decision: -trim_decision.size):
         if 0 < trim_decision.size <= size and conversation.prefix(trim_decision.size, salt) == trim_decision.prefix:

@@ -1,7 +1,6 @@
 """Check that a trimmed request is valid and still the same conversation.
 
-What was wrong with the messages as the client sent them is not held against the result. Everything is read off the
-bytes that would be sent.
+Errors that the client's messages had already are not reported. All checks use the bytes that would be sent.
 """
 
 from __future__ import annotations
@@ -15,37 +14,37 @@ from gateway.core.conversation.message import RESULT_ROLES, SYSTEM_ROLES, Messag
 from gateway.core.conversation.units import Conversation, Item
 from gateway.core.fitting.reader import GAP_MARK
 
-#: words that stand for what another result says
-_POINTS: Final = re.compile(r"\[(?:same as|\d+ (?:items?|paragraphs?) as in) the result of ([^\]]*)\]")
+#: text by which a result refers to another result
+_REFERENCE: Final = re.compile(r"\[(?:same as|\d+ (?:items?|paragraphs?) as in) the result of ([^\]]*)\]")
 
 
 def problems(
     before: Conversation, after: Conversation, tokens: int, limit: int, summary: tuple[int, bytes] | None = None
 ) -> list[str]:
-    """Why `after`, which weighs `tokens`, must not be sent in the place of `before`; empty if it may.
+    """Return why `after` must not be sent instead of `before`; empty if it may. `tokens`: the tokens of `after`.
 
-    `summary`: the place in `after` of the one message that `before` does not have, and its bytes.
+    `summary`: the place in `after`, and the bytes, of the one message that `before` does not have.
     """
-    found = list(_faults(after.outlines))
+    found = list(_request_errors(after.outlines))
     if found:
-        known = set(_faults(before.outlines))
+        known = set(_request_errors(before.outlines))
         found = [fault for fault in found if fault not in known]
-    found.extend(_thoughtless(before, after))
+    found.extend(_lost_thinking(before, after))
     if summary is not None:
         found.extend(_misplaced(after, *summary))
         after = _without(after, summary[0])
-    found.extend(_orphaned(before, after))
-    found.extend(_strangers(before, after))
-    found.extend(_invented(before, after))
-    found.extend(_pointless(before, after))
-    found.extend(_parted(before, after))
+    found.extend(_missing_pinned(before, after))
+    found.extend(_never_made(before, after))
+    found.extend(_unknown_messages(before, after))
+    found.extend(_broken_references(before, after))
+    found.extend(_split_groups(before, after))
     if tokens > limit:
         found.append(f"{tokens} tokens are over the limit of {limit}")
     return found
 
 
-def _faults(messages: Sequence[MessageOutline]) -> Iterator[str]:
-    """What a provider would refuse."""
+def _request_errors(messages: Sequence[MessageOutline]) -> Iterator[str]:
+    """Yield errors for which a provider would refuse the request."""
     if not messages:
         yield "no messages"
     yield from _broken_calls(messages)
@@ -58,8 +57,8 @@ def _faults(messages: Sequence[MessageOutline]) -> Iterator[str]:
         yield from message.faults
 
 
-def _thoughtless(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Claude's last turn begins with its thinking, if it did so: Anthropic refuses what does not."""
+def _lost_thinking(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Yield an error if the last turn lost the thinking at its start: Anthropic refuses such a request."""
     if _begins_with_thinking(before) and not _begins_with_thinking(after):
         yield "the last turn does not begin with its thinking"
 
@@ -73,30 +72,30 @@ def _broken_calls(messages: Sequence[MessageOutline]) -> Iterator[str]:
     seen: set[str] = set()
     for message in messages:
         if message.role in RESULT_ROLES:
-            answered = str(message.answers)
-            if waiting[answered] > 0:
-                waiting[answered] -= 1
+            call_id = str(message.answers)
+            if waiting[call_id] > 0:
+                waiting[call_id] -= 1
             else:
-                yield f"result of {answered} without its call"
+                yield f"result of {call_id} without its call"
             continue
-        yield from _unanswered(waiting)
+        yield from _calls_without_result(waiting)
         waiting = Counter(message.calls)
         yield from (f"call {again} twice" for again in message.calls if again in seen)
         seen.update(message.calls)
-    yield from _unanswered(waiting)
+    yield from _calls_without_result(waiting)
 
 
-def _unanswered(waiting: Mapping[str, int]) -> Iterator[str]:
+def _calls_without_result(waiting: Mapping[str, int]) -> Iterator[str]:
     return (f"call {open_id} without its result" for open_id, count in waiting.items() if count > 0)
 
 
 def _misplaced(after: Conversation, place: int, raw: bytes) -> Iterator[str]:
-    """A summary is told by the assistant, behind the task, and is nothing but text."""
+    """Yield errors of a summary: it must be plain text of the assistant, after the task."""
     if not 0 <= place < len(after.messages) or after.messages[place] != raw:
         yield "the summary is not where it should be"
         return
-    told, _ = read(raw)
-    if set(told) != {"role", "content"} or told["role"] != "assistant" or not isinstance(told["content"], str):
+    summary, _ = read(raw)
+    if set(summary) != {"role", "content"} or summary["role"] != "assistant" or not isinstance(summary["content"], str):
         yield "the summary is more than a text of the assistant's"
     if all(message.role != "user" for message in after.outlines[:place]):
         yield "the summary stands before the task"
@@ -108,15 +107,16 @@ def _without(after: Conversation, place: int) -> Conversation:
     return Conversation(tuple(messages), tuple(keys), frozenset(), book=after.book)
 
 
-def _invented(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Messages that nobody sent. What was cut still has its role and its calls; results were looked at already.
+def _unknown_messages(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Yield an error if there is a message that the client did not send.
 
-    In the place of a sealed one there stands nothing but a mark.
+    A trimmed message still has its role and its calls; results are checked by `_broken_calls`. A sealed message can
+    only be replaced by a gap mark.
     """
     original = iter(before.items)
     for one, key, raw in zip(after.outlines, after.keys, after.messages, strict=True):
         if one.role not in RESULT_ROLES and not any(_may_become(item, one, key, raw) for item in original):
-            yield f"a message ({one.role}) that never came"
+            yield f"a message ({one.role}) that the client did not send"
             return
 
 
@@ -126,8 +126,8 @@ def _may_become(item: Item, now: MessageOutline, key: bytes, raw: bytes) -> bool
     return not item.sealed or item.key == key or raw == GAP_MARK
 
 
-def _orphaned(before: Conversation, after: Conversation) -> Iterator[str]:
-    """What must be there as it was, and in the order it was."""
+def _missing_pinned(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Yield errors of messages that must stay unchanged and in order."""
     items = before.items
     position = 0
     for item in items:
@@ -139,11 +139,11 @@ def _orphaned(before: Conversation, after: Conversation) -> Iterator[str]:
         else:
             position = found + 1
     if items and after.outlines and after.outlines[-1].role != items[-1].role:
-        yield "it does not end as it ended"
+        yield "the last message has another role"
 
 
 def _position(before: Conversation, after: Conversation, item: Item, start: int) -> int | None:
-    """Where a message stands as it was; behind the words of a user or a tool there may be more."""
+    """Return the place of an unchanged message; a user message or result may have text added at its end."""
     places = range(start, len(after.keys))
     same = next((index for index in places if after.keys[index] == item.key), None)
     if same is not None or item.role not in RESULT_ROLES | {"user"}:
@@ -154,13 +154,13 @@ def _position(before: Conversation, after: Conversation, item: Item, start: int)
 
 
 def _continues(before: bytes, after: bytes) -> bool:
-    """Whether a message says all that it said, and perhaps something more behind it."""
+    """Return whether a message still has all its content, perhaps with more after it."""
     was, now = read(before)[0], read(after)[0]
     old, new = was.pop("content", None), now.pop("content", None)
-    return was == now and _begins(old, new)
+    return was == now and _is_prefix(old, new)
 
 
-def _begins(old: Any, new: Any) -> bool:
+def _is_prefix(old: Any, new: Any) -> bool:
     if isinstance(old, str) and isinstance(new, str):
         return new.startswith(old)
     if not isinstance(old, list) or not isinstance(new, list):
@@ -170,40 +170,41 @@ def _begins(old: Any, new: Any) -> bool:
     return new[: len(old)] == old
 
 
-def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Calls that were never made, and sealed messages that are not as they were."""
-    as_they_were = set(before.keys)
+def _never_made(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Yield errors of calls that were never made, and of sealed messages that were changed."""
+    unchanged_keys = set(before.keys)
     names = {pair for message in before.outlines for pair in message.names}
     for message, key in zip(after.outlines, after.keys, strict=True):
-        if key in as_they_were:
+        if key in unchanged_keys:
             continue
         yield from (f"call {pair[0]} was never made" for pair in message.names if pair not in names)
         if message.sealed and message.role == "assistant":
             yield "signed reasoning was changed"
 
 
-def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Results that point at one which is not sent before them, or not whole."""
-    as_they_were = set(before.keys)
+def _broken_references(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Yield errors of results that refer to a result which is not sent before them, or not whole."""
+    unchanged_keys = set(before.keys)
     changed = [
         (place, message.answers, raw)
         for place, (message, key, raw) in enumerate(zip(after.outlines, after.keys, after.messages, strict=True))
-        if message.role in RESULT_ROLES and key not in as_they_were and b" the result of " in raw
+        if message.role in RESULT_ROLES and key not in unchanged_keys and b" the result of " in raw
     ]
     original, sent = (_results(before), _results(after)) if changed else ({}, {})
     for place, call, raw in changed:
-        # What a tool says of itself is no such word.
-        said = "".join(_text(one) for _, one in original.get(call, ()))
-        for found in _POINTS.finditer(_text(raw)):
+        # The same text in the tool's own output is not a reference.
+        own_text = "".join(_text(one) for _, one in original.get(call, ()))
+        for found in _REFERENCE.finditer(_text(raw)):
             now = [one for at, one in sent.get(found[1], ()) if at < place]
-            if found[0] not in said and not _is_whole([one for _, one in original.get(found[1], ())], now):
-                yield f"{found[0]} is not true"
+            if found[0] not in own_text and not _is_whole([one for _, one in original.get(found[1], ())], now):
+                yield f"{found[0]} refers to a result that is not sent whole"
 
 
-def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
-    """Sealed messages that go together, which are sent as they came or not at all: of these only some are.
+def _split_groups(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Yield errors of sealed messages that belong together and of which only some are sent unchanged.
 
-    What else goes together (words beside results) may be cut, and is looked at in its own format.
+    Other messages that belong together, such as words next to results, may be trimmed. They are checked in their own
+    format.
     """
     if not before.following:
         return
@@ -211,16 +212,16 @@ def _parted(before: Conversation, after: Conversation) -> Iterator[str]:
     for run in before.runs:
         is_sealed = all(before.outlines[start].sealed for start, _ in run)
         if is_sealed and len({before.keys[start] in sent for start, _ in run}) > 1:
-            yield f"messages[{run[0][0]}] without all that came of the same"
+            yield f"messages[{run[0][0]}] without the sealed messages that belong to it"
 
 
 def _is_whole(original: Sequence[bytes], sent: Sequence[bytes]) -> bool:
-    """Whether one of these results is sent as it came, perhaps with more behind it."""
+    """Return whether one of these results is sent whole, perhaps with more after it."""
     return any(plain(was) == plain(now) or _continues(was, now) for was in original for now in sent)
 
 
 def _results(conversation: Conversation) -> Mapping[str | None, Sequence[tuple[int, bytes]]]:
-    """Results and where they stand, by the call that they answer."""
+    """Return the results and their places, by the call that they answer."""
     found: dict[str | None, list[tuple[int, bytes]]] = {}
     for place, (message, raw) in enumerate(zip(conversation.outlines, conversation.messages, strict=True)):
         if message.role in RESULT_ROLES:
@@ -229,7 +230,7 @@ def _results(conversation: Conversation) -> Mapping[str | None, Sequence[tuple[i
 
 
 def _text(raw: bytes) -> str:
-    """The text of a result."""
+    """Return the text of a result."""
     message = read(raw)[0]
     content = message.get("content") if isinstance(message, dict) else None
     parts = content if isinstance(content, list) else [content]

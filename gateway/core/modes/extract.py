@@ -1,7 +1,7 @@
 """Extract the most informative blocks of a tool result: its start, errors, and lines with rare names.
 
-The choice depends on the text alone, never on the question, so that the same result is shown the same way on every
-turn. Blocks and terms are those of `gateway.core.fitting`; a gap reads `[...]`.
+The choice depends on the text alone, never on the question, so the same result is shown the same way on every turn.
+Blocks and terms are those of `gateway.core.fitting`. A gap reads `[...]`.
 """
 
 from __future__ import annotations
@@ -17,90 +17,90 @@ from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
 from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
-from gateway.core.modes.handle import TROUBLE
-from gateway.core.modes.table import rows_of
+from gateway.core.modes.handle import ERROR_LINE
+from gateway.core.modes.table import table_rows
 
-#: tokens of an extract: a share of the text's, within bounds
+#: Tokens of an extract: this share of the text's tokens, at least `_MIN_TOKENS` and at most `_MAX_TOKENS`.
 _SHARE: Final = 0.15
-_LEAST: Final = 120
-_MOST: Final = 400
-#: characters of the longest extract, whatever it weighs; gap marks come on top
+_MIN_TOKENS: Final = 120
+_MAX_TOKENS: Final = 400
+#: Characters of the longest extract, whatever its tokens. Gap marks come on top.
 LONGEST: Final = 4000
-#: Characters of a text that are looked at, and rows of a table: half a second's worth. Three quarters of them are the
-#: first ones, the others the last.
-_READ: Final = 200_000
-_ROWS: Final = 2000
-_HEAD: Final = 0.75
-#: Characters of the columns' names. A wider table is read as other JSON is, values beside their keys.
-_WIDEST: Final = 240
-#: A text of so many characters has tokens enough for the longest extract; what is behind them need not be counted.
-_LARGE: Final = 40_000
-#: Characters of a block. Only rows and values of JSON are longer.
-_BLOCK: Final = 480
+#: Limits of what is read, about half a second of work: characters of a text and rows of a table. The share
+#: `_HEAD_SHARE` of them is taken from the start, the rest from the end.
+_MAX_READ_CHARS: Final = 200_000
+_MAX_ROWS: Final = 2000
+_HEAD_SHARE: Final = 0.75
+#: Characters of the column names. A wider table is read like other JSON, with each value next to its key.
+_MAX_HEADER_CHARS: Final = 240
+#: A text of this length already allows the longest extract, so the characters after that need not be counted.
+_MAX_COUNTED_CHARS: Final = 40_000
+#: Characters of a block. Only table rows and JSON values are longer, and they are clipped.
+_MAX_BLOCK_CHARS: Final = 480
 
-#: what a term adds to the worth of the first block with it that is taken
-_ADDS: Final = {WORD: 0.1, NAME: 0.7, IDENTIFIER: 1.0}
-#: The same of two kinds of identifiers that say less than an id: numbers, and words in capitals, as in headings.
-_NUMBER: Final = 0.2
-_CAPITALS: Final = 0.5
-#: factor of a block that says what went wrong
-_TROUBLE: Final = 3.0
-#: The first blocks say what a result is, the last ones what came of it: their factor of 1 is raised by so much, and by
-#: less with each block between.
-_FIRST: Final = 1.0
-_LAST: Final = 0.5
-#: tokens that a block costs beside its text: about every second one has a gap mark before it
+#: Value of a term for the first chosen block that has it.
+_TERM_VALUES: Final = {WORD: 0.1, NAME: 0.7, IDENTIFIER: 1.0}
+#: Two kinds of identifiers say less than an id: plain numbers, and words in capitals, as in headings.
+_NUMBER_VALUE: Final = 0.2
+_CAPITALS_VALUE: Final = 0.5
+#: Factor for a block that reports an error.
+_ERROR_FACTOR: Final = 3.0
+#: The first blocks show what a result is, the last ones how it ended. Their factor of 1 grows by these amounts, divided
+#: by the distance from the first or the last block.
+_FIRST_BONUS: Final = 1.0
+_LAST_BONUS: Final = 0.5
+#: Tokens that a block costs besides its text: about every second block has a gap mark before it.
 _GAP_TOKENS: Final = 1.5
 
 _COUNTER: Final = HeuristicCounter()
 
 
 def tokens_of(text: str) -> int:
-    """Tokens of a text, about; of a long text only its first `_LARGE` characters are counted."""
-    return _COUNTER.count(text[:_LARGE])
+    """Return the estimated tokens of a text; only the first `_MAX_COUNTED_CHARS` are counted."""
+    return _COUNTER.count(text[:_MAX_COUNTED_CHARS])
 
 
-def limit_of(text: str) -> int:
-    """Tokens that an extract of a text may have."""
-    return min(_MOST, max(_LEAST, int(tokens_of(text) * _SHARE)))
+def extract_limit(text: str) -> int:
+    """Return the most tokens that an extract of a text may have."""
+    return min(_MAX_TOKENS, max(_MIN_TOKENS, int(tokens_of(text) * _SHARE)))
 
 
 def extract(text: str, limit: int) -> str:
-    """What is most telling of a text, in its order, gaps marked; about `limit` tokens at the most."""
-    rows = rows_of(text)
-    if rows is not None and len(rows[0]) > _WIDEST:
+    """Return the most informative blocks of a text in their order, with gap marks, in about `limit` tokens at most."""
+    rows = table_rows(text)
+    if rows is not None and len(rows[0]) > _MAX_HEADER_CHARS:
         rows = None
-    message: Message = {"role": "tool", "content": text if rows is not None else ends(text, _READ)}
+    message: Message = {"role": "tool", "content": text if rows is not None else head_and_tail(text, _MAX_READ_CHARS)}
     sliced = slice_message(message) if rows is None else _sliced_rows(rows)
     if not sliced.blocks:  # JSON of nothing but empty keys
         return GAP
-    sliced = replace(sliced, blocks=tuple(replace(block, text=_clipped(block.text)) for block in sliced.blocks))
-    return str(render(message, sliced, _picked(sliced.blocks, limit))["content"]).rstrip("\n")
+    sliced = replace(sliced, blocks=tuple(replace(block, text=_clip(block.text)) for block in sliced.blocks))
+    return str(render(message, sliced, _choose_blocks(sliced.blocks, limit))["content"]).rstrip("\n")
 
 
-def ends(text: str, most: int) -> str:
+def head_and_tail(text: str, most: int) -> str:
     """Return a text, without its middle if it has more than `most` characters."""
-    head = int(most * _HEAD)
+    head = int(most * _HEAD_SHARE)
     return f"{text[:head]}\n{GAP}\n{text[head - most :]}" if len(text) > most else text
 
 
 def _sliced_rows(rows: Sequence[str]) -> SlicedMessage:
-    """A table as blocks: its columns first, which are always taken, then its rows."""
+    """Return a table as blocks: first its column names, which are always taken, then its rows."""
     lines = rows[1:]
     head = f"[some of {len(lines)} rows; empty cell: no such key]\n{rows[0]}\n"
-    if len(lines) > _ROWS:
-        first = int(_ROWS * _HEAD)
-        lines = [*lines[:first], *lines[first - _ROWS :]]
+    if len(lines) > _MAX_ROWS:
+        first = int(_MAX_ROWS * _HEAD_SHARE)
+        lines = [*lines[:first], *lines[first - _MAX_ROWS :]]
     blocks = (Block(head, 0), *(Block(f"{line}\n", 0) for line in lines))
     return SlicedMessage((Slot(()),), blocks, "", is_verbatim=False)
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= _BLOCK else f"{text[: _BLOCK - 2]}…\n"
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_BLOCK_CHARS else f"{text[: _MAX_BLOCK_CHARS - 2]}…\n"
 
 
-def _picked(blocks: Sequence[Block], limit: int) -> Sequence[int]:
-    """The blocks of most worth for the tokens there are; the first in any case."""
+def _choose_blocks(blocks: Sequence[Block], limit: int) -> Sequence[int]:
+    """Return the numbers of the blocks with the highest value per token that fit; block 0 is always taken."""
     choice = _Choice(blocks, limit)
     heap = [(-choice.ratio(number), number) for number in range(1, len(blocks))]
     heapq.heapify(heap)
@@ -109,58 +109,63 @@ def _picked(blocks: Sequence[Block], limit: int) -> Sequence[int]:
         stale, number = heapq.heappop(heap)
         ratio = choice.ratio(number)
         if heap and -ratio > stale and -ratio > heap[0][0]:
-            heapq.heappush(heap, (-ratio, number))  # part of what it says is taken: its turn comes later
+            # Chosen blocks share some of its terms, so its ratio fell: look at it again later.
+            heapq.heappush(heap, (-ratio, number))
         elif ratio > 0 and choice.has_room(number):
             choice.take(number)
     return sorted(choice.picked)
 
 
 class _Choice:
-    """The blocks that are taken, and what each other would add: the worth of its terms that stand in none of these."""
+    """Hold the chosen blocks, and the value that each other block would add by terms that no chosen block has."""
 
     def __init__(self, blocks: Sequence[Block], limit: int) -> None:
         lexicon = Lexicon()
         self.picked: list[int] = []
         self._blocks = blocks
         self._terms = [lexicon.terms(block.text) for block in blocks]
-        self._left = _worths(self._terms)
-        self._factors = [_factor(block.text, number, len(blocks)) for number, block in enumerate(blocks)]
+        self._left = _term_values(self._terms)
+        self._factors = [_block_factor(block.text, number, len(blocks)) for number, block in enumerate(blocks)]
         self._costs = [_COUNTER.count(block.text) + _GAP_TOKENS for block in blocks]
         self._tokens = float(limit)
         self._characters = LONGEST
 
     def ratio(self, number: int) -> float:
-        """Worth of a block for each of its tokens."""
+        """Return the value of a block per token."""
         return sum(map(self._left.__getitem__, self._terms[number])) * self._factors[number] / self._costs[number]
 
     def has_room(self, number: int) -> bool:
-        """Whether a block can be taken."""
+        """Return whether there is room for a block."""
         return self._costs[number] <= self._tokens and len(self._blocks[number].text) <= self._characters
 
     def take(self, number: int) -> None:
-        """Take a block: its terms are worth nothing more."""
+        """Choose a block. From now on its terms add no value to other blocks."""
         self.picked.append(number)
         self._left.update(dict.fromkeys(self._terms[number], 0.0))
         self._tokens -= self._costs[number]
         self._characters -= len(self._blocks[number].text)
 
 
-def _factor(text: str, number: int, count: int) -> float:
-    place = 1 + _FIRST / (1 + number) + _LAST / (count - number)
-    return place * _TROUBLE if TROUBLE.search(text) else place
+def _block_factor(text: str, number: int, count: int) -> float:
+    place = 1 + _FIRST_BONUS / (1 + number) + _LAST_BONUS / (count - number)
+    return place * _ERROR_FACTOR if ERROR_LINE.search(text) else place
 
 
-def _worths(terms: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """By term: a word or name in many blocks is what the text is about, an identifier in many tells nothing."""
-    held = Counter(term for found in terms for term in found)
+def _term_values(terms: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Return the value of each term.
+
+    A word or name in many blocks is the subject of the text, so its value rises. An identifier in many blocks says
+    little about each of them, so its value falls.
+    """
+    block_counts = Counter(term for found in terms for term in found)
     kinds = {term: kind for found in terms for term, kind in found.items()}
     return {
-        term: _adds(term, kinds[term]) * (1 + math.log(times)) ** (-1 if kinds[term] == IDENTIFIER else 1)
-        for term, times in held.items()
+        term: _term_value(term, kinds[term]) * (1 + math.log(count)) ** (-1 if kinds[term] == IDENTIFIER else 1)
+        for term, count in block_counts.items()
     }
 
 
-def _adds(term: str, kind: int) -> float:
+def _term_value(term: str, kind: int) -> float:
     if kind == IDENTIFIER and term.isalpha():
-        return _CAPITALS
-    return _NUMBER if term.replace(".", "").isdigit() else _ADDS[kind]
+        return _CAPITALS_VALUE
+    return _NUMBER_VALUE if term.replace(".", "").isdigit() else _TERM_VALUES[kind]

@@ -8,76 +8,79 @@ from itertools import islice
 from typing import Any, Final
 
 from gateway.core.conversation.lossless_json import bared, parse, written
-from gateway.core.fitting.blocks import WAY
+from gateway.core.fitting.blocks import FULL_TEXT_AT
 
-#: what a handle is made of
+#: characters that a handle may have
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-#: characters of a description, without the size and handle behind it
-_LONGEST: Final = 240
-#: characters that a description quotes of the beginning of a text, and of the line that says what went wrong
-_BEGINNING: Final = 120
-_TROUBLE_LINE: Final = 80
-#: characters at the end of a text in which that line is looked for
-_SEARCHED: Final = 100_000
-#: characters of the longest value that a description quotes
-_VALUE: Final = 32
-#: characters of a key or column in a description
-_NAME: Final = 40
-_POINTER: Final = re.compile(rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(WAY)}[A-Za-z0-9_-]{{1,128}}\]")
-#: a line that says what went wrong; the last one says it best in most languages
-TROUBLE: Final = re.compile(
+#: Characters of a description, without the size and the handle after it.
+_MAX_DESCRIPTION_CHARS: Final = 240
+#: Characters that a description quotes from the start of a text, and from the line that reports an error.
+_MAX_START_CHARS: Final = 120
+_MAX_ERROR_CHARS: Final = 80
+#: Characters at the end of a text that are searched for that line.
+_SEARCH_CHARS: Final = 100_000
+#: Characters of the longest value that a description quotes.
+_MAX_VALUE_CHARS: Final = 32
+#: Characters of a key or column name in a description.
+_MAX_NAME_CHARS: Final = 40
+_HANDLE_LINE: Final = re.compile(
+    rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(FULL_TEXT_AT)}[A-Za-z0-9_-]{{1,128}}\]"
+)
+#: Matches a line that reports an error. In most languages the last such line is the clearest.
+ERROR_LINE: Final = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|traceback|fail(?:s|ed|ure)?|fatal|panic|denied|refused|not found|no such"
     r"|cannot|unable|invalid|timed? ?out|undefined)\b"
 )
 
 
-def pointer(what: str, size: int, handle: str) -> str:
-    """The line that names what is shown, the characters of the original, and its handle.
+def handle_line(what: str, size: int, handle: str) -> str:
+    """Return the line that names what is shown, the characters of the original, and its handle.
 
     Raises:
-        ValueError: the handle is not made of letters, digits, `_` and `-`, so that its line could not be told again.
+        ValueError: the handle has other characters than letters, digits, `_` and `-`. Such a line would not be
+            recognized again.
     """
     if _HANDLE.fullmatch(handle) is None:
         raise ValueError("a handle is made of at most 128 letters, digits, _ and -")
-    return f"[{what} {size:,} characters{WAY}{handle}]"
+    return f"[{what} {size:,} characters{FULL_TEXT_AT}{handle}]"
 
 
-def points(text: str) -> bool:
-    """Whether a text ends with a line of `pointer`: it was shown before."""
-    return _POINTER.fullmatch(text, text.rfind("\n") + 1) is not None
+def ends_with_handle(text: str) -> bool:
+    """Return whether a text ends with a line of `handle_line`, that is, whether it was shortened before."""
+    return _HANDLE_LINE.fullmatch(text, text.rfind("\n") + 1) is not None
 
 
-def described(text: str) -> str:
-    """What a result is, in a line: kind, size in rows or lines, names of columns, short values, first words."""
+def describe(text: str) -> str:
+    """Return a description of a result in one line: kind, rows or lines, column names, short values, first words."""
     parsed = parse(text)
     if parsed is None:
-        return _cut(_of_text(text), _LONGEST)
+        return _clip(_of_text(text), _MAX_DESCRIPTION_CHARS)
     value = parsed.value
-    said = ", ".join(_fields(value)) if isinstance(value, dict) else _list(value)
+    summary = ", ".join(_fields(value)) if isinstance(value, dict) else _list(value)
     kind = "JSON lines" if parsed.is_lines else "JSON"
-    return _cut(f"{kind}, {said}", _LONGEST)
+    return _clip(f"{kind}, {summary}", _MAX_DESCRIPTION_CHARS)
 
 
 def _fields(value: dict[str, Any]) -> Iterator[str]:
-    for key, inner in islice(value.items(), _LONGEST):
-        name = _line(key, _NAME)
+    for key, inner in islice(value.items(), _MAX_DESCRIPTION_CHARS):
+        name = _one_line(key, _MAX_NAME_CHARS)
         if isinstance(inner, dict | list):
             yield f"{name} ({_list(inner) if isinstance(inner, list) else f'{len(inner)} keys'})"
         else:
             short = _scalar(inner)
-            yield f"{name} {short}" if len(short) <= _VALUE else name
+            yield f"{name} {short}" if len(short) <= _MAX_VALUE_CHARS else name
 
 
 def _list(values: list[Any], depth: int = 1) -> str:
-    """How many, and what the first one is."""
+    """Return how many values a list has, and a description of the first one."""
     first = values[0] if values else None
     count = len(values)
     if isinstance(first, dict):
-        columns = ", ".join(_line(name, _NAME) for name in islice(first, _LONGEST))
-        return f"{_many(count, 'row')} with columns {columns}"
+        columns = ", ".join(_one_line(name, _MAX_NAME_CHARS) for name in islice(first, _MAX_DESCRIPTION_CHARS))
+        return f"{_count_of(count, 'row')} with columns {columns}"
     if isinstance(first, list):
-        return f"{_many(count, 'list')}{f', the first of {_list(first, depth - 1)}' if depth else ''}"
-    return f"{_many(count, 'value')}{f', first {_line(_scalar(first), _VALUE)}' if values else ''}"
+        return f"{_count_of(count, 'list')}{f', the first of {_list(first, depth - 1)}' if depth else ''}"
+    return f"{_count_of(count, 'value')}{f', first {_one_line(_scalar(first), _MAX_VALUE_CHARS)}' if values else ''}"
 
 
 def _scalar(value: Any) -> str:
@@ -86,22 +89,22 @@ def _scalar(value: Any) -> str:
 
 
 def _of_text(text: str) -> str:
-    last_lines = text[-_SEARCHED:].splitlines()
-    trouble = next((line for line in reversed(last_lines) if TROUBLE.search(line)), "")
-    begins = _line(text.lstrip(), _BEGINNING)
-    says = _line(trouble, _TROUBLE_LINE)
-    lines = _many(text.rstrip("\n").count("\n") + 1, "line")
-    return f'text, {lines}, begins "{begins}"' + (f', says "{says}"' if says not in begins else "")
+    last_lines = text[-_SEARCH_CHARS:].splitlines()
+    error_line = next((line for line in reversed(last_lines) if ERROR_LINE.search(line)), "")
+    start = _one_line(text.lstrip(), _MAX_START_CHARS)
+    error = _one_line(error_line, _MAX_ERROR_CHARS)
+    lines = _count_of(text.rstrip("\n").count("\n") + 1, "line")
+    return f'text, {lines}, begins "{start}"' + (f', says "{error}"' if error not in start else "")
 
 
-def _many(count: int, noun: str) -> str:
+def _count_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _line(text: str, most: int) -> str:
-    """The beginning of a text, on one line."""
-    return _cut(" ".join(text[: 4 * most].split()), most)
+def _one_line(text: str, most: int) -> str:
+    """Return the start of a text on one line."""
+    return _clip(" ".join(text[: 4 * most].split()), most)
 
 
-def _cut(text: str, most: int) -> str:
+def _clip(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

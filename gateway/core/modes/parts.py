@@ -1,8 +1,12 @@
 """Sort the parts of a tool result: text that can be shortened, parts that can be stored, and others.
 
-Text is a plain text, a document that holds its text, a search result. What may be cited stays as it came, because a
-citation points at its characters. Pictures, files and sounds can be kept where the request holds their bytes; of one
-that is only named, by an address or an id, nothing would be kept. All else stays too: nobody here knows what it is.
+| part | treated as |
+|---|---|
+| plain text, document with its text inside, search result | text: it can be shortened |
+| the same with citations enabled | unchanged: a citation points at its characters |
+| image, file or sound whose bytes are in the request | media: it can be stored and left out |
+| image, file or sound given by an address or an id | unchanged: there are no bytes to store |
+| anything else | unchanged: its meaning is not known here |
 """
 
 from __future__ import annotations
@@ -15,24 +19,24 @@ from gateway.core.counting.images import COMMON_RULE, image_tokens
 from gateway.core.counting.media import from_base64, from_url
 from gateway.core.values import dataclass
 
-#: characters of a text that weighs a token
-_TOKEN: Final = 4
-_PLAIN: Final = ("text",)
-#: what names a document or search result to who reads it
-_NAMES: Final = ("title", "source", "context")
+#: Characters of text that are about one token.
+_CHARS_PER_TOKEN: Final = 4
+_TEXT_PATH: Final = ("text",)
+#: Fields that name a document or search result for the model.
+_NAME_FIELDS: Final = ("title", "source", "context")
 
-_DOCUMENT: Final = frozenset({"type", "source", "title", "context", "citations", *CACHE_MARKS})
-_FOUND: Final = frozenset({"type", "source", "title", "content", "citations", *CACHE_MARKS})
-_PICTURE: Final = frozenset({"type", "source", *CACHE_MARKS})
-_BASE64: Final = frozenset({"type", "media_type", "data"})
-_ADDRESSED: Final = frozenset({"type", "image_url", "detail", *CACHE_MARKS})
-_FILE: Final = frozenset({"file_data", "filename"})
-_SOUND: Final = frozenset({"data", "format"})
+_DOCUMENT_FIELDS: Final = frozenset({"type", "source", "title", "context", "citations", *CACHE_MARKS})
+_SEARCH_RESULT_FIELDS: Final = frozenset({"type", "source", "title", "content", "citations", *CACHE_MARKS})
+_IMAGE_FIELDS: Final = frozenset({"type", "source", *CACHE_MARKS})
+_BASE64_FIELDS: Final = frozenset({"type", "media_type", "data"})
+_IMAGE_URL_FIELDS: Final = frozenset({"type", "image_url", "detail", *CACHE_MARKS})
+_FILE_FIELDS: Final = frozenset({"file_data", "filename"})
+_AUDIO_FIELDS: Final = frozenset({"data", "format"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Media:
-    """A part that is no text. `name`: what a reader is told it is; `size`: characters of a text that weighs as much."""
+    """An image, file or sound. `name`: its kind in words; `size`: characters of text with the same token count."""
 
     name: str
     size: int
@@ -40,7 +44,7 @@ class _Media:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part that may be left out. `path`: where its texts stand in it, one string or a list of plain texts."""
+    """A part that may be left out. `path`: the field that holds its text, either a string or a list of text parts."""
 
     original: Mapping[str, Any]
     path: tuple[str, ...] = ()
@@ -55,57 +59,57 @@ class _Part:
 
     @property
     def reads(self) -> str:
-        """Its texts, and what names them, each in lines of its own."""
-        named = () if self.path == _PLAIN else (self.original.get(name) for name in _NAMES)
-        return "\n".join([*(name for name in named if isinstance(name, str)), *self.texts])
+        """Return its texts and the fields that name it, each on a line of its own."""
+        names = () if self.path == _TEXT_PATH else (self.original.get(name) for name in _NAME_FIELDS)
+        return "\n".join([*(name for name in names if isinstance(name, str)), *self.texts])
 
     def shaped(self, shape: Callable[[str], str]) -> Any:
-        """The part with each of its texts in another form."""
-        return _shaped(self.original, self.path, shape)
+        """Return the part with `shape` applied to each of its texts."""
+        return _with_shape(self.original, self.path, shape)
 
 
 class ResultContent:
-    """What a tool result holds, a text or parts; and what of it a short form stands for.
+    """The content of a tool result, a text or parts, and the parts of it that a short form replaces.
 
     Attributes:
-        texts: the texts that may be shown otherwise, in order.
-        text: these as one, as they are read.
-        media_size: characters of a text that weighs as much as the pictures, files and sounds that are left out, too.
+        texts: the texts that may be changed, in order.
+        text: these texts joined, as the model reads them.
+        media_size: characters of text with the same token count as the media that are left out.
     """
 
     def __init__(self, content: Any, *, with_media: bool = False) -> None:
-        """`with_media`: the short form stands for pictures, files and sounds, too."""
+        """Read the parts. `with_media`: the short form also replaces images, files and sounds."""
         parts = content if isinstance(content, list) else [{"text": content}] if isinstance(content, str) else []
         self._content = content
         self._all = parts
         self._parts = {
             place: one for place, part in enumerate(parts) if (one := _part(part, with_media=with_media)) is not None
         }
-        taken = [*self._parts.values()]
-        written = [part for part in taken if part.media is None]
-        self._media = [part.media for part in taken if part.media is not None]
-        self._is_plain = all(part.path == _PLAIN for part in taken)
-        self.texts = tuple(text for part in written for text in part.texts)
-        is_named = any(part.path != _PLAIN for part in written)
-        self.text = ("\n" if is_named else "").join(part.reads for part in written)
+        replaceable = [*self._parts.values()]
+        text_parts = [part for part in replaceable if part.media is None]
+        self._media = [part.media for part in replaceable if part.media is not None]
+        self._is_plain = all(part.path == _TEXT_PATH for part in replaceable)
+        self.texts = tuple(text for part in text_parts for text in part.texts)
+        is_named = any(part.path != _TEXT_PATH for part in text_parts)
+        self.text = ("\n" if is_named else "").join(part.reads for part in text_parts)
         self.media_size = sum(media.size for media in self._media)
 
     @property
     def original(self) -> str:
-        """What a short form stands for: the text, or the parts as a JSON list where they are more than plain text."""
+        """Return what a short form replaces: the text, or a JSON list of parts if they are more than plain text."""
         if self._is_plain:
             return self.text
         return encode([part.original for part in self._parts.values()]).decode()
 
     @property
     def media(self) -> str:
-        """How many pictures, files and sounds a short form stands for, in words; empty for none."""
+        """Return how many images, files and sounds a short form replaces, in words; empty if none."""
         names = [media.name for media in self._media]
         counts = [(names.count(name), name) for name in ("image", "file", "sound")]
         return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
 
     def shaped(self, shape: Callable[[str], str]) -> Any:
-        """The content with each of its texts in another form."""
+        """Return the content with `shape` applied to each of its texts."""
         if isinstance(self._content, str):
             return shape(self._content)
         return [
@@ -114,23 +118,23 @@ class ResultContent:
         ]
 
     def shortened(self, text: str) -> Any:
-        """The content with this text in the place of the last part that it stands for, and without the others."""
+        """Return the content with this text instead of the last replaced part, and without the other replaced parts."""
         if isinstance(self._content, str):
             return text
         last = max(self._parts)
-        plain = [one.original for one in self._parts.values() if one.path == _PLAIN] or [{"type": "text"}]
+        plain = [one.original for one in self._parts.values() if one.path == _TEXT_PATH] or [{"type": "text"}]
         fields = {name: value for part in plain for name, value in part.items() if name not in CACHE_MARKS}
-        short = {**fields, "text": text, **self._mark(last)}
+        short = {**fields, "text": text, **self._cache_mark(last)}
         return [
             short if place == last else part
             for place, part in enumerate(self._all)
             if place == last or place not in self._parts
         ]
 
-    def _mark(self, last: int) -> dict[str, Any]:
-        """The last cache mark of what is left out, unless one that stays is behind it.
+    def _cache_mark(self, last: int) -> dict[str, Any]:
+        """Return the last cache mark among the replaced parts, unless a part that stays has a later one.
 
-        So marks with different times to live stand in the order in which they came, which a provider insists on.
+        So marks with different times to live keep their order, which the provider requires.
         """
         mark: dict[str, Any] = {}
         for place, part in enumerate(self._all[: last + 1]):
@@ -140,16 +144,16 @@ class ResultContent:
         return mark
 
 
-def _shaped(value: Any, path: tuple[str, ...], shape: Callable[[str], str]) -> Any:
+def _with_shape(value: Any, path: tuple[str, ...], shape: Callable[[str], str]) -> Any:
     if path:
-        return {**value, path[0]: _shaped(value[path[0]], path[1:], shape)}
-    return shape(value) if isinstance(value, str) else [_shaped(part, _PLAIN, shape) for part in value]
+        return {**value, path[0]: _with_shape(value[path[0]], path[1:], shape)}
+    return shape(value) if isinstance(value, str) else [_with_shape(part, _TEXT_PATH, shape) for part in value]
 
 
 def _part(part: Any, *, with_media: bool) -> _Part | None:
-    """None for a part that stays as it came."""
+    """Return the part if it may be left out, or None if it stays unchanged."""
     if is_plain_text(part):
-        return _Part(part, _PLAIN)
+        return _Part(part, _TEXT_PATH)
     if not isinstance(part, Mapping) or _is_cited(part):
         return None
     path = _path(part)
@@ -165,14 +169,14 @@ def _is_cited(part: Mapping[str, Any]) -> bool:
 
 
 def _path(part: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Where the texts of a document or search result stand; None where it has other parts, or is none."""
+    """Return the field with the texts of a document or search result; None if it has other parts or is neither."""
     if part.get("type") == "search_result":
-        return ("content",) if _has_only(part, _FOUND) and _is_plain_list(part.get("content")) else None
+        return ("content",) if _has_only(part, _SEARCH_RESULT_FIELDS) and _is_plain_list(part.get("content")) else None
     source = part.get("source")
-    if part.get("type") != "document" or not _has_only(part, _DOCUMENT) or not isinstance(source, Mapping):
+    if part.get("type") != "document" or not _has_only(part, _DOCUMENT_FIELDS) or not isinstance(source, Mapping):
         return None
     kind, held = source.get("type"), source.get("content")
-    if kind == "text" and _has_only(source, _BASE64) and isinstance(source.get("data"), str):
+    if kind == "text" and _has_only(source, _BASE64_FIELDS) and isinstance(source.get("data"), str):
         return "source", "data"
     is_read = kind == "content" and source.keys() <= {"type", "content"}
     return ("source", "content") if is_read and (isinstance(held, str) or _is_plain_list(held)) else None
@@ -187,29 +191,29 @@ def _has_only(part: Mapping[str, Any], names: frozenset[str]) -> bool:
 
 
 def _media(part: Mapping[str, Any]) -> _Media | None:
-    """A picture, file or sound whose bytes stand in the request; None for all else."""
+    """Return an image, file or sound whose bytes are in the request; None for anything else."""
     kind = part.get("type")
-    reader = _MEDIA.get(kind) if isinstance(kind, str) else None
+    reader = _MEDIA_READERS.get(kind) if isinstance(kind, str) else None
     return reader(part) if reader is not None else None
 
 
-def _of_source(part: Mapping[str, Any]) -> _Media | None:
-    """Anthropic's `image` and `document`."""
+def _read_source(part: Mapping[str, Any]) -> _Media | None:
+    """Read Anthropic's `image` and `document`."""
     source, is_image = part.get("source"), part.get("type") == "image"
-    if not _has_only(part, _PICTURE if is_image else _DOCUMENT) or not isinstance(source, Mapping):
+    if not _has_only(part, _IMAGE_FIELDS if is_image else _DOCUMENT_FIELDS) or not isinstance(source, Mapping):
         return None
     data = source.get("data")
-    if source.get("type") != "base64" or not isinstance(data, str) or not _has_only(source, _BASE64):
+    if source.get("type") != "base64" or not isinstance(data, str) or not _has_only(source, _BASE64_FIELDS):
         return None
     return _image(image_tokens(from_base64(data, kind="image"), COMMON_RULE)) if is_image else _Media("file", len(data))
 
 
-def _of_address(part: Mapping[str, Any]) -> _Media | None:
-    """`image_url` of chat, `input_image` of responses."""
-    named = part.get("image_url")
-    holder = named if isinstance(named, Mapping) else {"url": named}
+def _read_image_url(part: Mapping[str, Any]) -> _Media | None:
+    """Read `image_url` of Chat Completions and `input_image` of Responses."""
+    value = part.get("image_url")
+    holder = value if isinstance(value, Mapping) else {"url": value}
     url, detail = holder.get("url"), holder.get("detail", part.get("detail"))
-    if not _has_only(part, _ADDRESSED) or not holder.keys() <= {"url", "detail"}:
+    if not _has_only(part, _IMAGE_URL_FIELDS) or not holder.keys() <= {"url", "detail"}:
         return None
     if not isinstance(url, str) or not url.startswith("data:"):
         return None
@@ -217,40 +221,40 @@ def _of_address(part: Mapping[str, Any]) -> _Media | None:
 
 
 def _image(tokens: float) -> _Media:
-    return _Media("image", int(tokens * _TOKEN))
+    return _Media("image", int(tokens * _CHARS_PER_TOKEN))
 
 
-def _of_file(part: Mapping[str, Any]) -> _Media | None:
-    """`file` of chat, `input_file` of responses."""
-    holder = _inner(part, "file") if part["type"] == "file" else _outer(part)
+def _read_file(part: Mapping[str, Any]) -> _Media | None:
+    """Read `file` of Chat Completions and `input_file` of Responses."""
+    holder = _only_object(part, "file") if part["type"] == "file" else _other_fields(part)
     data = holder.get("file_data")
-    if not _has_only(holder, _FILE) or not isinstance(data, str) or data.startswith("http"):
+    if not _has_only(holder, _FILE_FIELDS) or not isinstance(data, str) or data.startswith("http"):
         return None
     return _Media("file", len(data))
 
 
-def _of_sound(part: Mapping[str, Any]) -> _Media | None:
-    holder = _inner(part, "input_audio")
+def _read_audio(part: Mapping[str, Any]) -> _Media | None:
+    holder = _only_object(part, "input_audio")
     data = holder.get("data")
-    return _Media("sound", len(data)) if _has_only(holder, _SOUND) and isinstance(data, str) else None
+    return _Media("sound", len(data)) if _has_only(holder, _AUDIO_FIELDS) and isinstance(data, str) else None
 
 
-def _inner(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object in a part that has nothing beside it."""
+def _only_object(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object under a name in a part that has no other fields, else an empty one."""
     inner = part.get(name)
-    return inner if isinstance(inner, Mapping) and _outer(part).keys() <= {name} else {}
+    return inner if isinstance(inner, Mapping) and _other_fields(part).keys() <= {name} else {}
 
 
-def _outer(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _other_fields(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in part.items() if name not in ("type", *CACHE_MARKS)}
 
 
-_MEDIA: Final[Mapping[str, Callable[[Mapping[str, Any]], _Media | None]]] = {
-    "image": _of_source,
-    "document": _of_source,
-    "image_url": _of_address,
-    "input_image": _of_address,
-    "file": _of_file,
-    "input_file": _of_file,
-    "input_audio": _of_sound,
+_MEDIA_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Media | None]]] = {
+    "image": _read_source,
+    "document": _read_source,
+    "image_url": _read_image_url,
+    "input_image": _read_image_url,
+    "file": _read_file,
+    "input_file": _read_file,
+    "input_audio": _read_audio,
 }

@@ -1,6 +1,6 @@
-"""Decide which tool results a model summarizes, write its prompt, and check its answer.
+"""Decide which tool results a model summarizes, write its prompt, and check its response.
 
-A result is quoted to the model as a line of JSON, so that no text in it can end the quotation it stands in.
+The prompt quotes the result as one line of JSON, so that no text in the result can end the quotation.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Final
 
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter, estimate_tokens
-from gateway.core.fitting.summary import cut, within
-from gateway.core.modes.extract import LONGEST, limit_of, tokens_of
+from gateway.core.fitting.summary import cut_middle, quote_within
+from gateway.core.modes.extract import LONGEST, extract_limit, tokens_of
 from gateway.core.values import dataclass
 
-#: Characters of a result from which on it is worth a call, about 1,000 tokens. Of a shorter one the extract shows more
-#: than a seventh, and what is asked and answered beside it would weigh as much as half of it.
-WORTH: Final = 4000
-#: so many results of a call are summed up, the newest: they are waited for, and older ones are read less
+#: Results of at least this many characters, about 1,000 tokens, are worth a call. An extract of a shorter result shows
+#: more than a seventh of it, and the prompt and response would cost half as many tokens as the result itself.
+MIN_CHARS: Final = 4000
+#: Only this many results of a call are summarized, the newest: the call waits for them, and older ones matter less.
 MOST: Final = 4
-#: An answer may have as many tokens as an extract of the same text, or so many where that is more: it needs sentences.
-_LEAST: Final = 240
-#: tokens of the longest answer that is asked for
+#: A summary may have at least this many tokens, even if the extract of the same text has fewer: it needs sentences.
+_MIN_SUMMARY_TOKENS: Final = 240
+#: Tokens of the longest summary that is asked for.
 LONGEST_ANSWER: Final = 400
-#: words a model is told for each token it has: names, ids and numbers have several tokens each
-_WORDS_A_TOKEN: Final = 0.5
-#: An answer is taken with up to so many times its limit: our count is not that of the model's tokenizer.
+#: The prompt allows this many words per token: names, ids and numbers have several tokens each.
+_WORDS_PER_TOKEN: Final = 0.5
+#: A response may have up to this many times its limit: our estimate differs from the count of the model's tokenizer.
 _TOLERANCE: Final = 1.25
-#: the most characters that a text has for each of its tokens, but for white space
-_WIDEST: Final = 8
+#: Upper bound for the characters per token of a text, white space aside.
+_MAX_CHARS_PER_TOKEN: Final = 8
 
 _INSTRUCTION: Final = """\
 You shorten the result of a tool for an assistant that called it and will read your text in its place. The next \
@@ -46,65 +46,65 @@ _COUNTER: Final = HeuristicCounter()
 
 @dataclass(frozen=True, slots=True)
 class SummaryLimits:
-    """What a summary of a result may take.
+    """Token limits for a model's summary of a result.
 
     Attributes:
-        limit: tokens of the model's answer.
-        more: tokens that the longest answer which is taken has beyond the extract that it replaces.
+        limit: tokens that the response may have.
+        more: tokens by which the longest accepted response exceeds the extract that it replaces.
     """
 
     limit: int
     more: int
 
 
-def summing(text: str, whole: str, extracted: str) -> SummaryLimits | None:
-    """What a summary of a text may take; None where it is not worth a call.
+def summary_limits(text: str, lossless: str, extracted: str) -> SummaryLimits | None:
+    """Return the limits for a summary of a text, or None if it is not worth a call.
 
-    `whole`: the text in the shortest form that leaves nothing out; `extracted`: the extract that is shown else.
+    `lossless`: the shortest lossless form of the text; `extracted`: the extract that is shown without a summary.
     """
-    if len(text) < WORTH:
+    if len(text) < MIN_CHARS:
         return None
-    limit = max(_LEAST, limit_of(whole))
-    return SummaryLimits(limit, max(0, _most(limit) - min(_weights(extracted))))
+    limit = max(_MIN_SUMMARY_TOKENS, extract_limit(lossless))
+    return SummaryLimits(limit, max(0, _max_accepted_tokens(limit) - min(_token_estimates(extracted))))
 
 
 def is_taken(summary: str, limit: int) -> bool:
-    """Whether an answer is about as short as it was asked to be."""
-    return len(summary) <= LONGEST and max(_weights(summary)) <= _most(limit)
+    """Return whether a summary is about as short as the prompt asked."""
+    return len(summary) <= LONGEST and max(_token_estimates(summary)) <= _max_accepted_tokens(limit)
 
 
-def _weights(text: str) -> tuple[int, int]:
-    """Tokens of a text by both our counts: what another tokenizer says is mostly between them."""
+def _token_estimates(text: str) -> tuple[int, int]:
+    """Return the tokens of a text by both estimates; the count of another tokenizer is mostly between them."""
     return tokens_of(text), ceil(estimate_tokens(text))
 
 
-def _most(limit: int) -> int:
+def _max_accepted_tokens(limit: int) -> int:
     return int(limit * _TOLERANCE)
 
 
 def asking(tool: str, text: str, limit: int, room: int) -> tuple[Message, ...] | None:
-    """The messages that ask for a summary, surely weighing at most `room` tokens; None where there is too little room.
+    """Return the messages that ask for a summary, within `room` tokens, or None if there is too little room.
 
-    A text that is too long for that loses its middle.
+    A text that is too long for the room loses its middle.
     """
-    instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=int(limit * _WORDS_A_TOKEN))}
+    instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=int(limit * _WORDS_PER_TOKEN))}
 
-    def quoting(most: int) -> tuple[Message, ...]:
-        quoted = json.dumps({"tool": tool, "result": cut(text, most)}, ensure_ascii=False)
+    def quote(most: int) -> tuple[Message, ...]:
+        quoted = json.dumps({"tool": tool, "result": cut_middle(text, most)}, ensure_ascii=False)
         return instruction, {"role": "user", "content": quoted}
 
-    return within(room, min(len(text), room * _WIDEST), quoting, quoting(0), weight)
+    return quote_within(room, min(len(text), room * _MAX_CHARS_PER_TOKEN), quote, quote(0), weight)
 
 
 def weight(messages: Sequence[Message]) -> int:
-    """Tokens of messages that ask for a summary, rather more than less: there is no tokenizer here."""
+    """Return the tokens of a summary prompt, estimated high: there is no tokenizer here."""
     return ceil(sum(_COUNTER.count(str(message["content"])) for message in messages) * _TOLERANCE)
 
 
 def affordable(costs: Sequence[int], room: int | None, most: int) -> list[int]:
-    """Which of the `most` newest results are summed up: from the last one, those that there is room for.
+    """Return which of the `most` newest results are summarized: starting with the last, those that fit into `room`.
 
-    `costs`: tokens of the call for each, in their order; `room`: tokens for all of them together; None: no limit.
+    `costs`: tokens of the call for each result, oldest first; `room`: tokens for all calls together, None: no limit.
     """
     chosen: list[int] = []
     for number in range(len(costs) - 1, max(-1, len(costs) - 1 - most), -1):

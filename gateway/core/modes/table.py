@@ -7,9 +7,10 @@ Nothing is lost.
     1|Ada|12.50|["x","y"]
     2|"3"||null
 
-A cell is JSON, but a string that cannot be taken for anything else stands without its quotes. Columns `price.net` are
-the objects under `price`, where every row has the same. Lists deeper in a document stand below it, and a mark where
-they were. JSON without lists of objects only loses its white space.
+- A cell is JSON. A string that cannot be mistaken for another value has no quotes.
+- A column such as `price.net` is a field of the object under `price`, if all rows have the same fields there.
+- A list deeper in a document is written below it, and a mark replaces it in the document.
+- JSON without lists of objects only loses its white space.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from gateway.core.conversation.lossless_json import Parsed, bare, bared, parse, 
 from gateway.core.values import dataclass
 
 SEPARATOR: Final = "|"
-#: Characters that a table in a document has to save: its own line costs some, and so does it to look it up.
-_SAVED: Final = 40
-#: and that all tables of a text have to save together: its first line takes a hundred and has to be understood
-_SAVED_TOGETHER: Final = 150
+#: Characters that a table in a document must save: its own line costs some, and the reader has to look it up.
+_MIN_SAVED: Final = 40
+#: Characters that all tables of a text must save together: the first line takes a hundred and must be understood.
+_MIN_SAVED_IN_TOTAL: Final = 150
 _LIST: Final = "[JSON list as a table, "
 _LINES: Final = "[JSON lines as a table, "
 _DOCUMENT: Final = "[JSON with its lists as tables below it, "
 _LEGEND: Final = "nothing left out; empty cell: no such key]"
-#: quotes and colon of a key
+#: Characters of the quotes and the colon of a key.
 _KEY_FRAME: Final = 3
-#: a list of one object names its keys but once already
-_LEAST_ROWS: Final = 2
-#: more columns than this are no table that anybody could read
-_MOST_COLUMNS: Final = 100
-#: lists deeper than this in a document stay JSON
-_DEEPEST: Final = 8
-#: levels of objects in cells that are laid out as columns
-_FLATTENED: Final = 3
-#: a string that can stand without quotes: nothing in it that ends a cell, nothing about it that looks like other JSON
+#: A list of one object names each key only once already.
+_MIN_ROWS: Final = 2
+#: A reader cannot follow a table with more columns than this.
+_MAX_COLUMNS: Final = 100
+#: Lists nested deeper than this in a document stay JSON.
+_MAX_DEPTH: Final = 8
+#: Levels of objects in cells that are written as columns.
+_MAX_FLATTENED: Final = 3
+#: Matches a string that needs no quotes: it does not end a cell, and does not look like another JSON value.
 _PLAIN: Final = re.compile(
     r"""(?!(?:true|false|null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\Z)  # a value
         [^\s|"{\[\x00-\x1f]  # the beginning of a string, an object, a list
@@ -51,27 +52,27 @@ _PLAIN: Final = re.compile(
 )
 _PLAIN_KEY: Final = re.compile(r'[^\s|."\x00-\x1f](?:[^|."\x00-\x1f]*[^\s|."\x00-\x1f])?')
 
-#: no such key in this row
+#: marks a key that a row does not have
 _MISSING: Final = object()
-#: keys from the row inward -> a value for each row
+#: keys from the row inwards -> the value in each row
 _Columns = dict[tuple[str, ...], list[Any]]
 
 
-def tabled(text: str) -> str | None:
-    """A text that is JSON, written as briefly as can be; None for any other text."""
+def write_as_table(text: str) -> str | None:
+    """Return a JSON text in its shortest lossless form, or None for any other text."""
     parsed = parse(text)
-    shaped = _written(parsed) if parsed is not None else None
-    # JSON can name half a surrogate pair, and no text can hold it.
+    shaped = _write(parsed) if parsed is not None else None
+    # JSON can escape half of a surrogate pair, which no encoded text can hold.
     return shaped if shaped is None or "\\u" not in text or _is_writable(shaped) else None
 
 
-def is_tabled(text: str) -> bool:
-    """Whether a text begins as a table of ours does."""
+def is_table(text: str) -> bool:
+    """Return whether a text begins like a table that this module writes."""
     return text.startswith((_LIST, _LINES, _DOCUMENT)) and text.partition("\n")[0].endswith(_LEGEND)
 
 
-def rows_of(text: str) -> list[str] | None:
-    """The lines of the table that a text is, columns first; None for a text that is no list of objects."""
+def table_rows(text: str) -> list[str] | None:
+    """Return the lines of a JSON list of objects as a table, column names first; None for any other text."""
     parsed = parse(text)
     grid = _grid(parsed.value) if parsed is not None else None
     return grid.lines if grid is not None else None
@@ -85,29 +86,29 @@ def _is_writable(text: str) -> bool:
     return True
 
 
-def _written(parsed: Parsed) -> str:
+def _write(parsed: Parsed) -> str:
     grid = _grid(parsed.value)
-    if grid is not None and grid.saved >= _SAVED_TOGETHER:
+    if grid is not None and grid.saved >= _MIN_SAVED_IN_TOTAL:
         kind = _LINES if parsed.is_lines else _LIST
         return "\n".join([f"{kind}{len(parsed.value)} rows, {_LEGEND}", *grid.lines])
     return "\n".join(map(written, parsed.value)) if parsed.is_lines else _with_tables(parsed.value)
 
 
 def _with_tables(value: dict[str, Any] | list[Any]) -> str:
-    found = list(_found(value))
-    if sum(grid.saved for *_, grid in found) < _SAVED_TOGETHER:
+    tables = list(_tables_in(value))
+    if sum(grid.saved for *_, grid in tables) < _MIN_SAVED_IN_TOTAL:
         return written(value)
     below: list[str] = []
-    for number, (node, key, grid) in enumerate(found, 1):
+    for number, (node, key, grid) in enumerate(tables, 1):
         below += [f"<table {number}> {len(node[key])} rows", *grid.lines]
         node[key] = bare(f"<table {number}>")
     return "\n".join([_DOCUMENT + _LEGEND, written(value), *below])
 
 
-def _found(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any, _Grid]]:
-    """The lists of a document that are better off as tables: what holds each, under which key, and its table."""
+def _tables_in(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any, _Grid]]:
+    """Yield each list of a document that is shorter as a table: its parent, its key there, and the table."""
     level: list[Any] = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         inward: list[Any] = []
         for node, key, inner in chain.from_iterable(map(_members, level)):
             grid = _grid(inner)
@@ -119,31 +120,31 @@ def _found(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any, _Grid]
 
 
 def _members(node: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """The node, a key of it and what is there, for every object and list in it."""
+    """Yield the node, a key and the value there, for every object and list directly inside the node."""
     pairs = node.items() if isinstance(node, dict) else enumerate(node)
     return ((node, key, inner) for key, inner in pairs if type(inner) is dict or type(inner) is list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The lines of a table, and by how many characters it is shorter than the list."""
+    """The lines of a table, and the characters that it saves compared with the list."""
 
     lines: list[str]
     saved: int
 
 
 def _grid(rows: Any) -> _Grid | None:
-    """The table that a value is, None if it is none or would not be worth it."""
-    if not isinstance(rows, list) or len(rows) < _LEAST_ROWS or not all(type(row) is dict for row in rows):
+    """Return a list of objects as a table; None for another value, or if the table saves too little."""
+    if not isinstance(rows, list) or len(rows) < _MIN_ROWS or not all(type(row) is dict for row in rows):
         return None
     columns: _Columns = {(name,): [row.get(name, _MISSING) for row in rows] for name in _names(rows)}
-    for _ in range(_FLATTENED):
+    for _ in range(_MAX_FLATTENED):
         flat = dict(_flattened(columns))
-        if len(flat) == len(columns) or len(flat) > _MOST_COLUMNS:
+        if len(flat) == len(columns) or len(flat) > _MAX_COLUMNS:
             break
         columns = flat
-    saved = _saved(columns)
-    if saved < _SAVED:
+    saved = _saved_chars(columns)
+    if saved < _MIN_SAVED:
         return None
     head = SEPARATOR.join(".".join(map(_key, path)) for path in columns)
     cells = ([_cell(value) for value in column] for column in columns.values())
@@ -151,7 +152,10 @@ def _grid(rows: Any) -> _Grid | None:
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-    """The keys of all rows, in their order where that can be; none if they are too many or most cells are empty."""
+    """Return the keys of all rows, in the order of the rows where possible.
+
+    Returns none if there are too many keys, or if most cells would be empty.
+    """
     names: list[str] = []
     known: set[str] = set()
     used = 0
@@ -167,23 +171,23 @@ def _names(rows: Sequence[dict[str, Any]]) -> Sequence[str]:
             names.insert(place, name)
             known.add(name)
             place += 1
-            if len(names) > _MOST_COLUMNS:
+            if len(names) > _MAX_COLUMNS:
                 return ()
     return names if used * 2 >= len(names) * len(rows) else ()
 
 
 def _flattened(columns: _Columns) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """The columns, with those that hold objects of the same keys in every row replaced by a column for each key."""
+    """Yield the columns; a column of objects with the same keys in every row becomes one column per key."""
     for path, column in columns.items():
         keys = list(column[0]) if isinstance(column[0], dict) else []
-        if 0 < len(keys) <= _MOST_COLUMNS and all(isinstance(value, dict) and list(value) == keys for value in column):
+        if 0 < len(keys) <= _MAX_COLUMNS and all(isinstance(value, dict) and list(value) == keys for value in column):
             yield from (((*path, key), [value[key] for value in column]) for key in keys)
         else:
             yield path, column
 
 
-def _saved(columns: _Columns) -> int:
-    """Characters that the keys take in every row, less those that the columns take."""
+def _saved_chars(columns: _Columns) -> int:
+    """Return the characters of the keys in all rows, minus the characters that the columns need."""
     saved = 0
     for path, column in columns.items():
         framed = len(path[-1]) + _KEY_FRAME

@@ -27,23 +27,23 @@ from gateway.core.modes import SHORTEST, ResponseMode, extractable, milder, show
 from gateway.core.views.view import View, entries
 
 #: Tokens of the line with the handle that is added to an extract.
-_LINE: Final = 60
+_HANDLE_LINE_TOKENS: Final = 60
 #: Tokens of the smallest useful extract. With less room, only the line with the handle is shown.
-_LEAST: Final = 64
+_MIN_EXTRACT_TOKENS: Final = 64
 #: Share of the room that an extract is chosen for. The rest covers the difference between estimated and exact tokens.
-_FILLED: Final = 0.95
+_ROOM_SHARE: Final = 0.95
 #: Share of the room for the blocks that answer the question and those around them.
-_AROUND: Final = 0.5
+_AROUND_SHARE: Final = 0.5
 #: A block that answers at least this share of what the best one does has blocks around it as well.
-_AS_GOOD: Final = 0.5
+_MIN_ANSWER_SHARE: Final = 0.5
 #: These are taken with a block that answers the question, in this order: more after it than before it, as in a
 #: definition with its body.
-_NEAR: Final = (0, 1, -1, 2, 3, -2, *range(4, 17))
+_OFFSETS: Final = (0, 1, -1, 2, 3, -2, *range(4, 17))
 #: Characters of a question at each end of a longer text.
-_ASKED: Final = 2_000
+_QUESTION_CHARS: Final = 2_000
 #: Characters of the arguments of one call that are part of the question.
-_ARGUMENTS: Final = 500
-#: Text that Claude Code adds beside tool results. It is not part of the user's question.
+_ARGUMENT_CHARS: Final = 500
+#: Text that Claude Code adds to tool results. It is not part of the user's question.
 _REMINDER: Final = "<system-reminder>"
 _NAME_BYTES: Final = 8
 
@@ -109,12 +109,12 @@ def tries_for(modes: ResponseModes, *, is_bound: bool) -> tuple[ModeTry, ...]:
 
 def after_last_reply(messages: Sequence[bytes]) -> int:
     """Return the index after the model's last message or item, 0 if there is none. `messages`: in any format."""
-    after = (place for place in reversed(range(len(messages))) if _is_models(read(messages[place])[0]))
+    after = (place for place in reversed(range(len(messages))) if _is_from_model(read(messages[place])[0]))
     return next(after, -1) + 1
 
 
-def _is_models(message: object) -> bool:
-    """Return whether the model said this message or item."""
+def _is_from_model(message: object) -> bool:
+    """Return whether the model wrote this message or item."""
     if not isinstance(message, dict):
         return False
     return message.get("role") == "assistant" or str(message.get("type")).endswith(("_call", "reasoning"))
@@ -148,34 +148,34 @@ def chosen_blocks(
 ) -> Mapping[int, tuple[int, ...]]:
     """Return the blocks of each result that answer the question best, by index.
 
-    No blocks: only its handle is shown. A result that is missing fits as it is.
+    Without blocks, only the handle of a result is shown. A result that is not in the mapping fits unchanged.
 
     Args:
         messages: the conversation, as chat messages.
         results: the indices of the results to shorten.
-        room: tokens for all of them.
+        room: tokens for all of them together.
         reader: counts tokens.
         expired: see `Deadline`.
 
     Raises:
-        Expired: choosing took too long.
+        DeadlinePassed: choosing took too long.
     """
     texts = {index: text for index in results if (text := extractable(messages[index])) is not None}
-    room = int(room * _FILLED) - _LINE * len(texts)
-    if room < _LEAST:
+    room = int(room * _ROOM_SHARE) - _HANDLE_LINE_TOKENS * len(texts)
+    if room < _MIN_EXTRACT_TOKENS:
         return dict.fromkeys(texts, ())
     calls = _calls(messages)
     asked = [calls.get(outline_of(messages[index]).answers, ("", "")) for index in texts]
-    case: list[Message] = []
+    query: list[Message] = []
     for number, (text, (name, _)) in enumerate(zip(texts.values(), asked, strict=True)):
-        made = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-        case.append({"role": "assistant", "content": None, "tool_calls": [made]})
-        case.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
-    case.append({"role": "user", "content": "\n".join([_question(messages), *(arguments for _, arguments in asked)])})
-    draft = Draft.untouched(Conversation.of_messages(case, reader), reader, watch=Deadline(expired))
-    overhead = sum(weight for index, weight in enumerate(draft.weights()) if case[index]["role"] != "tool")
-    places = dict(zip(range(1, len(case), 2), texts, strict=False))
-    around = _around(draft, [*places], _AROUND * room)
+        call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        query.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        query.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
+    query.append({"role": "user", "content": "\n".join([_question(messages), *(arguments for _, arguments in asked)])})
+    draft = Draft.untouched(Conversation.of_messages(query, reader), reader, deadline=Deadline(expired))
+    overhead = sum(count for index, count in enumerate(draft.token_counts()) if query[index]["role"] != "tool")
+    places = dict(zip(range(1, len(query), 2), texts, strict=False))
+    around = _around(draft, [*places], _AROUND_SHARE * room)
     decisions = condense(draft, room - round(around.tokens) + overhead, RelevanceFactors()).decisions
     return {
         index: _picked(draft, place, decisions[place], around.blocks[place])
@@ -192,36 +192,37 @@ class _Around(NamedTuple):
 
 
 def _around(draft: Draft, results: Sequence[int], room: float) -> _Around:
-    """Return the blocks that answer the question best, with those around them: a function with its body, for example.
+    """Return the blocks that answer the question best and the blocks around them, such as the body of a function.
 
-    The rules that trim take single blocks, as the model has seen the others before. Here it has not.
+    The rules that trim a conversation take single blocks, because the model has read the other blocks before. Here the
+    model has not read the result yet.
     """
-    asks, known = last_words(draft), {index: draft.known(index) for index in results}
+    question_terms, known = last_words(draft), {index: draft.known(index) for index in results}
     places = [(index, number) for index, one in known.items() for number in range(len(one.terms))]
-    asked = {place: asks.keys() & {*known[place[0]].terms[place[1]]} for place in places}
-    held = Counter(term for terms in asked.values() for term in terms)
+    asked = {place: question_terms.keys() & {*known[place[0]].terms[place[1]]} for place in places}
+    term_counts = Counter(term for terms in asked.values() for term in terms)
     scores = {
-        place: sum(rarity(asks[term], len(places), held[term]) for term in terms)
+        place: sum(rarity(question_terms[term], len(places), term_counts[term]) for term in terms)
         for place, terms in asked.items()
         if terms
     }
     best, taken = max(scores.values(), default=0.0), {index: set[int]() for index in results}
     left = room
     for index, number in sorted(scores, key=lambda place: -scores[place]):
-        if scores[index, number] < _AS_GOOD * best:
+        if scores[index, number] < _MIN_ANSWER_SHARE * best:
             break
-        for near in (number + step for step in _NEAR):
-            if near in taken[index] or not 0 <= near < len(known[index].terms):
+        for neighbour in (number + step for step in _OFFSETS):
+            if neighbour in taken[index] or not 0 <= neighbour < len(known[index].terms):
                 continue
-            if known[index].costs[near] > left:
+            if known[index].costs[neighbour] > left:
                 break
-            left -= known[index].costs[near]
-            taken[index].add(near)
+            left -= known[index].costs[neighbour]
+            taken[index].add(neighbour)
     return _Around(taken, room - left)
 
 
 def _picked(draft: Draft, place: int, decision: Decision, around: set[int]) -> tuple[int, ...]:
-    return draft.known(place).sliced.closed({*around, *(decision if isinstance(decision, tuple) else ())})
+    return draft.known(place).sliced.with_needed({*around, *(decision if isinstance(decision, tuple) else ())})
 
 
 def _calls(messages: Sequence[bytes]) -> Mapping[str | None, tuple[str, str]]:
@@ -242,9 +243,10 @@ def _values(arguments: str) -> str:
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
-        return arguments[:_ARGUMENTS]
+        return arguments[:_ARGUMENT_CHARS]
     values = value.values() if isinstance(value, dict) else [value]
-    return "\n".join(one if isinstance(one, str) else encode(one).decode() for one in islice(values, 20))[:_ARGUMENTS]
+    texts = (one if isinstance(one, str) else encode(one).decode() for one in islice(values, 20))
+    return "\n".join(texts)[:_ARGUMENT_CHARS]
 
 
 def _question(messages: Sequence[bytes]) -> str:
@@ -254,7 +256,8 @@ def _question(messages: Sequence[bytes]) -> str:
         if isinstance(message, dict) and message.get("role") == "user":
             text = _words(message.get("content"))
             if text:
-                return text if len(text) <= 2 * _ASKED else f"{text[:_ASKED]}\n{text[-_ASKED:]}"
+                limit = _QUESTION_CHARS
+                return text if len(text) <= 2 * limit else f"{text[:limit]}\n{text[-limit:]}"
     return ""
 
 

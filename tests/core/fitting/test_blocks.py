@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import MOST_VALUES
-from gateway.core.fitting.blocks import GAP, LONGEST, cut_text, render, slice_message
-from gateway.core.modes.handle import pointer
+from gateway.core.fitting.blocks import GAP, MAX_BLOCK_CHARS, render, slice_message, split_text
+from gateway.core.modes.handle import handle_line
 
 
 def tool(content: Any) -> dict[str, Any]:
@@ -27,31 +27,31 @@ def content_with(message: dict[str, Any], *picked: int) -> Any:
 @given(st.text(st.sampled_from("ab .!?\n\r\u3002\u2028é漢"), max_size=2000))
 @settings(max_examples=200, deadline=None)
 def test_text_is_cut_into_pieces_that_are_the_text_and_none_is_long(text: str) -> None:
-    pieces = list(cut_text(text))
+    pieces = list(split_text(text))
     assert "".join(pieces) == text
-    assert all(0 < len(piece) <= LONGEST for piece in pieces)
+    assert all(0 < len(piece) <= MAX_BLOCK_CHARS for piece in pieces)
 
 
 def test_short_lines_are_joined_and_long_lines_are_cut_at_sentences() -> None:
-    assert list(cut_text("a\nb\n" + "c" * 50 + "\nd")) == ["a\nb\n" + "c" * 50 + "\n", "d"]
+    assert list(split_text("a\nb\n" + "c" * 50 + "\nd")) == ["a\nb\n" + "c" * 50 + "\n", "d"]
     sentence = "This is a sentence of about fifty characters, yes. "
-    assert [len(piece) for piece in cut_text(sentence * 8)] == [204, 204]
+    assert [len(piece) for piece in split_text(sentence * 8)] == [204, 204]
 
 
 @pytest.mark.parametrize("sentence", ["Some words.  ", "\u4e00" * 30 + "\u3002", "a" * 70 + "; \t  \u3000", "word "])
 def test_a_very_long_line_is_cut_like_its_parts(sentence: str) -> None:
-    """Wherever the part that is searched at once ends: in a word, before blanks, among them, behind them."""
+    """The end of a searched part may be in a word, before blanks, among them or after them."""
     for shift in range(len(sentence)):
         line = "b" * shift + sentence * (70_000 // len(sentence))
-        pieces = list(cut_text(line))
+        pieces = list(split_text(line))
         assert "".join(pieces) == line
-        assert pieces[-200:] == list(cut_text("".join(pieces[-200:])))
+        assert pieces[-200:] == list(split_text("".join(pieces[-200:])))
 
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(5))
 
 
-def test_kept_lines_stand_as_they_stood_and_gaps_are_marked_once() -> None:
+def test_kept_lines_are_unchanged_and_gaps_are_marked_once() -> None:
     lines = LINES.splitlines(keepends=True)
     assert content_with(tool(LINES), 1, 2, 4) == f"{GAP}\n{lines[1]}{lines[2]}{GAP}\n{lines[4]}"
     assert content_with(tool(LINES), 0) == f"{lines[0]}{GAP}"
@@ -59,8 +59,8 @@ def test_kept_lines_stand_as_they_stood_and_gaps_are_marked_once() -> None:
     assert content_with(tool(LINES), *range(5)) == LINES
 
 
-def test_a_gap_beside_one_that_the_text_has_already_is_marked_once() -> None:
-    # An extract has marks of its own, each joined with the line behind it.
+def test_a_gap_next_to_a_gap_mark_of_the_text_is_marked_once() -> None:
+    # An extract has gap marks of its own, each joined with the next line.
     shown = "".join(f"line {n} {'x' * 40}\n{GAP}\n" for n in range(4)) + f"line 4 {'x' * 40}"
     lines = [f"line {n} {'x' * 40}\n" for n in range(5)]
     assert content_with(tool(shown), 0, 2) == f"{lines[0]}{GAP}\n{lines[2]}{GAP}"
@@ -68,11 +68,11 @@ def test_a_gap_beside_one_that_the_text_has_already_is_marked_once() -> None:
     assert content_with(tool(f"{LINES}{GAP}\n"), 0, 5) == f"{LINES.splitlines()[0]}\n{GAP}\n"
 
 
-def test_what_is_kept_of_a_result_keeps_the_way_to_its_full_text() -> None:
-    way = pointer("summary of", 9000, "tr_1")
+def test_a_shortened_result_keeps_the_line_with_its_handle() -> None:
+    way = handle_line("summary of", 9000, "tr_1")
     assert content_with(tool(f"{LINES}{way}"), 2) == f"{GAP}\n{LINES.splitlines()[2]}\n{GAP}\n{way}"
     assert content_with(tool(f"{LINES}{way}")) == GAP
-    long = pointer("text, 90 lines, begins: " + "word " * 50, 9000, "tr_2")
+    long = handle_line("text, 90 lines, begins: " + "word " * 50, 9000, "tr_2")
     assert content_with(tool(long), 0) == long
     assert content_with(tool(f"{way}\n{LINES}"), 2) == f"{GAP}\n{LINES.splitlines()[1]}\n{GAP}"
 
@@ -90,7 +90,7 @@ THOUGHT = f"<think>\n{LINES}Hm. {'x' * 300}\n</think>\n\n"
 TABLE = json.dumps([{"id": n, "name": "x" * 60} for n in range(4)])
 
 
-def test_thinking_that_the_assistant_begins_with_stays_or_goes_whole() -> None:
+def test_thinking_at_the_start_is_kept_or_dropped_whole() -> None:
     answer = said(THOUGHT + LINES)
     assert texts_of(answer)[0] == THOUGHT
     assert content_with(answer, 1, 2) == f"{GAP}\n{''.join(LINES.splitlines(keepends=True)[:2])}{GAP}"
@@ -100,12 +100,12 @@ def test_thinking_that_the_assistant_begins_with_stays_or_goes_whole() -> None:
     assert texts_of(parts) == [f" {THOUGHT}", *texts_of(tool(LINES))]
 
 
-def test_a_table_behind_thinking_has_its_head() -> None:
+def test_a_table_after_thinking_keeps_its_head() -> None:
     assert content_with(said(THOUGHT + TABLE), 2) == f"{GAP}\nrows | id | name\n0 | {'x' * 60}\n{GAP}"
 
 
 @pytest.mark.parametrize("text", [f"<think>{LINES}", f"So </think>{LINES}", f"Write <think> and </think>.\n{LINES}"])
-def test_what_is_no_thinking_at_the_beginning_is_cut_like_any_text(text: str) -> None:
+def test_text_without_leading_thinking_is_split_like_other_text(text: str) -> None:
     assert texts_of(said(text)) == texts_of(tool(text))
     assert len(texts_of(tool(THOUGHT))) > 2, "it is no thinking of the assistant's"
 
@@ -115,7 +115,7 @@ words = st.lists(st.sampled_from(["some words of it. ", "x" * 50, "\n", ", ", "{
 
 @given(words, words, st.data())
 @settings(deadline=None)
-def test_no_tag_of_thinking_is_left_without_the_other(thought: str, answer: str, data: st.DataObject) -> None:
+def test_no_thinking_tag_is_kept_without_the_other(thought: str, answer: str, data: st.DataObject) -> None:
     message = said(f"<think>{thought}</think>{answer}")
     count = len(slice_message(message).blocks)
     content = content_with(message, *data.draw(st.sets(st.integers(0, count - 1))))
@@ -123,14 +123,14 @@ def test_no_tag_of_thinking_is_left_without_the_other(thought: str, answer: str,
     assert content_with(message, *range(count)) == message["content"] or not slice_message(message).is_verbatim
 
 
-def test_every_other_field_stays() -> None:
+def test_render_keeps_every_other_field() -> None:
     assert render(tool(LINES), slice_message(tool(LINES)), [0])["x_unknown"] == 1
 
 
 ROWS = [{"id": n, "city": f"city{n}", "more": {"price": n * 100, "text": "a|b"}} for n in range(4)]
 
 
-def test_json_objects_of_one_shape_become_a_table_whose_head_comes_with_any_row() -> None:
+def test_similar_json_objects_become_a_table_and_each_row_needs_the_head() -> None:
     message = tool(json.dumps({"total": 4, "rows": ROWS, "pad": "x" * 100}))
     assert texts_of(message)[:3] == ["total: 4\n", "rows | id | city | more\n", "0 | city0 | {price: 0, text: a|b}\n"]
     shown = content_with(message, 4)
@@ -156,13 +156,13 @@ def test_rows_of_a_table_may_have_names_or_stand_in_several_lists() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}},  # two are no table
+        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}},  # two objects are no table
         {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}, "c": {"x": "3" * 60}},
         [[{"x": "1" * 60, "y": 2}, {"x": "2" * 60, "y": 2}], {"x": "3" * 60, "y": 4}],
         [[], [], []],
     ],
 )
-def test_what_is_no_table_is_told_by_its_paths(value: Any) -> None:
+def test_json_that_is_no_table_is_written_with_paths(value: Any) -> None:
     assert not any(" | " in text for text in texts_of(tool(json.dumps({"found": value, "pad": "x" * 160}))))
 
 
@@ -186,12 +186,12 @@ def test_json_becomes_lines_with_their_paths() -> None:
     assert lines[-1] == "Third.\n"
 
 
-#: what a number of Python's would write otherwise, if it could be one
+#: numbers that Python would write differently, or cannot hold
 NUMBERS = ("9007199254740993.07", "123456789012345678.9", "1.10", "-0", "1E+05", "0.1e-7", "9" * 5000)
 
 
 @pytest.mark.parametrize("number", [*NUMBERS[:-1], "NaN", "-Infinity"])
-def test_numbers_are_shown_as_they_were_written(number: str) -> None:
+def test_numbers_keep_their_spelling(number: str) -> None:
     cells = ", ".join(f'{{"id": {number}, "of": [{number}, {{}}]}}' for _ in range(12))
     values = ", ".join([number] * 60)
     text = f'{{"one": {number}, "short": {{"a": {number}}}, "values": [{values}], "rows": [{cells}]}}'
@@ -209,7 +209,7 @@ def test_texts_without_their_quotes_are_not_escaped() -> None:
     assert rows[1] == "0 | " + shown.replace("{}b", " b").replace("}}", "}")
 
 
-def test_a_list_of_yes_and_no_says_so_as_json_does() -> None:
+def test_a_list_of_booleans_is_written_as_in_json() -> None:
     assert "".join(texts_of(tool(json.dumps({"a": [True, False] * 20})))).startswith("a: true, false, true, ")
 
 
@@ -220,17 +220,17 @@ def test_a_list_may_end_with_a_full_line() -> None:
 @pytest.mark.parametrize(
     "content", ["[" * 500 + "]" * 500, '{"a":' * 50 + '"' + "x" * 300 + '"' + "}" * 50, "{broken" * 40]
 )
-def test_deep_or_broken_json_is_no_obstacle(content: str) -> None:
+def test_deep_or_broken_json_is_split_as_text(content: str) -> None:
     assert texts_of(tool(content))
 
 
 def test_json_of_far_too_many_values_is_cut_as_a_text() -> None:
-    """To read it would keep all other calls waiting."""
+    """Parsing it would block all other calls."""
     many = "[" + "[], " * (MOST_VALUES // 2) + "[]]"
     assert "".join(texts_of(tool(many))) == many
 
 
-def test_parts_are_cut_each_for_itself_and_keep_their_fields() -> None:
+def test_parts_are_split_separately_and_keep_their_fields() -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [{"type": "text", "text": "short"}, {"type": "text", "text": LINES, **mark}]}
     out = content_with(message, 0, 1)
@@ -256,7 +256,7 @@ def test_long_strings_in_arguments_are_cut_and_the_arguments_stay_json() -> None
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_in_arguments_that_are_cut_are_as_they_were_written(number: str) -> None:
+def test_numbers_in_shortened_arguments_keep_their_spelling(number: str) -> None:
     message = caller(f'{{"amount": {number}, "of": [{number}], "text": {json.dumps(LINES * 2)}}}')
     sliced = slice_message(message)
     shown = render(message, sliced, [])["tool_calls"][0]["function"]["arguments"]
@@ -265,17 +265,17 @@ def test_numbers_in_arguments_that_are_cut_are_as_they_were_written(number: str)
 
 
 @pytest.mark.parametrize("arguments", ["{" + "x" * 900, json.dumps(["x" * 900]), "{}", ""])
-def test_short_and_broken_arguments_are_left_alone(arguments: str) -> None:
+def test_short_and_broken_arguments_are_unchanged(arguments: str) -> None:
     message = caller(arguments)
     assert render(message, slice_message(message), [])["tool_calls"] == message["tool_calls"]
 
 
-def test_a_caller_may_say_nothing_but_a_speaker_may_not() -> None:
+def test_an_empty_message_is_none_with_calls_and_a_gap_mark_without() -> None:
     assert content_with(caller("{}")) is None
     assert content_with({"role": "assistant", "content": "Words."}) == GAP
     assert content_with(caller("{}", None)) is None
 
 
-def test_verbatim_tells_whether_all_blocks_are_the_message() -> None:
+def test_is_verbatim_is_true_if_all_blocks_are_the_message() -> None:
     assert slice_message(tool(LINES)).is_verbatim
     assert not slice_message(tool(json.dumps(ROWS))).is_verbatim

@@ -5,7 +5,7 @@ import pytest
 from gateway.core.fitting.deadline import Deadline, DeadlinePassed, never
 
 
-def test_the_clock_is_asked_now_and_then_and_not_for_every_piece() -> None:
+def test_the_clock_is_read_only_now_and_then() -> None:
     asked: list[int] = []
 
     def expired() -> bool:
@@ -22,6 +22,6 @@ def test_large_pieces_count_for_more() -> None:
     Deadline(lambda: True).tick()
 
 
-def test_who_can_wait_is_never_interrupted() -> None:
+def test_without_a_clock_nothing_is_interrupted() -> None:
     assert list(Deadline(never).over(range(10_000))) == list(range(10_000))
     assert list(Deadline().over(range(10_000))) == list(range(10_000))

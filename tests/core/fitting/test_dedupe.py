@@ -21,10 +21,10 @@ def session(*contents: Any) -> Draft:
     return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
-def test_a_later_result_points_at_the_first_with_the_same_content() -> None:
+def test_a_repeated_result_becomes_a_reference_to_the_first() -> None:
     draft = dedupe(session(LONG, "other", LONG, LONG))
     assert {i: d for i, d in enumerate(draft.decisions) if d != KEEP} == {6: DuplicateResult(2), 8: DuplicateResult(2)}
-    assert json.loads(draft.made(6).raw or b"")["content"] == "[same as the result of c0]"
+    assert json.loads(draft.rendered(6).raw or b"")["content"] == "[same as the result of c0]"
 
 
 def test_short_results_and_results_with_images_stay() -> None:
@@ -33,9 +33,9 @@ def test_short_results_and_results_with_images_stay() -> None:
     assert dedupe(draft) is draft
 
 
-def test_nothing_points_at_what_is_not_sent_whole_and_nothing_frozen_is_changed() -> None:
+def test_references_need_a_whole_source_and_frozen_messages_stay() -> None:
     draft = session(LONG, LONG, LONG)
-    assert dedupe(draft.having({1: DROP, 2: DROP})).decisions[6] == DuplicateResult(4)
+    assert dedupe(draft.with_decisions({1: DROP, 2: DROP})).decisions[6] == DuplicateResult(4)
     frozen = dedupe(draft.reopened(5))
     assert frozen.decisions[4] == KEEP
     assert frozen.decisions[6] == DuplicateResult(2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import encode
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, DuplicateResult
+from gateway.core.fitting.draft import DROP, KEEP, RECALL_HEADING, Draft, DuplicateResult
 from gateway.core.fitting.reader import Reader, counter_of
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(4))
@@ -31,20 +31,20 @@ def contents(done: Draft) -> list[Any]:
     return [json.loads(raw)["content"] for raw in done.sent().messages]
 
 
-def test_what_is_kept_is_the_very_message_and_what_is_dropped_weighs_nothing() -> None:
-    done = draft().having({1: DROP})
+def test_kept_messages_are_unchanged_and_dropped_ones_count_no_tokens() -> None:
+    done = draft().with_decisions({1: DROP})
     assert done.sent().messages == (RAWS[0], RAWS[2])
-    assert done.made(0).raw is RAWS[0]
-    assert done.weights() == [WEIGH(RAWS)[0], 0, WEIGH(RAWS)[2]]
+    assert done.rendered(0).raw is RAWS[0]
+    assert done.token_counts() == [WEIGH(RAWS)[0], 0, WEIGH(RAWS)[2]]
     assert done.total() == sum(WEIGH([RAWS[0], RAWS[2]]))
     assert done.changed() == [1]
 
 
-def test_recalled_lines_stand_at_the_end_and_are_weighed() -> None:
-    done = replace(draft().having({0: (0,)}), recalls={2: ((0, (1, 3)),), 1: ((0, (2,)),)})
+def test_recalled_lines_are_appended_and_counted() -> None:
+    done = replace(draft().with_decisions({0: (0,)}), recalls={2: ((0, (1, 3)),), 1: ((0, (2,)),)})
     [part], said = contents(done)[2], contents(done)[1]
-    assert part == {"type": "text", "text": f"now\n\n{EARLIER}\nuser: line 1 {'x' * 40}\nline 3 {'x' * 40}"}
-    assert said == f"said\n\n{EARLIER}\nuser: line 2 {'x' * 40}"
+    assert part == {"type": "text", "text": f"now\n\n{RECALL_HEADING}\nuser: line 1 {'x' * 40}\nline 3 {'x' * 40}"}
+    assert said == f"said\n\n{RECALL_HEADING}\nuser: line 2 {'x' * 40}"
     assert done.total() == sum(WEIGH(done.sent().messages))
     assert done.reopened(2).recalls.keys() == {1}
     assert done.changed() == [0, 1, 2]
@@ -53,48 +53,50 @@ def test_recalled_lines_stand_at_the_end_and_are_weighed() -> None:
 Step = Callable[[Draft], Draft]
 STEP: st.SearchStrategy[Step] = st.one_of(
     st.builds(
-        lambda index, decision: lambda one: one.having({index: decision}),
+        lambda index, decision: lambda one: one.with_decisions({index: decision}),
         st.integers(0, 2),
         st.sampled_from([KEEP, DROP, (), (0,), (0, 2)]),
     ),
     st.integers(0, 3).map(lambda first: lambda one: one.reopened(first)),
-    st.just(lambda one: one.ruled(draft(), "condense")),
+    st.just(lambda one: one.with_rule(draft(), "condense")),
     st.just(lambda one: replace(one, recalls={**one.recalls, 2: ((0, (1,)),)})),
-    st.just(lambda one: draft().as_sent(one.decisions, one.recalls, one.rules, {})),
+    st.just(lambda one: draft().with_earlier_decisions(one.decisions, one.recalls, one.rules, {})),
 )
 
 
 @given(st.lists(st.tuples(STEP, st.booleans()), max_size=8))
-def test_however_a_draft_was_made_it_weighs_what_is_sent(steps: list[tuple[Step, bool]]) -> None:
+def test_token_counts_of_any_derived_draft_match_what_is_sent(steps: list[tuple[Step, bool]]) -> None:
     done = draft()
     for step, is_weighed in steps:
         if is_weighed:
-            done.weights()
+            done.token_counts()
         done = step(done)
     anew = Draft.untouched(done.conversation, done.reader)
-    assert done.weights() == [replace(anew, decisions=done.decisions, recalls=done.recalls).weight(i) for i in range(3)]
+    assert done.token_counts() == [
+        replace(anew, decisions=done.decisions, recalls=done.recalls).tokens_of(i) for i in range(3)
+    ]
     assert done.total() == sum(WEIGH(done.sent().messages))
 
 
-def test_a_decision_can_be_weighed_before_it_is_made() -> None:
-    assert draft().weight_as(0, (0,)) == draft().having({0: (0,)}).weight(0) < draft().weight(0)
+def test_tokens_if_counts_a_decision_before_it_is_made() -> None:
+    assert draft().tokens_if(0, (0,)) == draft().with_decisions({0: (0,)}).tokens_of(0) < draft().tokens_of(0)
 
 
 def test_the_keys_of_what_is_sent_are_those_of_its_bytes() -> None:
-    done = draft().having({0: (0,), 1: DROP})
+    done = draft().with_decisions({0: (0,), 1: DROP})
     assert done.sent().keys == Conversation.of(done.sent().messages).keys
 
 
-def test_a_rule_is_noted_where_it_changed_something_and_what_was_sent_can_be_taken_up_again() -> None:
+def test_rules_are_noted_for_changes_and_earlier_decisions_can_be_resumed() -> None:
     before = draft()
-    cut = before.having({0: (0,)}).ruled(before, "condense")
-    assert cut.having({1: DROP}).ruled(cut, "drop").rules == {0: "condense", 1: "drop"}
-    again = draft().as_sent(cut.decisions[:1], {}, cut.rules, {0: cut.made(0)})
+    cut = before.with_decisions({0: (0,)}).with_rule(before, "condense")
+    assert cut.with_decisions({1: DROP}).with_rule(cut, "drop").rules == {0: "condense", 1: "drop"}
+    again = draft().with_earlier_decisions(cut.decisions[:1], {}, cut.rules, {0: cut.rendered(0)})
     assert again.decisions == ((0,), KEEP, KEEP)
-    assert again.made(0) is cut.made(0)
+    assert again.rendered(0) is cut.rendered(0)
 
 
-def test_a_result_that_came_before_is_named_by_its_call() -> None:
+def test_a_reference_names_the_call_of_the_earlier_result() -> None:
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "long"} for n in range(2)]
-    done = Draft.untouched(Conversation.of_messages(results), Reader(WEIGH)).having({1: DuplicateResult(0)})
+    done = Draft.untouched(Conversation.of_messages(results), Reader(WEIGH)).with_decisions({1: DuplicateResult(0)})
     assert contents(done) == ["long", "[same as the result of c0]"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fitting.identifiers import called, codes_in
+from gateway.core.fitting.identifiers import find_codes, find_labelled
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from gateway.core.fitting.identifiers import called, codes_in
         ("line 1 line 2 line 3 line 4 line 5", []),
     ],
 )
-def test_codes_that_a_question_names(question: str, codes: list[str]) -> None:
-    assert list(codes_in(question)) == codes
+def test_find_codes_in_a_question(question: str, codes: list[str]) -> None:
+    assert list(find_codes(question)) == codes
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,5 @@ def test_codes_that_a_question_names(question: str, codes: list[str]) -> None:
         ("for 42 days of 42\n", False),
     ],
 )
-def test_lines_that_are_called_by_a_code(text: str, *, is_called: bool) -> None:
-    assert list(called(["7", "42"], iter(["7: nothing", text]))) == [(0, "7"), *[(1, "42")] * is_called]
+def test_find_texts_labelled_with_a_code(text: str, *, is_called: bool) -> None:
+    assert list(find_labelled(["7", "42"], iter(["7: nothing", text]))) == [(0, "7"), *[(1, "42")] * is_called]

@@ -1,4 +1,4 @@
-"""What holds for every conversation: generated ones of 4 to 24 steps, with budgets that hurt."""
+"""Laws of trimming, tested with generated conversations of 4 to 24 steps and small budgets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WORDS = [
 
 
 def _pool() -> tuple[list[str], list[str], list[str]]:
-    """Sentences, texts and JSON documents: drawing from a pool is quick, and a text still differs from the next."""
+    """Return sentences, texts and JSON documents: drawing from a pool is quick and gives different texts."""
     chance = random.Random(4711)
 
     def sentence() -> str:
@@ -110,7 +110,7 @@ limits = st.integers(800, 4000)
 
 
 def tokens(text: str) -> int:
-    """Near enough to a tokenizer, and as fast as needed here."""
+    """Estimate tokens, close enough to a tokenizer and fast."""
     return len(text) // 4 + sum(ord(letter) > 0x2E80 for letter in text) + 1
 
 
@@ -170,7 +170,7 @@ POLICIES = [
 @pytest.mark.parametrize("policy", POLICIES, ids=range(len(POLICIES)))
 @given(messages=conversations(), limit=limits)
 @settings(law, max_examples=15)
-def test_it_fits_or_raises_and_a_provider_would_take_it(policy: TrimPolicy, messages: Messages, limit: int) -> None:
+def test_a_trim_fits_and_is_valid_or_raises(policy: TrimPolicy, messages: Messages, limit: int) -> None:
     done = fitted(messages, limit, policy=policy)
     if done is not None:
         assert total(done.messages) <= limit
@@ -180,19 +180,17 @@ def test_it_fits_or_raises_and_a_provider_would_take_it(policy: TrimPolicy, mess
 
 @given(messages=conversations(), limit=limits)
 @law
-def test_it_raises_only_where_what_must_stay_is_too_large(messages: Messages, limit: int) -> None:
+def test_a_trim_raises_only_if_pinned_messages_are_too_large(messages: Messages, limit: int) -> None:
     conversation = Conversation.of_messages(messages)
     must = total([raw for item, raw in zip(conversation.items, conversation.messages, strict=True) if item.pinned])
-    # The task stays too; it may be cut to next to nothing, or be that already.
+    # The task stays too; it may be shortened to almost nothing, or be that short already.
     stub = min(total([encode({"role": "user", "content": "[...]"})]), total(conversation.messages[1:2]))
     assert (fitted(messages, limit) is None) == (must + (0 if conversation.items[1].pinned else stub) > limit)
 
 
 @given(messages=conversations(), limit=limits, needed=st.sets(st.integers(1, 40), max_size=3))
 @law
-def test_what_later_messages_need_stays_where_it_fits_and_refuses_nothing(
-    messages: Messages, limit: int, needed: set[int]
-) -> None:
+def test_needed_messages_stay_if_they_fit_and_cause_no_error(messages: Messages, limit: int, needed: set[int]) -> None:
     conversation = Conversation.of(raws_of(messages), needed=[index for index in needed if index < len(messages)])
     done = fitted(conversation, limit)
     assert (done is None) == (fitted(messages, limit) is None)
@@ -206,7 +204,7 @@ def test_what_later_messages_need_stays_where_it_fits_and_refuses_nothing(
 
 @given(messages=conversations(), limit=limits)
 @law
-def test_order_and_pinned_messages_stay(messages: Messages, limit: int) -> None:
+def test_order_and_pinned_messages_are_kept(messages: Messages, limit: int) -> None:
     done = fitted(messages, limit)
     if done is not None:
         conversation = Conversation.of_messages(messages)
@@ -223,8 +221,8 @@ def test_a_unit_is_never_split(messages: Messages, limit: int) -> None:
     done = fitted(messages, limit)
     if done is not None:
         sent = {i for m in done.decoded() for i in [m.get("tool_call_id")] if i}
-        called = {call["id"] for m in done.decoded() for call in m.get("tool_calls", ())}
-        assert sent == called
+        find_labelled = {call["id"] for m in done.decoded() for call in m.get("tool_calls", ())}
+        assert sent == find_labelled
         for unit in Conversation.of_messages(messages).units:
             ids = {call["id"] for call in messages[unit.start].get("tool_calls", ())}
             assert ids <= sent or ids.isdisjoint(sent)
@@ -244,7 +242,7 @@ def test_system_task_and_a_user_message_are_never_lost(messages: Messages, limit
 
 @given(messages=conversations())
 @law
-def test_what_fits_is_the_very_same(messages: Messages) -> None:
+def test_a_conversation_that_fits_is_unchanged(messages: Messages) -> None:
     raws = raws_of(messages)
     done = fit(Conversation.of(raws), total(raws), Reader(WEIGH))
     assert not done.changed
@@ -253,7 +251,7 @@ def test_what_fits_is_the_very_same(messages: Messages) -> None:
 
 @given(messages=conversations(), limit=limits)
 @law
-def test_fitting_twice_is_fitting_once(messages: Messages, limit: int) -> None:
+def test_trimming_twice_equals_trimming_once(messages: Messages, limit: int) -> None:
     done = fitted(messages, limit)
     if done is not None:
         again = fitted(done.decoded(), limit)
@@ -279,7 +277,7 @@ def test_the_same_turn_again_sends_the_same_bytes(messages: Messages, limit: int
 
 @given(messages=conversations(), limit=limits, recall=st.sampled_from(["off", "all"]))
 @law
-def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
+def test_each_turn_is_valid_and_keeps_its_prefix_until_the_next_trim(
     messages: Messages, limit: int, recall: Any
 ) -> None:
     trim_decision: TrimDecision | None = None
@@ -309,8 +307,8 @@ def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
     plan=st.text(st.sampled_from("kdcsm~=0123-,:;< "), max_size=30),
 )
 @settings(law, max_examples=15)
-def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noise: Any, plan: str) -> None:
-    reader = Reader(WEIGH)  # what it remembers of messages is no epoch's
+def test_any_stored_trim_decision_is_harmless(messages: Messages, limit: int, noise: Any, plan: str) -> None:
+    reader = Reader(WEIGH)  # cached facts about messages do not belong to a decision
     conversation = Conversation.of_messages(messages, reader)
     plans = [
         "k1 c0-9000 =7 d1",
@@ -368,7 +366,7 @@ ODD = [
     max_wait=st.integers(0, 40) | st.none(),
 )
 @settings(law, max_examples=80)
-def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
+def test_odd_messages_are_sent_unchanged_or_left_out(
     messages: Messages, limit: int, odd: list[tuple[int, bytes]], policy: TrimPolicy, max_wait: int | None
 ) -> None:
     raws = raws_of(messages)
@@ -391,7 +389,7 @@ def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
         sealed = {item.key for item in conversation.items if item.sealed}
         places = [n for n, item in enumerate(conversation.items) if item.sealed and done.fates[n].rule != "drop"]
         assert [key for key in done.keys if key in sealed] == [conversation.keys[n] for n in places]
-        # Where there was no time to recall, or to read the task, it is made up for on the next turn.
+        # If there was no time to recall lines or to read the task, the next turn does it.
         again = fit(
             conversation, limit, Reader(WEIGH), trim_decision=done.trim_decision, policy=replace(policy, recall="off")
         )
@@ -408,10 +406,10 @@ SUMMING = [
 
 @given(messages=conversations(), limit=limits, policy=st.sampled_from(SUMMING), length=st.integers(1, 900))
 @settings(law, max_examples=30)
-def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cuts(
+def test_each_turn_with_summaries_is_valid_and_asks_only_at_a_trim(
     messages: Messages, limit: int, policy: TrimPolicy, length: int
 ) -> None:
-    """The summaries are of any length: whoever writes them may not have kept to what was asked."""
+    """Summaries have any length: a model may ignore the limit of the prompt."""
     trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     before: list[bytes] = []
@@ -472,7 +470,7 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
 
 @given(messages=conversations(), limit=limits)
 @law
-def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Messages, limit: int) -> None:
+def test_without_permission_to_ask_no_summary_is_made(messages: Messages, limit: int) -> None:
     known = {"s": "what was"}
     plain = fitted(messages, limit, policy=TrimPolicy(strategies=(Dedupe(), Condense(), Drop())))
     other = fitted(
@@ -488,7 +486,7 @@ def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Mess
     thoughts=st.lists(st.booleans(), min_size=24, max_size=24),
 )
 @settings(law, max_examples=25)
-def test_a_turn_that_began_with_thinking_still_does_turn_by_turn(
+def test_a_turn_that_began_with_thinking_still_does_after_each_trim(
     messages: Messages, limit: int, policy: TrimPolicy, thoughts: list[bool]
 ) -> None:
     thinking = [{"type": "thinking", "thinking": "hm", "signature": "s"}]
@@ -543,7 +541,7 @@ SIGNED: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
         {"function": {**one["tool_calls"][0]["function"], "provider_specific_fields": {"thought_signature": f"c2{n}"}}},
         one,
     ),
-    "Gemini signs the words beside the calls": lambda one, n: {**one, **google(n)},
+    "Gemini signs the text next to the calls": lambda one, n: {**one, **google(n)},
     "litellm puts that into a field of its own": lambda one, n: {
         **one,
         "provider_specific_fields": {"thought_signatures": [f"c2ln{n}"]},
@@ -555,7 +553,7 @@ SIGNED: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
 @pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)
 @given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
 @settings(law, max_examples=10)
-def test_a_signed_call_is_sent_as_it_came_or_not_at_all_turn_by_turn(
+def test_a_signed_call_is_sent_unchanged_or_left_out_on_each_turn(
     sign: Callable[[dict[str, Any], int], dict[str, Any]], messages: Messages, limit: int, policy: TrimPolicy
 ) -> None:
     calling = [place for place, message in enumerate(messages) if message.get("tool_calls")]
@@ -568,9 +566,7 @@ def test_a_signed_call_is_sent_as_it_came_or_not_at_all_turn_by_turn(
 
 @given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
 @settings(law, max_examples=25)
-def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
-    messages: Messages, limit: int, policy: TrimPolicy
-) -> None:
+def test_a_call_keeps_its_reasoning_on_each_turn(messages: Messages, limit: int, policy: TrimPolicy) -> None:
     """DeepSeek and Kimi refuse a call without it."""
     for place, message in enumerate(messages):
         if message.get("tool_calls"):
@@ -583,7 +579,7 @@ def test_a_call_keeps_the_reasoning_that_it_came_of_turn_by_turn(
 
 
 def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator[tuple[Messages, Messages]]:
-    """What is sent on each turn of a session, and what came."""
+    """Yield what is sent and what the client sent, on each turn of a session."""
     trim_decision: TrimDecision | None = None
     texts: dict[str, str] = {}
     for stop in range(2, len(messages) + 1):
@@ -606,7 +602,7 @@ def turn_by_turn(messages: Messages, limit: int, policy: TrimPolicy) -> Iterator
         yield [dict(one) for one in done.decoded()], messages[:stop]
 
 
-#: for the marks of what was left out
+#: tokens for the gap marks of dropped messages
 ROOM = 300
 STRICT = {("tool", "user"), ("user", "user"), ("assistant", "assistant")}
 
@@ -616,7 +612,7 @@ def neighbours(messages: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def with_thoughts(messages: Messages) -> Messages:
-    """What the assistant says as Mistral puts it, with thinking that nobody may cut."""
+    """Return an assistant message in Mistral's form, with thinking that must not be changed."""
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": SENTENCES[0]}]}
     return [
         {**message, "content": [thought, {"type": "text", "text": message["content"]}]}
@@ -629,7 +625,7 @@ def with_thoughts(messages: Messages) -> Messages:
 @pytest.mark.parametrize("policy", POLICIES[:7], ids=range(7))
 @given(messages=conversations() | conversations().map(with_thoughts), limit=limits)
 @settings(law, max_examples=30)
-def test_roles_stay_in_the_order_that_came_turn_by_turn(policy: TrimPolicy, messages: Messages, limit: int) -> None:
+def test_roles_keep_the_clients_order_on_each_turn(policy: TrimPolicy, messages: Messages, limit: int) -> None:
     trim_decision: TrimDecision | None = None
     reader = Reader(WEIGH)
     for stop in range(2, len(messages) + 1):

@@ -30,67 +30,67 @@ def stock_of(draft: Draft) -> CandidateBlocks:
     return CandidateBlocks(candidates, Scores(draft, RelevanceFactors(), candidates))
 
 
-def test_a_unit_is_offered_with_as_many_blocks_as_raise_its_worth_per_token() -> None:
+def test_an_opening_has_the_blocks_that_raise_its_value_per_token() -> None:
     draft = draft_of("".join(LINES))
-    offer = opening_of(draft, 0, frame=200).bundle(stock_of(draft), inf)
+    offer = opening_of(draft, 0, frame=200).offer_opening(stock_of(draft), inf)
     assert len(offer.places) == len(LINES)
-    cheap = opening_of(draft, 0, frame=1).bundle(stock_of(draft), inf)
+    cheap = opening_of(draft, 0, frame=1).offer_opening(stock_of(draft), inf)
     assert 1 <= len(cheap.places) < len(LINES)
     assert cheap.ratio > offer.ratio
 
 
-def test_a_unit_with_more_blocks_than_have_room_is_offered_with_some_of_them() -> None:
+def test_an_opening_has_only_the_blocks_that_fit() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
-    whole = opening.bundle(stock, inf)
-    some = opening.bundle(stock, whole.cost - 1)
+    whole = opening.offer_opening(stock, inf)
+    some = opening.offer_opening(stock, whole.cost - 1)
     assert 1 <= len(some.places) < len(whole.places)
     assert some.cost < whole.cost
-    assert opening.bundle(stock, 1).cost > 1
+    assert opening.offer_opening(stock, 1).cost > 1
 
 
-def test_two_blocks_that_say_the_same_are_not_both_of_an_offer() -> None:
+def test_an_opening_has_no_two_blocks_with_the_same_terms() -> None:
     draft = draft_of(LINES[0] * 2)
     stock = stock_of(draft)
-    assert stock.take(opening_of(draft, 0, frame=200).bundle(stock, inf).places) == [(0, 0)]
+    assert stock.take(opening_of(draft, 0, frame=200).offer_opening(stock, inf).places) == [(0, 0)]
 
 
-def test_an_offer_falls_with_what_is_kept_however_often_it_is_looked_at() -> None:
+def test_an_offers_value_falls_with_kept_terms() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
-    ratios = [opening.bundle(stock, inf).ratio]
+    ratios = [opening.offer_opening(stock, inf).ratio]
     for terms in draft.known(0).terms:
         stock.scores.keep(terms)
-        ratios.append(opening.bundle(stock, inf).ratio)
-        assert ratios[-1] == opening_of(draft, 0, frame=200).bundle(stock, inf).ratio
+        ratios.append(opening.offer_opening(stock, inf).ratio)
+        assert ratios[-1] == opening_of(draft, 0, frame=200).offer_opening(stock, inf).ratio
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[-1] == 0
 
 
-def test_an_offer_is_made_anew_only_when_its_own_blocks_are_worth_less() -> None:
+def test_an_offer_is_recomputed_only_if_its_blocks_lost_value() -> None:
     draft = draft_of(LINES[0], LINES[1])
     stock = stock_of(draft)
     first, second = opening_of(draft, 0), opening_of(draft, 1)
-    offers = first.bundle(stock, inf), second.bundle(stock, inf)
+    offers = first.offer_opening(stock, inf), second.offer_opening(stock, inf)
     stock.scores.keep([term for term in draft.known(0).terms[0] if term not in draft.known(1).terms[0]])
-    assert second.bundle(stock, inf) is offers[1]
-    assert first.bundle(stock, inf).ratio < offers[0].ratio
+    assert second.offer_opening(stock, inf) is offers[1]
+    assert first.offer_opening(stock, inf).ratio < offers[0].ratio
 
 
 def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0), stock_of(draft)
-    taken = opening.bundle(stock, inf).places
-    opening.opens(stock.scores)
+    taken = opening.offer_opening(stock, inf).places
+    opening.open(stock.scores)
     stock.take(taken)
     entries = list(opening.entries(stock, taken))
-    offers = [stock.single(place) for _, place, _ in entries]
+    offers = [stock.offer_block(place) for _, place, _ in entries]
     assert sorted([*taken, *(offer.places[0] for offer in offers)]) == [*range(len(LINES))]
     assert all(offer.ratio <= -stale for (stale, *_), offer in zip(entries, offers, strict=True))
     assert all(offer.cost >= least for (*_, least), offer in zip(entries, offers, strict=True))
 
 
-def test_the_first_row_of_a_table_is_paid_with_its_head() -> None:
+def test_the_first_table_row_costs_its_head_too() -> None:
     rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
     draft = draft_of(json.dumps({"total": 9, "rows": rows}))
     known, stock = draft.known(0), stock_of(draft)
@@ -102,42 +102,42 @@ def test_the_first_row_of_a_table_is_paid_with_its_head() -> None:
     assert stock.costs[row] == known.tokens[row] + GAP_TOKENS
 
 
-def test_a_row_is_worth_no_more_than_it_was_said_to_be_once_its_head_is_there() -> None:
+def test_a_rows_value_does_not_rise_once_its_head_is_taken() -> None:
     rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
     draft = draft_of(json.dumps({"total": 9, "rows": rows}))
     opening, stock = opening_of(draft, 0), stock_of(draft)
     stale = {place: -rank for rank, place, _ in opening.entries(stock, ())}
     head = draft.known(0).sliced.blocks[-1].needs
     stock.take((head,))
-    rest = {place: stock.single(place).ratio for place in stale if place != head}
+    rest = {place: stock.offer_block(place).ratio for place in stale if place != head}
     assert all(ratio <= stale[place] * (1 + 1e-9) for place, ratio in rest.items())
 
 
-def test_rows_that_are_taken_together_pay_for_their_head_once() -> None:
+def test_rows_taken_together_pay_for_their_head_once() -> None:
     rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
     draft = draft_of(json.dumps({"total": 9, "rows": rows}))
     known, stock, opening = draft.known(0), stock_of(draft), opening_of(draft, 0)
     head = known.sliced.blocks[-1].needs
-    stock.scores.keep(known.terms[head])  # said elsewhere already, so that nobody takes it for itself
-    offer = opening.bundle(stock, inf)
+    stock.scores.keep(known.terms[head])  # already kept in another block, so the head has no value of its own
+    offer = opening.offer_opening(stock, inf)
     assert head not in offer.places
     assert len(offer.places) >= 9
     texts = sum(known.tokens[place] + GAP_TOKENS for place in offer.places)
     assert abs(offer.cost - opening.frame - texts - known.tokens[head]) < 1e-6
 
 
-def test_a_row_brings_its_head_so_that_the_next_one_need_not() -> None:
+def test_only_the_first_row_pays_for_the_head() -> None:
     rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
     draft = draft_of(json.dumps({"total": 9, "rows": rows}))
     known, stock = draft.known(0), stock_of(draft)
     row = len(known.tokens) - 1
     assert stock.take((row,)) == [(0, row)]
     assert stock.costs[row - 1] == known.tokens[row - 1] + GAP_TOKENS
-    assert stock.single(known.sliced.blocks[row].needs).ratio == 0
+    assert stock.offer_block(known.sliced.blocks[row].needs).ratio == 0
 
 
 class Counted(list[float]):
-    """Counts how often something is put into it."""
+    """Count how often an item is set."""
 
     writes = 0
 
@@ -146,7 +146,7 @@ class Counted(list[float]):
         super().__setitem__(place, value)
 
 
-def test_the_rows_of_a_table_get_their_price_once_however_many_of_them_are_taken() -> None:
+def test_row_costs_are_updated_only_once() -> None:
     draft = draft_of(json.dumps([{"order": f"W{n}", "customer": n, "city": "Boston"} for n in range(40)]))
     stock = stock_of(draft)
     rows = [place for place, needed in enumerate(stock.needs) if needed >= 0]

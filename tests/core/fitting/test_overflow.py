@@ -9,7 +9,7 @@ from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.trim_decisions import fit
 
 
-def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None:
+def test_an_overflow_names_the_largest_message() -> None:
     messages = [
         {"role": "system", "content": "s" * 300},
         {"role": "user", "content": "task " * 500},

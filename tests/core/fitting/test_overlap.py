@@ -39,21 +39,21 @@ def changes(draft: Draft) -> dict[int, Any]:
     return {i: decision for i, decision in enumerate(draft.decisions) if decision != KEEP}
 
 
-def test_rows_that_were_found_before_are_left_out() -> None:
+def test_rows_of_an_earlier_result_are_left_out() -> None:
     done = overlap(session(rows(1, 2, 3), rows(4, 2, 5, 3)))
     assert changes(done) == {4: DuplicateResult(2, (1, 3))}
-    shown = json.loads(json.loads(done.made(4).raw or b"")["content"])
+    shown = json.loads(json.loads(done.rendered(4).raw or b"")["content"])
     assert shown == {"total": 4, "results": [row(4), "[2 items as in the result of c0]", row(5)]}
     assert done.total() < session(rows(1, 2, 3), rows(4, 2, 5, 3)).total()
 
 
-def test_paragraphs_that_were_read_before_are_left_out() -> None:
+def test_paragraphs_of_an_earlier_result_are_left_out() -> None:
     long = "the same paragraph " * 15
     done = overlap(session(f"first\n\n{long}\n\nend", f"second\n\n{long}"))
-    assert json.loads(done.made(4).raw or b"")["content"] == "second\n\n[1 paragraph as in the result of c0]"
+    assert json.loads(done.rendered(4).raw or b"")["content"] == "second\n\n[1 paragraph as in the result of c0]"
 
 
-def test_a_row_of_the_same_id_that_says_something_else_stays() -> None:
+def test_a_changed_row_with_the_same_id_stays() -> None:
     other = json.dumps([{**row(number), "text": "changed " * 20} for number in (1, 2)])
     assert changes(overlap(session(rows(1, 2), other))) == {}
 
@@ -64,26 +64,26 @@ def test_a_row_whose_number_differs_beyond_the_digits_of_a_float_stays() -> None
     assert changes(overlap(session(first, f" {first}"))) == {4: DuplicateResult(2, (0, 1, 2))}
 
 
-def test_what_is_short_or_stands_nowhere_whole_stays() -> None:
+def test_short_parts_and_parts_without_a_whole_source_stay() -> None:
     numbers = json.dumps(list(range(200)))
     image = [{"type": "image_url", "image_url": {"url": "x" * 500}}]
     draft = session(numbers, numbers + " ", rows(1), rows(1, 2), image, image)
     assert overlap(draft) is draft
-    cut = session(rows(1, 2, 3), rows(2, 3)).having({2: (0,)})
+    cut = session(rows(1, 2, 3), rows(2, 3)).with_decisions({2: (0,)})
     assert overlap(cut) is cut
 
 
-def test_the_source_is_the_result_that_shares_most_and_no_result_that_was_cut_itself() -> None:
+def test_the_source_shares_most_parts_and_is_sent_whole() -> None:
     done = overlap(session(rows(1), rows(2, 3, 4), rows(1, 2, 3, 5), rows(5, 3, 4)))
     assert changes(done) == {6: DuplicateResult(4, (1, 2)), 8: DuplicateResult(4, (1, 2))}
 
 
-def test_what_is_frozen_is_a_source_and_is_not_changed() -> None:
+def test_a_frozen_result_can_be_a_source_and_is_unchanged() -> None:
     done = overlap(session(rows(1, 2), rows(1, 2, 3), rows(1, 2, 4)).reopened(5))
     assert changes(done) == {6: DuplicateResult(2, (0, 1))}
 
 
-def test_where_the_source_is_left_out_the_rows_come_back() -> None:
+def test_rows_come_back_if_their_source_is_left_out() -> None:
     draft = overlap(session(rows(1, 2, 3), rows(4, 2, 3), "short"))
     done = Drop().apply(draft, draft.total() - 10)
     assert changes(done) == {1: DROP, 2: DROP}
@@ -92,7 +92,7 @@ def test_where_the_source_is_left_out_the_rows_come_back() -> None:
     assert tight.total() <= 300
 
 
-def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
+def test_overlap_is_reported_as_dedupe_and_stored_in_the_decision() -> None:
     conversation = Conversation.of_messages(messages(rows(1, 2, 3), rows(4, 2, 3), rows(1, 2, 3)))
     reader, policy = Reader(counter_of(len)), TrimPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
     limit = sum(reader.weights(conversation)) - 20
@@ -108,8 +108,10 @@ def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     )
 
 
-def test_what_others_point_at_stays_whole() -> None:
+def test_a_source_of_references_stays_whole() -> None:
     again = rows(1, 2, 3, 4)
     done = overlap(dedupe(session(rows(1, 2, 3), again, again)))
     assert changes(done) == {6: DuplicateResult(4)}
-    assert changes(dedupe(session(again, again, again).having({6: DuplicateResult(4)}))) == {6: DuplicateResult(4)}
+    assert changes(dedupe(session(again, again, again).with_decisions({6: DuplicateResult(4)}))) == {
+        6: DuplicateResult(4)
+    }

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.lossless_json import bare
-from gateway.core.fitting.parts import apart, without
+from gateway.core.fitting.parts import split_parts, without_parts
 
 
 @pytest.mark.parametrize(
@@ -23,23 +23,23 @@ from gateway.core.fitting.parts import apart, without
         ([{"type": "text", "text": "a"}], [""]),
     ],
 )
-def test_a_content_falls_into_parts(content: Any, parts: list[Any]) -> None:
-    assert apart(content)[0] == parts
+def test_split_parts_of_a_content(content: Any, parts: list[Any]) -> None:
+    assert split_parts(content)[0] == parts
 
 
-def test_the_mark_stands_where_the_first_part_stood_and_json_stays_json() -> None:
-    assert json.loads(without("[1, 2, 3, 4]", (1, 3), "c0")) == [1, "[2 items as in the result of c0]", 3]
-    shown = json.loads(without('{"n": 1, "rows": [{"a": "é"}, 2]}', (0,), "c0"))
+def test_the_mark_replaces_the_first_part_and_json_stays_valid() -> None:
+    assert json.loads(without_parts("[1, 2, 3, 4]", (1, 3), "c0")) == [1, "[2 items as in the result of c0]", 3]
+    shown = json.loads(without_parts('{"n": 1, "rows": [{"a": "é"}, 2]}', (0,), "c0"))
     assert shown == {"n": 1, "rows": ["[1 item as in the result of c0]", 2]}
-    assert without("a\n\nb\n\nc", (1, 2), "c0") == "a\n\n[2 paragraphs as in the result of c0]"
+    assert without_parts("a\n\nb\n\nc", (1, 2), "c0") == "a\n\n[2 paragraphs as in the result of c0]"
 
 
-def test_what_stays_keeps_the_spelling_of_its_numbers() -> None:
-    shown = without('{"n": 1.10, "rows": [9007199254740993.07, 2, 1E+5]}', (1,), "c0")
+def test_remaining_numbers_keep_their_spelling() -> None:
+    shown = without_parts('{"n": 1.10, "rows": [9007199254740993.07, 2, 1E+5]}', (1,), "c0")
     assert shown == '{"n":1.10,"rows":[9007199254740993.07,"[1 item as in the result of c0]",1E+5]}'
 
 
 @pytest.mark.parametrize("gone", [(), (2,), (0, 9)])
-def test_parts_that_are_not_there_are_refused(gone: tuple[int, ...]) -> None:
+def test_missing_parts_raise_an_error(gone: tuple[int, ...]) -> None:
     with pytest.raises(ValueError):
-        without("[1, 2]", gone, "c0")
+        without_parts("[1, 2]", gone, "c0")

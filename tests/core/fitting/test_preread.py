@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.message import Hashed
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.deadline import Deadline
-from gateway.core.fitting.dedupe import may_share
+from gateway.core.fitting.dedupe import is_comparable
 from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.preread import MOST_BYTES, MOST_MESSAGES, START, due, read_ahead
@@ -18,7 +18,7 @@ from gateway.core.fitting.trim_decisions import fit
 
 
 class Counting:
-    """A counter of tokens that tells how often it was asked."""
+    """A token counter that records how often it was called."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -44,7 +44,7 @@ def ahead(raws: Sequence[bytes], filled: float, reader: Reader) -> int:
 
 
 @pytest.mark.parametrize("filled", [0.0, 0.3, START])
-def test_far_from_the_budget_nothing_is_read(filled: float) -> None:
+def test_nothing_is_read_far_below_the_budget(filled: float) -> None:
     count = Counting()
     assert ahead(messages(20), filled, Reader(counter_of(count))) == 0
     assert count.asked == 0
@@ -62,23 +62,23 @@ def test_a_turn_reads_so_many_bytes_at_most() -> None:
     assert sum(map(len, raws[-read:])) <= MOST_BYTES
 
 
-def test_what_results_may_share_is_read_too() -> None:
+def test_shared_parts_of_results_are_read_too() -> None:
     raws, reader = messages(3, size=80), Reader(counter_of(len))
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
     for item, raw in zip(conversation.items, raws, strict=True):
-        if may_share(item):
+        if is_comparable(item):
             assert parts_of(item, raw, reader, Deadline(_no_more)) == parts_of(
                 item, raw, Reader(counter_of(len)), Deadline()
             )
-    assert sum(map(may_share, conversation.items)) == 3
+    assert sum(map(is_comparable, conversation.items)) == 3
 
 
 def _no_more() -> bool:
     raise AssertionError("it was not read")
 
 
-def test_it_stops_when_there_is_no_more_time() -> None:
+def test_reading_stops_at_the_deadline() -> None:
     raws = messages(8, size=80)
     count, patient = Counting(), Counting()
     read_ahead(Hashed(raws), Reader(counter_of(count)), lambda: True)
@@ -86,7 +86,7 @@ def test_it_stops_when_there_is_no_more_time() -> None:
     assert count.asked < patient.asked
 
 
-def test_by_the_time_of_a_cut_everything_was_read_and_the_cut_is_the_same() -> None:
+def test_a_trim_after_reading_ahead_reads_nothing_and_is_the_same() -> None:
     raws, policy = messages(40), TrimPolicy(recall="said")
     count, cold = Counting(), Counting()
     warm = Reader(counter_of(count))
@@ -102,24 +102,24 @@ def test_by_the_time_of_a_cut_everything_was_read_and_the_cut_is_the_same() -> N
     assert count.asked - before < cold.asked / 3
 
 
-def test_a_turn_before_the_budget_is_full_everything_was_read() -> None:
+def test_everything_is_read_one_turn_before_the_budget_is_full() -> None:
     warm, original = Reader(counter_of(len)), messages(0)
     for turns in range(1, 40):
         original = messages(turns, size=80)
         ahead(original, turns / 40, warm)
     conversation = Conversation.of(original, warm)
-    warm.know(conversation.keys, conversation.messages, Deadline(_no_more))
+    warm.read_blocks(conversation.keys, conversation.messages, Deadline(_no_more))
 
 
-def test_what_is_left_of_a_message_with_nothing_taken_is_known_too() -> None:
+def test_messages_without_blocks_are_rendered_ahead() -> None:
     raws, reader = messages(2), Reader(counter_of(len))
     ahead(raws, 1.0, reader)
     conversation = Conversation.of(raws, reader)
-    [result] = reader.make([RenderOrder(conversation.items[-1], raws[-1], ())], Deadline())
+    [result] = reader.render([RenderOrder(conversation.items[-1], raws[-1], ())], Deadline())
     assert reader.outlines([result.key], [b"never looked at"])[0].answers == "c1"
 
 
-def test_cache_marks_that_were_there_when_it_was_read_are_not_sent_later() -> None:
+def test_old_cache_marks_are_not_sent_later() -> None:
     raws = messages(12)
     marked = [json.dumps({**json.loads(raw), "cache_control": {"type": "ephemeral"}}).encode() for raw in raws]
     warm, cold = Reader(counter_of(len)), Reader(counter_of(len))

@@ -19,7 +19,7 @@ from gateway.core.fitting.reader import (
     Reader,
     RenderedMessage,
     RenderOrder,
-    What,
+    RenderTarget,
     counter_of,
 )
 
@@ -30,7 +30,7 @@ def weight(message: Any) -> int:
     return counter_of(len)([encode(message)])[0]
 
 
-def test_the_simple_weigher_counts_all_that_is_written() -> None:
+def test_the_simple_counter_counts_all_fields() -> None:
     assert weight({"role": "user", "content": "hi"}) == len("user\nhi") + FRAME
     assert weight({"role": "tool", "tool_call_id": "c1", "content": "x"}) == len("tool\nx\nc1") + FRAME
     expected = len('assistant\n\nc1 look {"a": 1}') + FRAME
@@ -45,7 +45,7 @@ def test_the_simple_weigher_counts_all_that_is_written() -> None:
 
 
 class Counted:
-    """Weighs by length; remembers what it was asked."""
+    """Count tokens by length, and record the counted messages."""
 
     def __init__(self) -> None:
         self.counted_tokens: list[bytes] = []
@@ -62,28 +62,28 @@ def texts(*contents: str) -> list[bytes]:
 
 
 def known(reader: Reader, raw: bytes) -> KnownBlocks:
-    return reader.know(Conversation.of([raw]).keys, [raw], Deadline())[0]
+    return reader.read_blocks(Conversation.of([raw]).keys, [raw], Deadline())[0]
 
 
-def made(reader: Reader, raw: bytes, what: What) -> RenderedMessage:
-    return reader.make([RenderOrder(Conversation.of([raw]).items[0], raw, what)], Deadline())[0]
+def rendered(reader: Reader, raw: bytes, what: RenderTarget) -> RenderedMessage:
+    return reader.render([RenderOrder(Conversation.of([raw]).items[0], raw, what)], Deadline())[0]
 
 
 LINES = "one line that is long enough to be a block\n" * 3
 
 
-def test_a_message_is_weighed_and_cut_once_whoever_sends_it() -> None:
+def test_a_message_is_counted_and_split_once_for_all_conversations() -> None:
     counted = Counted()
     reader = Reader(counted)
     [raw] = texts(LINES)
     for _ in range(3):
         assert reader.weights(Conversation.of([raw])) == [len(raw)]
         assert known(reader, raw) is known(reader, raw)
-        assert made(reader, raw, (0,)) is made(reader, raw, (0,))
+        assert rendered(reader, raw, (0,)) is rendered(reader, raw, (0,))
     assert len(counted.counted_tokens) == 2
 
 
-def test_new_messages_are_weighed_in_one_batch() -> None:
+def test_new_messages_are_counted_in_one_batch() -> None:
     counted = Counted()
     reader = Reader(counted)
     reader.weights(Conversation.of(texts("a", "b")))
@@ -93,7 +93,7 @@ def test_new_messages_are_weighed_in_one_batch() -> None:
     assert (counted.batches, counted.counted_tokens) == (2, texts("a", "b", "c", "dd"))
 
 
-def test_a_longer_conversation_asks_for_what_is_new_in_it() -> None:
+def test_a_longer_conversation_counts_only_its_new_messages() -> None:
     counted = Counted()
     reader = Reader(counted)
     other = reader.counts(lambda messages: [7] * len(messages), "other")
@@ -104,27 +104,27 @@ def test_a_longer_conversation_asks_for_what_is_new_in_it() -> None:
         assert other.weights(conversation) == [7] * end
         assert conversation.outline == Conversation.of(raws[:end]).outline
     assert counted.counted_tokens == raws
-    reader.weights(Conversation.of(raws))[0] = 99  # they are the caller's own
+    reader.weights(Conversation.of(raws))[0] = 99  # the caller owns the returned list
     assert reader.weights(Conversation.of(raws))[0] == len(raws[0])
 
 
-def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> None:
+def test_readers_with_a_shared_cache_count_separately_and_read_once() -> None:
     reader = Reader(Counted())
     other = reader.counts(lambda messages: [7] * len(messages), "other")
     [raw] = texts(LINES)
     conversation = Conversation.of([raw], reader)
     assert (reader.weights(conversation), other.weights(conversation)) == ([len(raw)], [7])
     assert known(reader, raw).sliced is known(other, raw).sliced
-    assert made(other, raw, (0,)).tokens == 7
+    assert rendered(other, raw, (0,)).tokens == 7
     assert reader.size_bytes == other.size_bytes > 0
 
 
-def test_a_message_with_a_cache_mark_is_cut_with_the_mark_it_has_now() -> None:
+def test_a_shortened_message_has_its_present_cache_mark() -> None:
     reader = Reader(counter_of(len))
 
     def cut(**mark: Any) -> bytes:
         raw = encode({"role": "user", "content": [{"type": "text", "text": "word " * 100, **mark}]})
-        return made(reader, raw, (0,)).raw or b""
+        return rendered(reader, raw, (0,)).raw or b""
 
     assert b"cache_control" in cut(cache_control={"type": "ephemeral"})
     assert b"cache_control" not in cut()
@@ -155,7 +155,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
         ),
     ],
 )
-def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: dict[str, Any], marked: bytes) -> None:
+def test_known_blocks_do_not_depend_on_cache_marks(bare: dict[str, Any], marked: bytes) -> None:
     for first, second in ((marked, encode(bare)), (encode(bare), marked)):
         reader, stranger = Reader(counter_of(len)), Reader(counter_of(len))
         one, other = Conversation.of([first], reader), Conversation.of([second], stranger)
@@ -163,26 +163,30 @@ def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: d
         known(reader, first)
         assert Conversation.of([second], reader).outlines == other.outlines
         assert known(reader, second) == known(stranger, second)
-        assert made(reader, second, (0,)) == made(Reader(counter_of(len)), second, (0,))
+        assert rendered(reader, second, (0,)) == rendered(Reader(counter_of(len)), second, (0,))
 
 
-def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
+def test_a_message_is_emptied_without_being_split() -> None:
     reader = Reader(counter_of(len))
     [raw] = texts("word " * 100)
-    assert made(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
+    assert rendered(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]
     raw = encode({"role": "user", "content": parts})
-    assert made(reader, raw, ()).raw == encode({"role": "user", "content": [{**parts[0], "text": "[...]"}, parts[1]]})
+    assert rendered(reader, raw, ()).raw == encode(
+        {"role": "user", "content": [{**parts[0], "text": "[...]"}, parts[1]]}
+    )
     nothing = encode({"role": "assistant", "content": None})
-    assert made(reader, nothing, ()).raw == nothing
+    assert rendered(reader, nothing, ()).raw == nothing
 
 
-def test_nothing_but_a_mark_stands_in_the_place_of_what_must_not_be_rewritten() -> None:
+def test_a_sealed_message_is_replaced_only_by_a_gap_mark() -> None:
     raw = encode({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}], "name": "a"})
-    assert made(Reader(counter_of(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
+    assert (
+        rendered(Reader(counter_of(len)), raw, ()).raw == GAP_MARK == encode({"role": "assistant", "content": "[...]"})
+    )
 
 
-def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
+def test_the_cache_is_bounded_in_bytes() -> None:
     for limit in (0, 20_000, 200_000):
         reader = Reader(Counted(), limit_bytes=limit)
         for number in range(100):
@@ -190,7 +194,7 @@ def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
             conversation = Conversation.of([raw], reader)
             assert (conversation.items[0].role, reader.weights(conversation)) == ("user", [len(raw)])
             assert known(reader, raw).terms
-            assert made(reader, raw, (0,)).tokens < len(raw)
+            assert rendered(reader, raw, (0,)).tokens < len(raw)
             assert reader.kept("numbers", number, lambda number=number: [number], lambda _: 1_500) == [number]  # type: ignore[misc]
             assert reader.size_bytes <= limit
         assert (reader.size_bytes > limit // 2) == (limit > 0)
@@ -222,7 +226,7 @@ def test_threads_may_share_a_reader_that_has_a_lock() -> None:
     assert reader.size_bytes <= 100_000
 
 
-def test_an_outline_takes_what_its_calls_take() -> None:
+def test_the_size_of_an_outline_includes_its_calls() -> None:
     def outlined(calls: int) -> int:
         reader = Reader(counter_of(len), limit_bytes=10**9)
         asked = [
@@ -234,43 +238,43 @@ def test_an_outline_takes_what_its_calls_take() -> None:
         sketch_bytes = 400 * calls
         return reader.size_bytes - sketch_bytes
 
-    # the sketch of one message, and the four of the outline
+    # the outline of one message, and the four of the conversation
     assert outlined(1000) - outlined(1) >= 4 * 999 * 400
 
 
-def test_what_grows_is_renewed_from_what_was_kept() -> None:
+def test_a_growing_fact_is_extended_from_the_cached_one() -> None:
     reader, told = Reader(counter_of(len)), list[int | None]()
 
     def renew(known: int | None) -> int:
         told.append(known)
         return 1 if known is None else min(3, known + 1)
 
-    assert [reader.renewed("count", "key", renew, lambda _: 8) for _ in range(4)] == [1, 2, 3, 3]
+    assert [reader.extend_cached("count", "key", renew, lambda _: 8) for _ in range(4)] == [1, 2, 3, 3]
     assert told == [None, 1, 2, 3]
-    assert reader.renewed("count", "other", renew, lambda _: 8) == 1
+    assert reader.extend_cached("count", "other", renew, lambda _: 8) == 1
 
 
-def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs_nothing_anew() -> None:
+def test_framing_is_in_every_count_and_counts_nothing_again() -> None:
     count_tokens = Counted()
     plain = Reader(count_tokens)
     call = encode({"role": "assistant", "content": LINES, "tool_calls": [CALL, {**CALL, "id": "c2"}]})
     raws = [*texts(LINES), call, encode({"role": "tool", "tool_call_id": "c1", "content": "found"})]
     conversation = Conversation.of(raws, plain)
-    bare, cut = plain.weights(conversation), made(plain, call, (0,))
+    bare, cut = plain.weights(conversation), rendered(plain, call, (0,))
     asked = len(count_tokens.counted_tokens)
     for framing, added in ((Framing(call=30), [0, 60, 0]), (Framing(message=5), [5, 5, 5])):
         framed = plain.counts(count_tokens, "", framing)
         assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
-        cut_too = Draft.untouched(conversation, framed).having({1: (0,)})
-        assert cut_too.made(1) == cut
-        assert cut_too.weight(1) == cut.tokens + added[1]
-        assert cut_too.weights() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
-        assert Draft.untouched(conversation, framed).weight_as(1, (0,)) == cut.tokens + added[1]
+        cut_too = Draft.untouched(conversation, framed).with_decisions({1: (0,)})
+        assert cut_too.rendered(1) == cut
+        assert cut_too.tokens_of(1) == cut.tokens + added[1]
+        assert cut_too.token_counts() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
+        assert Draft.untouched(conversation, framed).tokens_if(1, (0,)) == cut.tokens + added[1]
     assert len(count_tokens.counted_tokens) == asked
 
 
-def test_no_message_weighs_nothing_for_what_was_taken_off() -> None:
+def test_negative_framing_leaves_at_least_one_token() -> None:
     raws = [*texts("x"), encode({"role": "assistant", "content": LINES, "tool_calls": [CALL]})]
     framed = Reader(Counted()).counts(Counted(), "", Framing(message=-10_000))
     assert framed.weights(Conversation.of(raws, framed)) == [1, 1]
-    assert Draft.untouched(Conversation.of(raws, framed), framed).weight_as(1, ()) == 1
+    assert Draft.untouched(Conversation.of(raws, framed), framed).tokens_if(1, ()) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.conversation.message import text_parts
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, EARLIER, Draft
+from gateway.core.fitting.draft import DROP, RECALL_HEADING, Draft
 from gateway.core.fitting.parameters import NO_PARAMETERS
 from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.fitting.reader import Reader, counter_of
@@ -29,7 +29,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 def dropped(*messages: dict[str, Any]) -> Draft:
     draft = Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(lambda text: len(text) // 4)))
-    return draft.having({0: (), 1: DROP, 2: DROP, 3: DROP})
+    return draft.with_decisions({0: (), 1: DROP, 2: DROP, 3: DROP})
 
 
 def last_of(draft: Draft) -> str:
@@ -41,9 +41,9 @@ def test_off_recalls_nothing() -> None:
     assert recall(draft, 500, "off", RelevanceFactors()) is draft
 
 
-def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> None:
+def test_said_recalls_user_and_assistant_only_after_a_user_message() -> None:
     content = last_of(recall(dropped(*MESSAGES), 500, "said", RelevanceFactors()))
-    assert content.startswith(f"{MESSAGES[-1]['content']}\n\n{EARLIER}\nuser: ")
+    assert content.startswith(f"{MESSAGES[-1]['content']}\n\n{RECALL_HEADING}\nuser: ")
     assert "HAT204" in content
     assert "assistant: Your Denver hotel" in content
     assert "PLZ4711" not in content
@@ -71,9 +71,7 @@ PROFILE = {
         ("tool", [], []),
     ],
 )
-def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
-    last: str, tools: list[Any], repeated: list[str]
-) -> None:
+def test_a_result_recalls_values_that_the_tools_take(last: str, tools: list[Any], repeated: list[str]) -> None:
     messages: list[dict[str, Any]] = [
         MESSAGES[0],
         MESSAGES[1],
@@ -84,7 +82,9 @@ def test_behind_a_result_stands_again_what_of_old_ones_the_tools_ask_for(
     if last == "user":
         messages += [{"role": "user", "content": "Denver it is."}]
     conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
-    draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4))).having({1: DROP, 2: DROP})
+    draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4))).with_decisions(
+        {1: DROP, 2: DROP}
+    )
     content = last_of(recall(draft, 500, "said", RelevanceFactors()))
     assert [word for word in ("card_4421", "dob: 1990-04-05", "town", "Mia") if word in content] == repeated
     assert ("tool: " in content) is bool(repeated)
@@ -98,49 +98,49 @@ def test_all_recalls_results_of_a_turn_with_signed_reasoning_too() -> None:
     assert "FLIGHT" not in content
 
 
-def test_what_is_still_there_is_not_repeated() -> None:
+def test_lines_that_are_still_sent_are_not_recalled() -> None:
     draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(counter_of(len)))
     assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
 @pytest.mark.parametrize("room", [24, 30, 40, 60, 100])
-def test_it_stays_within_its_room(room: int) -> None:
+def test_recall_stays_within_its_room(room: int) -> None:
     draft = dropped(*MESSAGES)
     assert recall(draft, room, "all", RelevanceFactors()).total() - draft.total() <= room
 
 
-def test_a_call_that_was_left_out_is_said_again_and_one_that_stays_is_not() -> None:
+def test_a_dropped_call_is_recalled_and_a_kept_one_is_not() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "cat plaza.txt"}'}}
     unit = [{"role": "assistant", "content": None, "tool_calls": [call]}, MESSAGES[2]]
     asked = {"role": "user", "content": "What does plaza.txt say?"}
     conversation = Conversation.of_messages([MESSAGES[0], *unit, MESSAGES[3], asked])
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
-    gone = last_of(recall(draft.having({1: DROP, 2: DROP}), 500, "said", RelevanceFactors()))
+    gone = last_of(recall(draft.with_decisions({1: DROP, 2: DROP}), 500, "said", RelevanceFactors()))
     assert 'assistant: bash {"command": "cat plaza.txt"}' in gone
     assert "PLZ4711" not in gone
-    kept = last_of(recall(draft.having({2: ()}), 500, "said", RelevanceFactors()))
+    kept = last_of(recall(draft.with_decisions({2: ()}), 500, "said", RelevanceFactors()))
     assert "bash" not in kept
 
 
-def test_no_room_or_no_place_is_no_recall() -> None:
+def test_nothing_is_recalled_without_room_or_place() -> None:
     draft = dropped(*MESSAGES)
     assert recall(draft, 10, "all", RelevanceFactors()) is draft
     begun = dropped(*MESSAGES, {"role": "assistant", "content": "It is"})
     assert recall(begun, 500, "all", RelevanceFactors()) is begun
 
 
-def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
+def test_lines_with_more_tokens_than_estimated_are_not_recalled() -> None:
     def heavy(raws: Sequence[bytes]) -> list[int]:
-        return [len(raw) // 4 + 1000 * (EARLIER.encode() in raw) for raw in raws]
+        return [len(raw) // 4 + 1000 * (RECALL_HEADING.encode() in raw) for raw in raws]
 
-    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(heavy)).having(
+    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(heavy)).with_decisions(
         {0: (), 1: DROP, 2: DROP, 3: DROP}
     )
     assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
 @pytest.mark.parametrize("told", ["Look things up.", "Know each Town, its Hotel, and what is Right. PLZ4035 is not."])
-def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does(told: str) -> None:
+def test_cached_and_fresh_readers_recall_the_same(told: str) -> None:
     messages: list[dict[str, Any]] = [{"role": "system", "content": told}]
     for number in range(60):
         code = f"PLZ{4000 + number * 7}"
@@ -164,11 +164,11 @@ def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does(told
 
 
 @pytest.mark.parametrize("recalled", [{}, {6: ((0, (0,)),)}, {8: ((0, (0,)),)}])
-def test_what_was_said_since_is_the_same_for_a_reader_that_followed_another_branch(recalled: dict[int, Any]) -> None:
+def test_unsaid_terms_are_the_same_after_another_branch(recalled: dict[int, Any]) -> None:
     def turn(reader: Reader, *said: str, recalls: dict[int, Any] | None = None) -> str:
         later = [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(said)]
         conversation = Conversation.of_messages([*MESSAGES, *later], reader)
-        draft = Draft.untouched(conversation, reader).having({0: (), 1: DROP, 2: DROP, 3: DROP})
+        draft = Draft.untouched(conversation, reader).with_decisions({0: (), 1: DROP, 2: DROP, 3: DROP})
         return last_of(recall(replace(draft, recalls=recalls or {}), 500, "all", RelevanceFactors()))
 
     words = ("Well.", "And the Plaza?", "The flight is HAT204.", "Which code?", "Hm.", "And in Denver?")
@@ -184,7 +184,7 @@ def test_what_was_said_since_is_the_same_for_a_reader_that_followed_another_bran
     assert len(found) > 3
 
 
-def test_what_the_newest_result_says_is_not_repeated_behind_it() -> None:
+def test_text_of_the_newest_result_is_not_recalled_after_it() -> None:
     def asked(content: str) -> str:
         call = {"id": "d", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         result = {"role": "tool", "tool_call_id": "d", "content": content}
@@ -197,8 +197,8 @@ def test_what_the_newest_result_says_is_not_repeated_behind_it() -> None:
     assert asked(said) == said
 
 
-def test_what_can_be_recalled_is_the_same_whether_or_not_the_terms_were_counted_for_a_choice() -> None:
-    # it is kept for later turns, on which nothing is counted; the word of the last turns must not be in it
+def test_the_past_is_the_same_with_and_without_counted_terms() -> None:
+    # Later turns use the cached past without counting, so words of the last turns must not be in it.
     later = [{"role": "assistant", "content": "The Denver Plaza again."}, {"role": "user", "content": "And HAT204?"}]
     counted, fresh = dropped(*MESSAGES, *later), dropped(*MESSAGES, *later)
     Scores(counted, RelevanceFactors(), {})
@@ -213,11 +213,11 @@ def assistant(text: str) -> dict[str, Any]:
 
 
 def left_out(*messages: dict[str, Any], asked: Any, priorities: dict[int, float] | None = None) -> Draft:
-    """The draft of which nothing but "Let us see." and the question is sent."""
+    """Return a draft that sends only "Let us see." and the question."""
     conversation = Conversation.of_messages([*messages, assistant("Let us see."), {"role": "user", "content": asked}])
     conversation = replace(conversation, priorities=priorities or {})
     draft = Draft.untouched(conversation, Reader(counter_of(lambda text: len(text) // 4)))
-    return draft.having(dict.fromkeys(range(len(messages)), DROP))
+    return draft.with_decisions(dict.fromkeys(range(len(messages)), DROP))
 
 
 def recalled(draft: Draft, room: float) -> list[str]:
@@ -227,21 +227,21 @@ def recalled(draft: Draft, room: float) -> list[str]:
 GATES = [assistant(f"The gate of flight HAT{number} is B{number}.") for number in range(10, 22)]
 
 
-def test_where_there_is_room_for_one_line_it_is_the_one_that_answers() -> None:
+def test_with_room_for_one_line_the_answering_line_is_recalled() -> None:
     asked = "Which gate has HAT14?"
     assert recalled(left_out(*GATES, asked=asked), 28) == ["assistant: The gate of flight HAT14 is B14."]
-    # The client says that it is worth nothing; then the newest is worth most.
+    # The client gives it priority 0, so the newest line has the most relevance.
     unwanted = left_out(*GATES, asked=asked, priorities={4: 0.0})
     assert recalled(unwanted, 28) == ["assistant: The gate of flight HAT21 is B21."]
 
 
-def test_lines_stand_in_the_order_in_which_they_were_said() -> None:
+def test_recalled_lines_keep_their_order() -> None:
     said = [f"assistant: The gate of flight HAT{number} is B{number}." for number in (14, 20, 21)]
     assert recalled(left_out(*GATES, asked="Which gate has HAT14?"), 60) == said
 
 
 @pytest.mark.parametrize(("room", "rows"), [(36, [14]), (60, [13, 14]), (80, [13, 14, 15]), (100, [13, 14, 15, 19])])
-def test_lines_beside_the_one_that_answers_come_before_others(room: int, rows: list[int]) -> None:
+def test_neighbours_of_the_answering_line_are_preferred(room: int, rows: list[int]) -> None:
     lines = [
         f"Row {number}: the parcel PARC{number}{number} waits at the dock DOCK{number}{number}"
         f" for {'HAT14' if number == 14 else f'ship{number}'}."
@@ -252,19 +252,19 @@ def test_lines_beside_the_one_that_answers_come_before_others(room: int, rows: l
     assert "\n".join(recalled(draft, room)) == said
 
 
-def test_what_two_lines_say_is_repeated_once_where_there_is_room_for_another() -> None:
+def test_lines_with_the_same_terms_are_recalled_once() -> None:
     twice = [assistant("The code is PLZ4711."), assistant("As I said: the code is PLZ4711.")]
     draft = left_out(*twice, assistant("Flight HAT204 it is."), asked="Which code?")
     assert recalled(draft, 40) == ["assistant: The code is PLZ4711.", "assistant: Flight HAT204 it is."]
 
 
-def test_nothing_is_repeated_behind_a_message_that_must_stay_as_it_is() -> None:
+def test_nothing_is_recalled_after_a_sealed_message() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:x"}}
     draft = left_out(*GATES, asked=[{"type": "text", "text": "Which gate has HAT14?"}, image])
     assert recall(draft, 500, "all", RelevanceFactors()) is draft
 
 
-def test_lines_of_the_arguments_of_a_call_are_not_repeated() -> None:
+def test_argument_lines_of_calls_are_not_recalled() -> None:
     text = "\n".join(f"line {number} of the file names HAT{number}{number} for all of them" for number in range(10, 20))
     call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": json.dumps({"text": text})}}
     draft = left_out({"role": "assistant", "content": None, "tool_calls": [call]}, MESSAGES[2], asked="And HAT1414?")
@@ -272,7 +272,7 @@ def test_lines_of_the_arguments_of_a_call_are_not_repeated() -> None:
 
 
 def floors() -> list[dict[str, Any]]:
-    """Questions about old answers."""
+    """Yield questions about old responses."""
     messages = [{"role": "user", "content": "Plan the office move to Berlin. The budget code is BX-77120."}]
     for floor in range(12):
         details = " ".join(f"Room {floor}{desk} of floor {floor} has {desk + 3} desks." for desk in range(9))
@@ -283,14 +283,14 @@ def floors() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("texts", [1, 2])
-def test_lines_stand_the_same_whichever_way_a_client_puts_a_text(texts: int) -> None:
+def test_recalled_lines_are_the_same_for_string_and_list_contents(texts: int) -> None:
     *older, last = floors()
     parts = [{"type": "text", "text": last["content"]}, {"type": "text", "text": "Please."}][:texts]
     marked = [*parts[:-1], {**parts[-1], "cache_control": {"type": "ephemeral"}}]
     reader, policy = Reader(counter_of(lambda text: len(text) // 4)), TrimPolicy(recall="said")
     first = fit(Conversation.of_messages([*older, {**last, "content": marked}]), 1000, reader, policy=policy)
     [*_, sent] = first.decoded()
-    assert EARLIER in sent["content"][-1]["text"]
+    assert RECALL_HEADING in sent["content"][-1]["text"]
     unmarked = {**last, "content": last["content"] if texts == 1 else parts}
     more = [{"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Thanks."}]
     longer = Conversation.of_messages([*older, unmarked, *more])

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.conversation.units import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.fitting.relevance import RelevanceFactors, Scores, terms_kept
+from gateway.core.fitting.relevance import RelevanceFactors, Scores, kept_terms
 
 
 def draft_of(*pairs: tuple[str, Any]) -> Draft:
@@ -26,43 +26,43 @@ def gain(draft: Draft, index: int, worth: RelevanceFactors | None = None, kept: 
 
 
 def kept(draft: Draft, index: int) -> set[str]:
-    return set().union(*terms_kept(draft, [index]))
+    return set().union(*kept_terms(draft, [index]))
 
 
-def test_an_identifier_is_worth_more_than_a_word() -> None:
+def test_an_identifier_has_more_relevance_than_a_word() -> None:
     draft = draft_of(("user", "HAT204"), ("user", "refund"), ("assistant", "so"), ("user", "on"))
     assert gain(draft, 0) > gain(draft, 1) * 5
 
 
-def test_what_the_assistant_has_used_is_worth_more() -> None:
+def test_a_used_term_has_more_relevance() -> None:
     draft = draft_of(("user", "A1111"), ("user", "B2222"), ("assistant", "B2222"), ("assistant", "so"), ("user", "on"))
     assert gain(draft, 1) > gain(draft, 0) * 3
 
 
-def test_worth_fades_with_the_distance() -> None:
+def test_relevance_falls_with_the_distance() -> None:
     draft = draft_of(("user", "A1111"), *[("user", "and")] * 9, ("user", "B2222"), ("assistant", "so"), ("user", "on"))
     assert gain(draft, 10) > gain(draft, 0)
     flat = RelevanceFactors(fading=0)
     assert gain(draft, 10, flat) == gain(draft, 0, flat)
 
 
-def test_a_block_that_answers_the_last_words_is_worth_more() -> None:
+def test_an_answering_block_has_more_relevance() -> None:
     draft = draft_of(("user", "A1111 Boston"), ("user", "B2222 Denver"), ("assistant", "so"), ("user", "to Denver"))
     assert gain(draft, 1, kept=("denver",)) > gain(draft, 0, kept=("boston",)) * 3
 
 
-def test_what_is_kept_already_is_worth_nothing() -> None:
+def test_a_kept_term_has_no_relevance() -> None:
     draft = draft_of(("user", "A1111"), ("user", "on"))
     assert gain(draft, 0, kept=("a1111",)) == 0
     assert gain(draft, 0, kept=("a1111", "a1111")) == 0
 
 
-def test_the_terms_of_what_is_sent_are_kept() -> None:
+def test_terms_of_sent_messages_are_kept() -> None:
     line = "Alpha beta gamma delta epsilon zeta eta theta.\n"
     draft = draft_of(("user", line + line.replace("Alpha", "Omega")), ("assistant", "Denver"), ("user", "on"))
     assert "omega" in kept(draft, 0)
-    assert "omega" not in kept(draft.having({0: (0,)}), 0)
-    assert not kept(draft.having({1: DROP}), 1)
+    assert "omega" not in kept(draft.with_decisions({0: (0,)}), 0)
+    assert not kept(draft.with_decisions({1: DROP}), 1)
     assert "omega" in kept(replace(draft, recalls={2: ((0, (1,)),)}), 2)
 
 
@@ -86,7 +86,7 @@ def worth_by_line(tools: Any) -> dict[str, float]:
     return {text.partition(":")[0]: scores.sums[n] * scores.factors[n] for n, text in enumerate(blocks)}
 
 
-def test_what_the_tools_ask_for_is_worth_more() -> None:
+def test_values_that_the_tools_take_have_more_relevance() -> None:
     plain, asked = worth_by_line([]), worth_by_line([TOOLS])
     by = RelevanceFactors()
     assert asked["card"] == pytest.approx(by.asked_for * plain["card"], rel=0.1)
@@ -95,7 +95,7 @@ def test_what_the_tools_ask_for_is_worth_more() -> None:
     assert asked["email"] == plain["email"]
 
 
-def test_an_identifier_that_was_used_is_worth_what_its_use_tells() -> None:
+def test_a_used_identifier_gains_nothing_from_its_shape() -> None:
     messages = [{"role": "assistant", "content": "card_4421"}, {"role": "user", "content": "on"}]
     plain = Conversation.of_messages(messages)
     asked = replace(plain, tools=(json.dumps(TOOLS).encode(),))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, DuplicateResult
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Decision, Draft, DuplicateResult
 from gateway.core.fitting.reader import Framing, Reader, counter_of
 from gateway.core.fitting.report import Fate, Fates, TrimmedConversation, TrimmedPrefix, rule_of
 from gateway.core.fitting.trim_decision import TrimDecision
@@ -20,11 +20,11 @@ TEXT = "a line of text that is long enough to be a block of its own\n"
     ("decision", "rule"),
     [(DROP, "drop"), (DuplicateResult(1), "dedupe"), ((0,), "condense"), ((), "condense"), (KEEP, "recall")],
 )
-def test_the_rule_tells_what_was_done(decision: Decision, rule: str) -> None:
+def test_rule_of_each_decision(decision: Decision, rule: str) -> None:
     assert rule_of(decision, "condense") == rule
 
 
-def test_what_no_strategy_chose_was_a_last_resort_and_has_a_name_too() -> None:
+def test_blocks_without_a_strategy_count_as_drop() -> None:
     assert rule_of((), "") == rule_of((0,), "") == "drop"
 
 
@@ -33,19 +33,19 @@ def draft() -> Draft:
     return Draft.untouched(Conversation.of_messages(messages), Reader(counter_of(len)))
 
 
-def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
+def test_a_trimmed_prefix_holds_only_changed_messages() -> None:
     before = draft()
-    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
-    assert list(sent.made) == [0, 1, 3]
-    assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
-    weights, now = sent.weights(before.original, Framing()), replace(done, recalls=sent.recalls)
-    assert weights.tokens == {index: now.weight(index) for index in sent.made}
+    assert list(sent.rendered) == [0, 1, 3]
+    assert sent.rule_by_index == {0: "shorten", 1: "drop", 3: "recall"}
+    weights, now = sent.token_counts(before.original, Framing()), replace(done, recalls=sent.recalls)
+    assert weights.tokens == {index: now.tokens_of(index) for index in sent.rendered}
     assert weights.saved == before.total() - now.total()
-    assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
+    assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.rendered.values())
 
 
-def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
+def test_a_trimmed_prefix_counts_the_present_framing() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "look"},
@@ -55,23 +55,23 @@ def test_what_was_sent_weighs_as_much_as_its_frames_take_now() -> None:
     reader = Reader(counter_of(len))
     for framing in (Framing(), Framing(call=7), Framing(call=7), Framing()):
         framed = reader.counts(counter_of(len), "", framing)
-        now = Draft.untouched(Conversation.of_messages(messages), framed).having({1: ()})
+        now = Draft.untouched(Conversation.of_messages(messages), framed).with_decisions({1: ()})
         sent = framed.kept("sent", "of them", partial(TrimmedPrefix.of, now), lambda sent: sent.size_bytes)
-        assert sent.weights(now.original, framing).tokens == {1: now.weight(1)}
+        assert sent.token_counts(now.original, framing).tokens == {1: now.tokens_of(1)}
         assert now.original[1] == reader.weights(now.conversation)[1] + framing.call
 
 
-def test_the_receipt_tells_each_fate_and_its_sums() -> None:
+def test_the_report_has_each_outcome_and_the_totals() -> None:
     before = draft()
-    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    done = before.with_decisions({0: (0,), 1: DROP}).with_rule(before, "shorten")
     sent = TrimmedPrefix.of(replace(done, recalls={3: ((1, (2,)),)}))
     trim_decision = TrimDecision.of("x", done)
-    fitted = TrimmedConversation.having(
+    fitted = TrimmedConversation.with_prefix(
         before.conversation,
         before.original,
         before.total(),
         sent=sent,
-        weights=sent.weights(before.original, Framing()),
+        rendered_tokens=sent.token_counts(before.original, Framing()),
         trim_decision=trim_decision,
         applied=("shorten",),
     )
@@ -85,7 +85,7 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     assert fitted.keys == Conversation.of(fitted.messages).keys
 
 
-def test_what_fits_has_no_epoch_and_no_actions() -> None:
+def test_a_conversation_that_fits_has_no_decision_and_no_actions() -> None:
     before = draft()
     fitted = TrimmedConversation.untouched(before.conversation, before.original, before.total())
     assert fitted.messages == before.conversation.messages
@@ -93,7 +93,7 @@ def test_what_fits_has_no_epoch_and_no_actions() -> None:
     assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]
 
 
-def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
+def test_outcomes_in_columns_are_read_one_by_one() -> None:
     rows = [Fate("user", 9, 9, "pinned"), *[Fate("tool", 400 + n, n % 2, "drop") for n in range(200)]]
     rows += [Fate("tool", 5, 3, "condense"), Fate("user", 2, 2, "kept")]
     fates = Fates.of(rows)
@@ -103,11 +103,11 @@ def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
     assert len(msgspec.json.encode(fates)) < len(msgspec.json.encode(rows)) / 2
 
 
-def test_no_message_has_no_fate() -> None:
+def test_no_messages_have_no_outcomes() -> None:
     assert (Fates.of([]), len(Fates()), list(Fates()), Fates().actions) == (Fates(), 0, [], {})
 
 
-def test_what_a_summary_leaves_a_mark_of_is_not_counted_as_summed_up() -> None:
+def test_gap_marks_next_to_a_summary_are_not_counted_as_summarized() -> None:
     assert rule_of((), "summarize") == "drop"
-    assert rule_of(SUMMED, "summarize") == "summarize"
+    assert rule_of(SUMMARIZED, "summarize") == "summarize"
     assert rule_of((1, 2), "condense") == "condense"

@@ -38,7 +38,7 @@ SILENT = {"role": "assistant", "content": ""}
 USER = {"role": "user", "content": "Book the flight for me, please."}
 
 
-def test_the_line_with_what_was_asked_for_is_found_in_the_filler() -> None:
+def test_the_answering_line_is_found_among_filler() -> None:
     needle = "The reservation of Ms Silva is NM1VX1 and departs from gate 17 in the evening.\n"
     ask = {"role": "user", "content": "What is the reservation of Silva?"}
     draft = draft_of(USER, *step(1, FILLER + needle + FILLER), *step(2, FILLER), ask)
@@ -47,20 +47,20 @@ def test_the_line_with_what_was_asked_for_is_found_in_the_filler() -> None:
     assert needle in "".join(str(message["content"]) for message in sent(done))
 
 
-def test_what_two_results_share_is_kept_once() -> None:
+def test_shared_text_of_two_results_is_kept_once() -> None:
     rows = "".join(f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n}.\n" for n in range(1, 7))
     draft = draft_of(USER, *step(1, rows), *step(2, rows), {"role": "user", "content": "on"})
     shown = json.dumps(sent(condense(draft, draft.total() - 50, RelevanceFactors())))
     assert [shown.count(f"W{n}00{n}") for n in range(1, 7)] == [1] * 6
 
 
-def test_messages_that_weigh_nothing_are_chosen_among_too() -> None:
+def test_messages_without_tokens_can_be_chosen() -> None:
     conversation = Conversation.of_messages([USER, SILENT, *step(1, FILLER), {"role": "user", "content": "on"}])
     draft = Draft.untouched(conversation, Reader(lambda raws: [len(raw) * (raw != encode(SILENT)) for raw in raws]))
     assert condense(draft, 900, RelevanceFactors()).total() <= 900
 
 
-def test_a_unit_with_nothing_taken_vanishes_whole() -> None:
+def test_a_unit_without_chosen_blocks_is_left_out() -> None:
     draft = draft_of(
         USER, *step(1, FILLER), *step(2, "code A1B2C3D4 for the customer"), {"role": "user", "content": "on"}
     )
@@ -78,20 +78,20 @@ def test_the_task_stays_at_least_as_a_mark() -> None:
     assert sent(tight)[0]["content"] == "[...]"
 
 
-def test_a_short_task_stays_whole_although_the_results_say_more_for_their_price() -> None:
+def test_a_short_task_stays_whole_despite_better_results() -> None:
     options = "".join(
         f"Please be sure that it is {word} in the end.\n" for word in ("quick", "small", "safe", "tested")
     )
     rows = "".join(f"order W{n}00{n}K of customer C{n}{n}{n}{n} went to Boston{n}.\n" for n in range(1, 60))
     draft = draft_of({"role": "user", "content": options}, *step(1, rows), *step(2, rows[::-1]), USER)
     room = 800
-    done = condense(draft, draft.weight(len(draft.decisions) - 1) + room, RelevanceFactors())
+    done = condense(draft, draft.tokens_of(len(draft.decisions) - 1) + room, RelevanceFactors())
     assert len(options) < 0.3 * room
     assert done.decisions[0] == KEEP
-    assert done.total() <= draft.weight(len(draft.decisions) - 1) + room
+    assert done.total() <= draft.tokens_of(len(draft.decisions) - 1) + room
 
 
-def test_of_a_result_that_is_longer_than_the_room_as_much_is_kept_as_fits() -> None:
+def test_a_long_result_is_kept_as_far_as_it_fits() -> None:
     lines = "".join(f"K{n}Q{n * 7} went to the depot D{n * 3}x on the day E{n * 13}.\n" for n in range(160))
     draft = draft_of(USER, *step(1, lines), {"role": "user", "content": "on"})
     for share in (0.1, 0.3, 0.6):
@@ -99,7 +99,7 @@ def test_of_a_result_that_is_longer_than_the_room_as_much_is_kept_as_fits() -> N
         assert 0.8 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
 
 
-def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or_goes_with_them() -> None:
+def test_a_sealed_message_is_kept_or_dropped_with_its_results() -> None:
     needle = "The reservation of Ms Silva is NM1VX1.\n"
     signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
     ask = {"role": "user", "content": "What is the reservation of Silva?"}
@@ -111,21 +111,21 @@ def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or
     assert condense(draft, 200, RelevanceFactors()).decisions[1:3] == (DROP, DROP)
 
 
-def test_what_is_decided_is_left_alone() -> None:
+def test_earlier_decisions_are_unchanged() -> None:
     draft = draft_of(USER, *step(1, FILLER), *step(2, FILLER), {"role": "user", "content": "on"})
-    decided = draft.having({1: DROP, 2: DROP}).reopened(3)
+    decided = draft.with_decisions({1: DROP, 2: DROP}).reopened(3)
     assert condense(decided, 400, RelevanceFactors()).decisions[:3] == (KEEP, DROP, DROP)
 
 
-def test_a_message_of_which_all_is_taken_stays_as_it_came() -> None:
+def test_a_message_with_all_blocks_is_unchanged() -> None:
     draft = draft_of(
         USER, *step(1, "code A1B2C3D4 for the customer"), *step(2, FILLER), {"role": "user", "content": "on"}
     )
     done = condense(draft, 400, RelevanceFactors())
-    assert done.made(2).raw is draft.conversation.messages[2]
+    assert done.rendered(2).raw is draft.conversation.messages[2]
 
 
-def test_room_that_estimates_leave_empty_is_filled_a_few_times_and_then_left() -> None:
+def test_remaining_room_is_filled_in_a_few_rounds() -> None:
     lines = [
         "".join(f"order W{n}{m}00 of customer {n}{m}{m}{n} was shipped to Boston{n}{m}.\n" for m in range(90))
         for n in range(9)
@@ -141,7 +141,7 @@ def test_room_that_estimates_leave_empty_is_filled_a_few_times_and_then_left() -
     assert 0.5 < done.total() / (draft.total() // 4) < 0.95
 
 
-def test_a_table_with_the_columns_of_another_is_kept_where_there_is_room_for_it() -> None:
+def test_two_tables_with_the_same_columns_are_kept_if_there_is_room() -> None:
     def table(first: int) -> str:
         rows = range(first, first + 30)
         return json.dumps([{"identifier_of_order": f"W{n}00{n}", "name_of_customer": f"Name{n}"} for n in rows])
@@ -156,10 +156,10 @@ def test_a_table_with_the_columns_of_another_is_kept_where_there_is_room_for_it(
     ("ask", "wanted"),
     [("Close issue #42.", "42 | broken | open"), ("Close it.", None), ("In 42 days?", None), ("#42 " * 600, None)],
 )
-def test_a_row_that_the_question_names_by_a_short_number_is_found(ask: str, wanted: str | None) -> None:
+def test_a_row_named_by_a_short_number_is_found(ask: str, wanted: str | None) -> None:
     rows = json.dumps([{"number": number, "title": "broken", "state": "open"} for number in range(10, 99)])
-    ends = [{"role": "assistant", "content": "There are some."}, {"role": "user", "content": ask}]
-    draft = draft_of(USER, *step(1, rows), *ends)
+    head_and_tail = [{"role": "assistant", "content": "There are some."}, {"role": "user", "content": ask}]
+    draft = draft_of(USER, *step(1, rows), *head_and_tail)
     done = condense(draft, draft.total() - 900, RelevanceFactors())
     shown = str(sent(done)[2]["content"])
     assert done.total() <= draft.total() - 900

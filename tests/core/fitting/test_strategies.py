@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Draft, DuplicateResult, SummaryEntry
 from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.fitting.strategies import (
     DEFAULT,
@@ -16,8 +16,8 @@ from gateway.core.fitting.strategies import (
     Shorten,
     Strategy,
     Summarize,
-    filled,
-    first_to_go,
+    drop_priority_zero,
+    fill_with_newest,
     strategies_of,
 )
 from gateway.core.fitting.summary import Passage, SummaryNeeded
@@ -52,27 +52,27 @@ def test_shorten_keeps_head_and_tail_and_stops_when_it_fits() -> None:
     assert 200 < len(shown) < 400
 
 
-def test_shorten_leaves_what_is_not_much_longer_than_what_would_be_left() -> None:
+def test_shorten_skips_messages_that_are_only_a_little_longer() -> None:
     draft = draft_of(USER, said(LINES[:550]), said(LINES), LAST)
     done = Shorten(tokens=300).apply(draft, 0)
     assert [decision == KEEP for decision in done.decisions] == [False, True, False, True]
 
 
-def test_shorten_leaves_what_is_long_in_its_calls() -> None:
+def test_shorten_skips_messages_with_long_calls() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 200})}}
     caller = {"role": "assistant", "content": "Look.", "tool_calls": [call]}
     answer = {"role": "tool", "tool_call_id": "a", "content": "seen"}
     done = Shorten(tokens=50).apply(draft_of(USER, caller, answer, LAST), 0)
-    assert json.loads(done.made(1).raw or b"") == caller
+    assert json.loads(done.rendered(1).raw or b"") == caller
 
 
-def test_shorten_leaves_what_is_signed_as_it_is() -> None:
+def test_shorten_skips_signed_messages() -> None:
     signed = {**said(LINES), "reasoning_details": [{"data": "x"}]}
     done = Shorten(tokens=50).apply(draft_of(USER, signed, said(LINES), LAST), 0)
     assert [decision == KEEP for decision in done.decisions] == [False, True, False, True]
 
 
-def test_drop_leaves_out_the_oldest_units_but_not_the_task() -> None:
+def test_drop_removes_the_oldest_units_but_not_the_task() -> None:
     draft = draft_of(USER, said("one" * 50), said("two" * 50), said("three"), LAST)
     done = Drop().apply(draft, draft.total() - 10)
     assert done.decisions == (KEEP, DROP, KEEP, KEEP, KEEP)
@@ -89,27 +89,27 @@ def test_a_sealed_task_is_not_cut() -> None:
     assert Drop().apply(draft_of(image, said("one"), LAST), 100).decisions == (KEEP, DROP, KEEP)
 
 
-def test_condense_drops_unread_what_is_too_much_to_read() -> None:
+def test_condense_drops_text_beyond_its_reading_limit() -> None:
     draft = draft_of({"role": "user", "content": "go"}, said(LINES), said(LINES.replace("A", "D")), LAST)
     unread = Condense(most_characters=len(LINES) + 100).apply(draft, 4000)
     assert unread.decisions == (KEEP, DROP, KEEP, KEEP)
-    # Where it is read, some of it is kept.
+    # If it is read, some of it is kept.
     read = Condense().apply(draft, 4000)
     assert isinstance(read.decisions[1], tuple)
 
 
-def test_a_text_that_is_too_much_to_read_takes_nothing_older_with_it() -> None:
+def test_a_too_long_text_does_not_remove_older_ones() -> None:
     draft = draft_of(USER, said("found: id 4711"), said(LINES * 3), said("then: id 4712"), LAST)
-    done = Condense(most_characters=len(LINES)).apply(draft, draft.weight(0) + 300)
+    done = Condense(most_characters=len(LINES)).apply(draft, draft.tokens_of(0) + 300)
     assert done.decisions == (KEEP, KEEP, DROP, KEEP, KEEP)
-    # What is read is chosen from all the same.
+    # Blocks of the units that were read are still chosen.
     tight = Condense(most_characters=len(LINES) + 200).apply(draft, 300)
     assert isinstance(tight.decisions[0], tuple)
     assert tight.decisions[2] == DROP
     assert tight.total() <= 300
 
 
-def test_strategies_come_by_name_in_the_order_of_the_configuration() -> None:
+def test_strategies_are_in_the_configured_order() -> None:
     found = strategies_of(["shorten", "condense", "drop"], shorten_tokens=50)
     assert found == (Shorten(50), Condense(), Drop())
     assert strategies_of([], shorten_tokens=50) == ()
@@ -123,7 +123,7 @@ def test_an_unknown_strategy_is_refused_by_name() -> None:
 
 
 def looks(*contents: str) -> list[dict[str, Any]]:
-    """A call and its result for each, a, b, c and so on."""
+    """Return a call and its result for each id."""
     found: list[dict[str, Any]] = []
     for name, content in zip("abcdefgh", contents, strict=False):
         call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -132,7 +132,7 @@ def looks(*contents: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_newest_that_pointed_at_a_result_which_is_left_out_has_its_content_back() -> None:
+def test_the_newest_reference_to_a_dropped_result_gets_its_content_back() -> None:
     draft = Dedupe().apply(draft_of(USER, *looks(LINES, LINES, LINES), LAST), 0)
     assert draft.decisions[4::2] == (DuplicateResult(2), DuplicateResult(2))
     done = Drop().apply(draft, draft.total() - 10)
@@ -141,7 +141,7 @@ def test_the_newest_that_pointed_at_a_result_which_is_left_out_has_its_content_b
     assert Drop().apply(draft, 100).decisions[1:7] == (DROP,) * 6
 
 
-def test_nothing_points_at_what_was_shortened() -> None:
+def test_no_reference_to_a_shortened_result_remains() -> None:
     items = [{"id": n, "name": f"name {n} of a long list of items"} for n in range(60)]
     draft = draft_of(SHORT, *looks(json.dumps(items[:40]), json.dumps(items[20:]), LINES, LINES), LAST)
     pointing = Dedupe().apply(draft, 0)
@@ -155,29 +155,29 @@ def test_nothing_points_at_what_was_shortened() -> None:
     assert all(isinstance(decision, tuple) for decision in all_of_it.decisions[2:9:2])
 
 
-def test_what_is_too_much_to_read_leaves_its_content_to_the_newest_that_pointed_at_it() -> None:
+def test_an_unread_result_leaves_its_content_to_the_newest_reference() -> None:
     draft = Dedupe().apply(draft_of(USER, *looks(LINES, "other", LINES, "more", LINES, "end"), LAST), 0)
     done = Condense(most_characters=len(LINES) + 10).apply(draft, draft.total() + 1000)
     assert done.decisions[2:12:2] == ((), KEEP, (), KEEP, KEEP)
     assert done.total() <= draft.total()
 
 
-def test_what_fills_the_room_points_at_nothing_that_is_not_there() -> None:
+def test_restored_units_refer_only_to_sent_results() -> None:
     same = "status ok and all is well\n" * 40
     draft = draft_of({"role": "user", "content": "poll"}, *looks(same, same, "short", same), LAST)
     pointing = Dedupe().apply(draft, 0)
-    chosen = pointing.having(dict.fromkeys(range(1, 9), DROP))
-    room = chosen.total() + draft.weight(2) + 700
-    done = filled(pointing, chosen, room)
+    chosen = pointing.with_decisions(dict.fromkeys(range(1, 9), DROP))
+    room = chosen.total() + draft.tokens_of(2) + 700
+    done = fill_with_newest(pointing, chosen, room)
     assert done.decisions[8] == KEEP
     assert done.decisions[4] == ()
     assert done.total() <= room
-    tight = filled(pointing, chosen, chosen.total() + 500)
+    tight = fill_with_newest(pointing, chosen, chosen.total() + 500)
     assert tight.decisions[8] == DROP
     assert tight.decisions[6] == KEEP
 
 
-def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:
+def test_drop_and_shorten_start_with_the_lowest_priority() -> None:
     messages = [USER, said(LINES), said(LINES), LAST]
     conversation = Conversation.of_messages(messages, priorities={0: 3.0, 1: 2.0})
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
@@ -185,13 +185,13 @@ def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:
     assert [d == KEEP for d in Shorten().apply(draft, draft.total() - 10).decisions] == [True, True, False, True]
 
 
-def test_what_is_worth_nothing_goes_first_but_never_the_task_and_does_not_come_back() -> None:
+def test_priority_zero_is_dropped_first_but_never_the_task() -> None:
     messages = [USER, said("one"), said("two"), LAST]
     conversation = Conversation.of_messages(messages, priorities={0: 0.0, 1: 0.0})
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
-    assert first_to_go(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
-    empty = draft.having({1: DROP, 2: DROP})
-    assert filled(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
+    assert drop_priority_zero(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
+    empty = draft.with_decisions({1: DROP, 2: DROP})
+    assert fill_with_newest(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ ONE, TWO, THREE = said("one " * 200), said("two " * 200), said("three " * 200)
 
 
 def summing(use: Any = "ask", texts: Any = None, *, tokens: int = 100, most: int = 10_000) -> Summarize:
-    return Summarize(tokens).given(use, texts or {}, most)
+    return Summarize(tokens).with_summaries(use, texts or {}, most)
 
 
 def wanted(draft: Draft, strategy: Summarize, limit: int) -> Passage:
@@ -210,30 +210,30 @@ def wanted(draft: Draft, strategy: Summarize, limit: int) -> Passage:
     return asked.value.passage
 
 
-def test_a_summary_is_asked_of_the_oldest_units_that_make_room_for_it() -> None:
+def test_a_summary_is_requested_for_the_oldest_units() -> None:
     draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
     limit = draft.total() - 1000
     passage = wanted(draft, summing(), limit)
     assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["one", "two"]
     assert (passage.count, passage.earlier) == (2, None)
     done = summing("known", {passage.id: "both"}).apply(draft, limit)
-    assert done.decisions == (KEEP, SummaryEntry(passage.id, 2, "both"), SUMMED, KEEP, KEEP)
+    assert done.decisions == (KEEP, SummaryEntry(passage.id, 2, "both"), SUMMARIZED, KEEP, KEEP)
     assert done.total() <= limit
     assert done.inserted() == (1, done.sent().messages[1])
     assert json.loads(done.sent().messages[1]) == said("[summary of 2 earlier messages]\nboth")
 
 
-def test_the_next_summary_takes_in_the_one_before_it() -> None:
+def test_the_next_summary_includes_the_earlier_one() -> None:
     draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
     first = wanted(draft, summing(), draft.total() - 100)
     before = summing("known", {first.id: "one"}).apply(draft, draft.total() - 100)
     second = wanted(before, summing(), before.total() - 100)
     assert (second.earlier, second.count, len(second.messages)) == ("one", 2, 1)
     done = summing("known", {second.id: "one, two"}).apply(before, before.total() - 100)
-    assert done.decisions == (KEEP, SummaryEntry(second.id, 2, "one, two"), SUMMED, KEEP, KEEP)
+    assert done.decisions == (KEEP, SummaryEntry(second.id, 2, "one, two"), SUMMARIZED, KEEP, KEEP)
 
 
-def test_a_summary_that_stands_before_what_may_be_changed_is_left_alone() -> None:
+def test_a_summary_in_the_frozen_prefix_is_unchanged() -> None:
     draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
     first = wanted(draft, summing(), draft.total() - 100)
     before = summing("known", {first.id: "one"}).apply(draft, draft.total() - 100).reopened(3)
@@ -241,28 +241,28 @@ def test_a_summary_that_stands_before_what_may_be_changed_is_left_alone() -> Non
 
 
 @pytest.mark.parametrize("use", ["off", "known"])
-def test_nothing_is_asked_where_nothing_may_be(use: str) -> None:
+def test_no_summary_is_requested_without_permission(use: str) -> None:
     draft = draft_of(SHORT, ONE, TWO, LAST)
     assert summing(use).apply(draft, 500) is draft
 
 
-def test_nothing_is_asked_where_it_would_be_of_no_use() -> None:
+def test_no_summary_is_requested_without_use() -> None:
     draft = draft_of(SHORT, ONE, TWO, LAST)
     assert summing(most=100).apply(draft, 90) is draft
     assert summing(tokens=2000).apply(draft, 1000) is draft
     assert summing().apply(draft_of(ONE, TWO), 100).decisions == (KEEP, KEEP)
-    dropped = draft.having({1: DROP, 2: DROP})
+    dropped = draft.with_decisions({1: DROP, 2: DROP})
     assert summing().apply(dropped, 10) is dropped
 
 
-def test_a_summary_that_is_no_shorter_is_not_used_and_not_asked_for_again() -> None:
+def test_a_summary_that_saves_nothing_is_not_used_or_requested_again() -> None:
     draft = draft_of(SHORT, ONE, TWO, LAST)
     limit = draft.total() - 500
     passage = wanted(draft, summing(), limit)
     assert summing("ask", {passage.id: "much " * 1000}).apply(draft, limit) is draft
 
 
-def test_a_summary_of_a_little_more_or_less_is_used_before_another_is_asked_for() -> None:
+def test_existing_summaries_of_other_lengths_are_used_first() -> None:
     draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
     two = wanted(draft, summing(), draft.total() - 1000)
     for limit in (draft.total() - 200, draft.total() - 2000):
@@ -270,7 +270,7 @@ def test_a_summary_of_a_little_more_or_less_is_used_before_another_is_asked_for(
         assert done.decisions[1] == SummaryEntry(two.id, 2, "both")
 
 
-def test_of_several_summaries_the_one_that_makes_room_enough_is_used() -> None:
+def test_the_summary_that_makes_enough_room_is_used() -> None:
     draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
     texts = {wanted(draft, summing(), draft.total() - less).id: "told" for less in (100, 1000, 2000)}
     assert len(texts) == 3
@@ -279,7 +279,7 @@ def test_of_several_summaries_the_one_that_makes_room_enough_is_used() -> None:
         assert done.decisions[1] == SummaryEntry([*texts][count - 1], count, "told")
 
 
-def test_a_summary_is_asked_for_with_room_for_itself() -> None:
+def test_a_summary_request_leaves_room_for_the_summary() -> None:
     draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
     passage = wanted(draft, summing(tokens=300), draft.total() - 700)
     assert passage.count == 2
@@ -292,7 +292,7 @@ def thought(name: str, *, thinks: bool = True) -> list[dict[str, Any]]:
     return [{**said(None), "tool_calls": [call], **({"thinking_blocks": thinking} if thinks else {})}, found]
 
 
-def test_no_words_are_put_before_the_thinking_that_a_turn_begins_with() -> None:
+def test_no_summary_precedes_the_thinking_of_the_last_turn() -> None:
     each = draft_of(SHORT, *thought("a"), *thought("b"), *thought("c"))
     assert summing().apply(each, 1000) is each
     before = draft_of(SHORT, ONE, TWO, LAST, *thought("a"), *thought("b"), *thought("c"))
@@ -301,7 +301,7 @@ def test_no_words_are_put_before_the_thinking_that_a_turn_begins_with() -> None:
     assert wanted(first, summing(), 1000).count == 2, "behind the thinking, which stays"
 
 
-def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None:
+def test_a_reference_to_a_summarized_result_becomes_whole_again() -> None:
     def looked(name: str) -> list[dict[str, Any]]:
         call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
         return [
@@ -309,7 +309,7 @@ def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None
             {"role": "tool", "tool_call_id": name, "content": "found " * 100},
         ]
 
-    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).having({4: DuplicateResult(2)})
+    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).with_decisions({4: DuplicateResult(2)})
     passage = wanted(draft, summing(tokens=10), draft.total() - 10)
     assert passage.count == 2
     done = summing("known", {passage.id: "found"}).apply(draft, draft.total() - 10)
@@ -318,14 +318,14 @@ def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None
     assert json.loads(both.messages[3])["content"] == "[same as the result of a]"
 
 
-def test_a_message_that_matters_less_is_told_in_short_first() -> None:
+def test_messages_of_low_priority_are_summarized_first() -> None:
     conversation = Conversation.of_messages([SHORT, ONE, TWO, THREE, LAST], priorities={2: 0.5})
     draft = Draft.untouched(conversation, Reader(counter_of(len)))
     passage = wanted(draft, summing(), draft.total() - 100)
     assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["two"]
 
 
-def test_talk_that_repeats_its_words_is_kept_from_its_newest_turns_on() -> None:
+def test_repetitive_talk_keeps_its_newest_turns() -> None:
     talk = [said("yes we should go there tomorrow and see") for _ in range(60)]
     draft = draft_of({"role": "user", "content": "help me plan"}, *talk, LAST)
     limit = draft.total() // 2
@@ -335,8 +335,8 @@ def test_talk_that_repeats_its_words_is_kept_from_its_newest_turns_on() -> None:
     assert kept[-20:] == list(range(42, 62)), "the newest, without a gap"
 
 
-def test_the_very_line_that_is_asked_for_is_kept() -> None:
-    """What the question names stands in the question too, and is no less needed for that."""
+def test_the_answering_line_is_kept() -> None:
+    """The question has the terms that it names, and they are still needed."""
     halls = ["".join(f"Parcel {h}-{n} stands in row {n * 3} of hall {h}.\n" for n in range(30)) for h in range(9)]
     asked = {"role": "user", "content": "In which row does Parcel 4-17 stand?"}
     draft = draft_of({"role": "user", "content": "Where are the parcels?"}, *map(said, halls), asked)

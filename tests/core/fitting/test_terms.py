@@ -26,11 +26,11 @@ from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon, kind_of,
         ("Would", -1),
     ],
 )
-def test_kinds(term: str, kind: int) -> None:
+def test_kind_of_each_term(term: str, kind: int) -> None:
     assert kind_of(term) == kind
 
 
-def test_terms_are_in_lower_case_with_the_highest_kind_met() -> None:
+def test_terms_are_lower_case_with_their_highest_kind() -> None:
     assert Lexicon().terms("Boston boston HAT204 of") == {"boston": NAME, "hat204": IDENTIFIER}
 
 
@@ -38,15 +38,15 @@ def test_scripts_without_spaces_give_pairs() -> None:
     assert Lexicon().terms("注文番号 A12345") == {"注文": WORD, "文番": WORD, "番号": WORD, "a12345": IDENTIFIER}
 
 
-def test_a_full_lexicon_forgets_and_goes_on() -> None:
+def test_a_full_lexicon_starts_again_empty() -> None:
     lexicon = Lexicon(limit_bytes=700)
     for text in ("alpha beta", "gamma alpha", "beta " + "x" * 1000, "alpha"):
         assert set(lexicon.terms(text)) == set(text.split())
         assert lexicon.size_bytes <= 700
 
 
-def test_terms_stand_in_the_order_of_the_text() -> None:
-    # sums over them would otherwise end in other digits, and choices differ, from process to process
+def test_terms_keep_the_order_of_the_text() -> None:
+    # otherwise sums of floats, and so choices, would differ between processes
     words = ["flight", "hat204", "boston", "refund_7", "depot", "nineteen", "order", "4711", "parcel", "invoice"]
     assert list(Lexicon().terms(" ".join(words))) == words
 

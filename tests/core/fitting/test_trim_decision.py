@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, DuplicateResult, SummaryEntry
+from gateway.core.fitting.draft import DROP, KEEP, SUMMARIZED, Draft, DuplicateResult, SummaryEntry
 from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision, spans_of
+from gateway.core.fitting.trim_decision import DecisionDetails, TrimDecision, format_spans
 
 
 def draft_with(*decisions: Any, recalls: Any = None, rules: Any = None) -> Draft:
@@ -18,7 +18,7 @@ def draft_with(*decisions: Any, recalls: Any = None, rules: Any = None) -> Draft
     return replace(draft, decisions=decisions, recalls=recalls or {}, rules=rules or {})
 
 
-def test_an_epoch_survives_json_and_says_what_was_decided() -> None:
+def test_a_trim_decision_survives_json() -> None:
     decisions = (KEEP, KEEP, DROP, (0, 1, 2, 7), (), DuplicateResult(3), DuplicateResult(3), (4,), KEEP)
     rules = {3: "condense", 4: "shorten", 7: "mine"}
     recalls = {8: ((2, (0, 4)), (3, (1,)))}
@@ -29,7 +29,7 @@ def test_an_epoch_survives_json_and_says_what_was_decided() -> None:
     assert again.read() == DecisionDetails(decisions, recalls, rules)
 
 
-def test_an_epoch_is_small() -> None:
+def test_a_trim_decision_is_small() -> None:
     trim_decision = TrimDecision.of(
         "ab",
         draft_with(*[KEEP] * 100, *[DROP] * 200, *[tuple(range(50))] * 20, rules=dict.fromkeys(range(400), "condense")),
@@ -40,7 +40,7 @@ def test_an_epoch_is_small() -> None:
 @pytest.mark.parametrize(
     "value", [None, 7, [], {}, {"v": 1}, {"v": 2}, {"v": 2, "prefix": "x", "size": "1", "plan": "k1"}]
 )
-def test_what_is_no_epoch_is_none(value: Any) -> None:
+def test_other_json_values_are_no_trim_decision(value: Any) -> None:
     assert TrimDecision.from_json(value) is None
 
 
@@ -63,19 +63,19 @@ def test_what_is_no_epoch_is_none(value: Any) -> None:
         "c0-900000 c0-900000",
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(plan: str) -> None:
+def test_an_invalid_plan_raises_an_error(plan: str) -> None:
     with pytest.raises(ValueError):
         TrimDecision("x", 2, plan).read()
 
 
 @pytest.mark.parametrize(("numbers", "spans"), [((), ""), ((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8")])
-def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], spans: str) -> None:
-    assert spans_of(numbers) == spans
+def test_spans_are_parsed_to_the_same_numbers(numbers: tuple[int, ...], spans: str) -> None:
+    assert format_spans(numbers) == spans
     assert TrimDecision("x", 1, f"c{spans}").read().decisions == (numbers,)
 
 
 def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
-    decisions = (KEEP, SummaryEntry("s1", 4, "what happened"), SUMMED, KEEP, SUMMED, SUMMED, KEEP)
+    decisions = (KEEP, SummaryEntry("s1", 4, "what happened"), SUMMARIZED, KEEP, SUMMARIZED, SUMMARIZED, KEEP)
     trim_decision = TrimDecision.of("ab", draft_with(*decisions))
     assert (trim_decision.plan, trim_decision.summary) == ("k1 ~ m1 k1 m2 k1", "s1")
     written = json.dumps(trim_decision.to_json())
@@ -88,16 +88,16 @@ def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
 
 
 @pytest.mark.parametrize("plan", ["k4", "m4", "~ ~ k2", "k1 m1 ~ k1", "~1 k3", "~ m-1 k3", "~ m4"])
-def test_a_summary_stands_once_and_before_all_it_stands_for(plan: str) -> None:
+def test_a_summary_is_unique_and_precedes_the_summarized_messages(plan: str) -> None:
     with pytest.raises(ValueError):
         TrimDecision("x", 4, plan, "s1").read({"s1": "text"})
 
 
-def test_what_is_summed_up_needs_a_summary() -> None:
+def test_summarized_messages_need_a_summary() -> None:
     for plan in ("~ m1 k2", "k1 m3"):
         with pytest.raises(ValueError):
             TrimDecision("x", 4, plan).read({"s1": "text"})
 
 
-def test_an_id_that_is_no_text_makes_no_epoch() -> None:
+def test_a_summary_id_must_be_a_string() -> None:
     assert TrimDecision.from_json({"v": 2, "prefix": "x", "size": 1, "plan": "k1", "summary": ["s1"]}) is None

@@ -63,7 +63,7 @@ def tokens_of(done: TrimmedConversation) -> int:
     return sum(COUNT(done.messages))
 
 
-def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> None:
+def test_a_trim_reaches_the_low_water_mark_and_the_next_turns_append() -> None:
     limit = tokens(session(8)) - 1
     must = tokens([START[0], *step(7)])
     first = run(session(8), limit, low_water=0.6)
@@ -76,17 +76,17 @@ def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> No
 
 
 @pytest.mark.parametrize("recall", ["off", "said"])
-def test_what_is_old_keeps_its_share_of_the_room_beside_a_long_newest_result(recall: Any) -> None:
+def test_old_messages_keep_their_share_next_to_a_long_newest_result(recall: Any) -> None:
     messages = [*session(12), *step(12, size=80)]
     must = tokens([START[0], *step(12, size=80)])
     limit = must + 600
     done = run(messages, limit, low_water=0.5, recall=recall)
-    assert must > 0.5 * limit  # a share of all would leave nothing beside it
+    assert must > 0.5 * limit  # a share of the whole limit would leave no room for old messages
     assert must + 0.35 * 600 < done.tokens <= limit
     assert [fate.rule for fate in done.fates].count("condense") > 1
 
 
-def test_a_mark_in_the_place_of_words_that_may_not_be_cut_is_sent_again() -> None:
+def test_the_mark_of_a_sealed_text_is_sent_again() -> None:
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm, " * 300}]}
     answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "So it is."}]}
     messages = [*session(1), answer, {"role": "user", "content": "And what is A003 worth?"}]
@@ -99,7 +99,7 @@ def test_a_mark_in_the_place_of_words_that_may_not_be_cut_is_sent_again() -> Non
     assert (again.messages, again.applied) == (done.messages, ())
 
 
-def test_what_later_messages_need_stays_as_long_as_it_fits() -> None:
+def test_needed_messages_stay_while_they_fit() -> None:
     messages = session(8)
     conversation = Conversation.of(raws(messages), needed=[3])
     done = fit(conversation, 700, Reader(COUNT))
@@ -114,20 +114,20 @@ def test_what_later_messages_need_stays_as_long_as_it_fits() -> None:
     assert again.messages[-2:] == raws(step(8))
 
 
-def test_what_is_worth_nothing_goes_first_also_where_later_messages_need_it() -> None:
+def test_priority_zero_is_dropped_first_even_if_needed() -> None:
     conversation = Conversation.of(raws(session(8)), needed=[3], priorities={2: 0, 3: 0})
     done = fit(conversation, 700, Reader(COUNT))
     assert raws(step(0))[1] not in done.messages
 
 
-def test_with_recall_a_cut_goes_deeper() -> None:
+def test_with_recall_a_trim_goes_deeper() -> None:
     limit = tokens(session(8)) - 1
     assert run(session(8), limit, recall="off").tokens > 0.6 * limit
     assert TrimPolicy(recall="said").depth < TrimPolicy().depth
     assert TrimPolicy(recall="said", low_water=0.9).depth == 0.9
 
 
-def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
+def test_the_sent_prefix_survives_the_next_trim() -> None:
     limit, trim_decision, sent = 1200, None, tuple[bytes, ...]()
     shared = cuts = 0
     for steps in range(2, 30):
@@ -141,7 +141,7 @@ def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
     assert shared >= cuts / 2
 
 
-def test_the_second_cut_takes_only_from_what_came_after_the_first() -> None:
+def test_the_second_trim_changes_only_messages_after_the_first() -> None:
     limit, steps = 900, 8
     first = run(session(steps), limit, low_water=0.5, recall="said")
     settled = sum(message not in raws(session(steps)[2:]) for message in first.messages)
@@ -154,15 +154,15 @@ def test_the_second_cut_takes_only_from_what_came_after_the_first() -> None:
     assert second.tokens < limit
 
 
-def test_an_epoch_of_another_conversation_is_not_used() -> None:
+def test_a_decision_of_another_conversation_is_not_used() -> None:
     other = [{"role": "system", "content": "be bad"}, *session(8)[1:]]
     trim_decision = run(session(8), 600).trim_decision
-    # With more room it would be gone on with.
+    # With more room it would be continued.
     assert run(session(8), 800, trim_decision).messages != run(session(8), 800).messages
     assert run(other, 800, trim_decision).messages == run(other, 800).messages
 
 
-def test_a_longer_limit_keeps_what_was_sent_and_a_shorter_one_cuts_again() -> None:
+def test_a_higher_limit_keeps_the_decision_and_a_lower_one_trims_again() -> None:
     first = run(session(8), 700)
     assert run(session(8), 800, first.trim_decision).messages == first.messages
     shorter = run(session(8), 300, first.trim_decision)
@@ -170,14 +170,14 @@ def test_a_longer_limit_keeps_what_was_sent_and_a_shorter_one_cuts_again() -> No
     assert shorter.applied
 
 
-def test_the_epoch_that_covers_most_is_found_by_the_hash_of_the_messages() -> None:
+def test_find_returns_the_decision_that_covers_most() -> None:
     conversation = Conversation.of_messages(session(5))
     kept = [TrimDecision(conversation.prefix(size, "s"), size, f"k{size}") for size in (3, 7)]
     assert find([*kept, TrimDecision("x", 9, "k9"), TrimDecision("x", 99, "k99")], conversation, "s") == kept[1]
     assert find(kept, conversation, "t") is None
 
 
-def test_an_epoch_holds_no_text_of_the_conversation() -> None:
+def test_a_decision_holds_no_text_of_the_conversation() -> None:
     trim_decision = run(session(8), 500, recall="all").trim_decision
     assert trim_decision is not None
     kept = json.dumps(trim_decision.to_json())
@@ -185,7 +185,7 @@ def test_an_epoch_holds_no_text_of_the_conversation() -> None:
     assert "entry" not in kept
 
 
-def test_what_the_client_had_cached_stays_while_it_fits() -> None:
+def test_the_clients_cached_prefix_stays_while_it_fits() -> None:
     messages = session(8)
     messages[3] = {**messages[3], "content": [{"type": "text", "text": messages[3]["content"], **MARK}]}
     done = run(messages, 700)
@@ -195,7 +195,7 @@ def test_what_the_client_had_cached_stays_while_it_fits() -> None:
     assert raws(messages)[3] not in tight.messages
 
 
-def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None:
+def test_recalled_lines_answer_the_question_and_stay() -> None:
     ask = {"role": "user", "content": "What is entry A003 worth?"}
     limit = 500
     first = run([*session(9), ask], limit, recall="all", strategies=(Drop(),))
@@ -209,7 +209,7 @@ def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None
     assert "A003" not in str(run([*session(9), ask], limit, strategies=(Drop(),)).messages[:-1])
 
 
-def test_recall_brings_back_what_is_asked_for_on_a_turn_that_cuts_nothing() -> None:
+def test_recall_works_on_a_turn_without_a_trim() -> None:
     messages = [*session(9), {"role": "user", "content": "Go on."}]
     first = run(messages, 500, recall="all", strategies=(Drop(),))
     messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "What is entry A003 worth?"}]
@@ -224,14 +224,14 @@ def test_recall_brings_back_what_is_asked_for_on_a_turn_that_cuts_nothing() -> N
     assert third.messages == (*second.messages, *raws(messages[-2:]))
 
 
-def test_an_epoch_that_leaves_out_a_call_and_keeps_its_result_is_not_used() -> None:
+def test_a_decision_that_orphans_a_result_is_not_used() -> None:
     messages, limit = session(8), tokens(session(8)) - 1
     draft = Draft.untouched(Conversation.of_messages(messages), Reader(COUNT))
-    broken = TrimDecision.of(draft.conversation.prefix(len(messages)), draft.having({4: DROP}))
+    broken = TrimDecision.of(draft.conversation.prefix(len(messages)), draft.with_decisions({4: DROP}))
     assert run(messages, limit, broken).messages == run(messages, limit).messages
 
 
-def test_recalled_lines_fill_no_more_than_their_share_however_many_turns_ask_for_them() -> None:
+def test_recalled_lines_stay_within_their_share_over_many_turns() -> None:
     limit, messages, trim_decision, most = 700, session(24), None, 0
     for number in range(12):
         messages.append(
@@ -247,14 +247,14 @@ def test_recalled_lines_fill_no_more_than_their_share_however_many_turns_ask_for
 
 
 def asked() -> list[dict[str, Any]]:
-    """Ends with a question after a line and a call that are far back."""
+    """Return a session that ends with a question about an old line and an old call."""
     messages = session(9)
     call = messages[2]["tool_calls"][0]
     call["function"] |= {"arguments": '{"page": 0, "code": "zebra7"}'}
     return [*messages, {"role": "user", "content": "What is entry A003 worth, and which call had zebra7?"}]
 
 
-def test_a_call_that_was_repeated_stays_on_later_turns() -> None:
+def test_a_recalled_call_stays_on_later_turns() -> None:
     first = run(asked(), 500, recall="all", strategies=(Drop(),))
     assert b"zebra7" in first.messages[-1].partition(b"[earlier in this conversation]")[2]
     later = [*asked(), {"role": "assistant", "content": "210."}, {"role": "user", "content": "Thanks."}]
@@ -263,7 +263,7 @@ def test_a_call_that_was_repeated_stays_on_later_turns() -> None:
 
 
 @pytest.mark.parametrize("strategies", [(Drop(),), (Dedupe(), Condense())])
-def test_a_decision_with_a_wrong_number_does_no_harm(strategies: tuple[Strategy, ...]) -> None:
+def test_a_decision_with_a_wrong_number_is_harmless(strategies: tuple[Strategy, ...]) -> None:
     messages = asked()
     trim_decision = run(messages, 500, recall="all", strategies=strategies).trim_decision
     assert trim_decision is not None
@@ -274,7 +274,7 @@ def test_a_decision_with_a_wrong_number_does_no_harm(strategies: tuple[Strategy,
             assert tokens_of(done) <= 500
 
 
-def test_strategies_are_tried_in_order_until_it_fits() -> None:
+def test_strategies_run_in_order_until_it_fits() -> None:
     twice = [
         *session(4),
         *({**m, "content": step(1)[1]["content"]} if m["role"] == "tool" else m for m in step(7)),
@@ -286,32 +286,32 @@ def test_strategies_are_tried_in_order_until_it_fits() -> None:
 
 
 @pytest.mark.parametrize("recall", ["off", "said"])
-def test_where_it_is_enough_to_tell_once_what_came_twice_nothing_is_lost(recall: Any) -> None:
+def test_if_dedupe_is_enough_nothing_is_lost(recall: Any) -> None:
     same = {"content": step(0)[1]["content"]}
     again = [message | same if "tool_call_id" in message else message for n in range(20, 24) for message in step(n)]
     messages, end = [*session(5), *again], step(8, size=1)
     done = run([*messages, *end], tokens([*messages, *end]) - 10, recall=recall)
     assert done.applied == ("dedupe",)
     assert [one for one in done.decoded() if "same as" not in str(one)] == [*session(5), *again[::2], *end]
-    # where it leaves room for no more than a turn or two, it is cut as deep as ever
+    # If dedupe leaves room for only a turn or two, the trim goes down to the low-water mark.
     more = [*messages, *(message for number in range(30, 50) for message in step(number)), *end]
     assert run(more, tokens(more) - 10, recall=recall).applied == ("dedupe", "condense")
-    # and so it is where others are to be tried before
+    # The same if other strategies come first.
     assert run(messages, tokens(messages) - 10, strategies=(Condense(), Dedupe())).applied == ("condense",)
 
 
 class Careless:
-    """A strategy that loses half of a unit."""
+    """A faulty strategy that drops half of a unit."""
 
     name = "careless"
     is_last_word = True
     may_drop = True
 
     def apply(self, draft: Draft, limit: int) -> Draft:
-        return draft.having({3: DROP, **dict.fromkeys(range(4, 12), DROP)})
+        return draft.with_decisions({3: DROP, **dict.fromkeys(range(4, 12), DROP)})
 
 
-def test_a_broken_result_is_never_sent_units_are_dropped_instead() -> None:
+def test_units_are_dropped_instead_of_sending_a_broken_result() -> None:
     done = run(session(8), 700, strategies=(Careless(),))
     assert done.applied == ("drop",)
     sent = {str(message.get("tool_call_id")) for message in done.decoded() if message["role"] == "tool"}
@@ -319,12 +319,12 @@ def test_a_broken_result_is_never_sent_units_are_dropped_instead() -> None:
     assert done.tokens <= 700
 
 
-def test_pinned_by_the_client_stays() -> None:
+def test_messages_pinned_by_the_client_stay() -> None:
     done = fit(Conversation.of_messages(session(8), pinned=[5, 99]), 500, Reader(COUNT))
     assert all(raw in done.messages for raw in raws(session(8)[4:6]))
 
 
-def test_the_counts_of_a_trim_are_told() -> None:
+def test_a_trim_reports_its_counts() -> None:
     done = run(session(8), 500)
     assert done.tokens_before == tokens(session(8))
     assert done.fates.actions["drop"] == len(session(8)) - len(done.messages)
@@ -332,7 +332,7 @@ def test_the_counts_of_a_trim_are_told() -> None:
     assert done.changed
 
 
-def test_without_a_strategy_that_leaves_out_what_does_not_fit_is_refused() -> None:
+def test_without_a_dropping_strategy_an_overflow_raises() -> None:
     for strategies in ((), (Dedupe(),), (Dedupe(), Shorten())):
         with pytest.raises(ContextOverflow) as caught:
             run(session(8), 100, strategies=strategies)
@@ -340,7 +340,7 @@ def test_without_a_strategy_that_leaves_out_what_does_not_fit_is_refused() -> No
     assert "drop" not in run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).fates.actions
 
 
-def test_what_was_sent_whole_turns_ago_is_kept_as_it_came_where_that_is_asked_for() -> None:
+def test_keep_last_turns_keeps_whole_turns_unchanged() -> None:
     ask = [{"role": "user", "content": "And now?"}, *step(20), *step(21), {"role": "user", "content": "Go on."}]
     messages = [*session(8), *ask]
     kept = fit(Conversation.of_messages(messages, keep_last_turns=2), 800, Reader(COUNT))
@@ -349,7 +349,7 @@ def test_what_was_sent_whole_turns_ago_is_kept_as_it_came_where_that_is_asked_fo
     assert fit(Conversation.of_messages(messages), 400, Reader(COUNT)).messages[-6:] != raws(ask)
 
 
-def test_results_that_were_not_read_yet_go_out_whole_while_there_is_room() -> None:
+def test_unread_results_are_sent_whole_while_there_is_room() -> None:
     reminder = {"role": "user", "content": "<system-reminder>Keep the list of tasks up to date.</system-reminder>"}
     messages = [*session(8), *step(20), reminder]
     newest = raws(messages)[-3:]
@@ -366,7 +366,7 @@ def test_results_that_were_not_read_yet_go_out_whole_while_there_is_room() -> No
     assert (again.messages, again.applied) == (cut.messages, ())
 
 
-def test_words_that_the_user_answers_stay_unless_they_are_long() -> None:
+def test_the_assistants_last_words_stay_unless_they_are_long() -> None:
     asked = "Shall it be the first or the second? "
     for times, stays in ((1, True), (30, False)):
         said = {"role": "assistant", "content": asked * times}
@@ -375,7 +375,7 @@ def test_words_that_the_user_answers_stay_unless_they_are_long() -> None:
         assert (done.messages[-2] == raws([said])[0]) is stays
 
 
-def test_what_the_model_has_answered_may_be_cut() -> None:
+def test_results_that_the_model_has_read_may_be_trimmed() -> None:
     messages = [
         *session(8),
         *step(20),
@@ -387,10 +387,10 @@ def test_what_the_model_has_answered_may_be_cut() -> None:
     assert done.messages[-2:] == raws(messages)[-2:]
 
 
-def test_a_task_is_no_bare_mark_while_there_is_room_to_tell_it() -> None:
+def test_a_task_keeps_text_while_there_is_room() -> None:
     said = {"role": "assistant", "content": "These were all."}
     last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}
-    # So much of it is the last message that the low-water mark leaves nothing for others.
+    # The last message is so long that the low-water mark leaves no room for others.
     done = fit(Conversation.of_messages([*session(12), said, last]), tokens([*START, said, last]) + 2, Reader(COUNT))
     assert done.messages == raws([*START, said, last])
 
@@ -408,7 +408,7 @@ PRESSED = {
 
 
 def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], TrimmedConversation]:
-    """A turn on which what must stay leaves no room for the task."""
+    """Return a turn on which pinned messages leave no room for the task."""
     messages = [START[0], ASKED, *session(12)[2:], PRESSED]
     first = run(messages, limit, **policy)
     assert first.decoded()[1]["content"] == "[...]"
@@ -420,7 +420,7 @@ def pressed(limit: int, **policy: Any) -> tuple[list[dict[str, Any]], TrimmedCon
 
 
 @pytest.mark.parametrize("recall", ["off", "said"])
-def test_a_task_that_had_no_room_comes_back_with_the_next_cut(recall: Any) -> None:
+def test_a_removed_task_comes_back_with_the_next_trim(recall: Any) -> None:
     limit = tokens([START[0], PRESSED]) + 30
     messages, first = pressed(limit, recall=recall)
     second = run(messages, limit, first.trim_decision, recall=recall)
@@ -431,7 +431,7 @@ def test_a_task_that_had_no_room_comes_back_with_the_next_cut(recall: Any) -> No
 
 
 @pytest.mark.parametrize("recall", ["off", "said"])
-def test_a_task_that_had_no_room_comes_back_as_soon_as_there_is_some(recall: Any) -> None:
+def test_a_removed_task_comes_back_as_soon_as_there_is_room(recall: Any) -> None:
     limit = tokens([START[0], PRESSED]) + 30
     messages, first = pressed(limit, recall=recall)
     second = run(messages, 2 * limit, first.trim_decision, recall=recall)
@@ -446,7 +446,7 @@ def test_a_task_that_had_no_room_comes_back_as_soon_as_there_is_some(recall: Any
     assert third.messages[: len(second.messages)] == second.messages
 
 
-def test_of_a_long_task_the_beginning_is_told_where_there_is_room() -> None:
+def test_a_long_task_keeps_its_start_if_there_is_room() -> None:
     task = {"role": "user", "content": "".join(f"Point {n}: look at page {n} again. " for n in range(400))}
     last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}
     messages = [START[0], task, *session(12)[2:], {"role": "assistant", "content": "Done."}, last]
@@ -456,7 +456,7 @@ def test_of_a_long_task_the_beginning_is_told_where_there_is_room() -> None:
     assert done.tokens <= tokens([last]) + 150
 
 
-def test_the_task_is_told_before_all_else_where_what_must_stay_leaves_little_room() -> None:
+def test_the_task_comes_first_in_little_room() -> None:
     task = {
         "role": "user",
         "content": "".join(f"Find order {n}, and look whether it was paid before. " for n in range(90)),
@@ -470,7 +470,7 @@ def test_the_task_is_told_before_all_else_where_what_must_stay_leaves_little_roo
         assert done.tokens <= must + room
 
 
-def test_what_a_client_pins_later_comes_back() -> None:
+def test_a_message_pinned_later_comes_back() -> None:
     first = run(session(8), 600)
     gone = next(index for index, fate in enumerate(first.fates) if fate.rule == "drop")
     conversation = Conversation.of_messages(session(8), pinned=[gone])
@@ -479,7 +479,7 @@ def test_what_a_client_pins_later_comes_back() -> None:
     assert done.trim_decision is not first.trim_decision
 
 
-def test_where_all_that_was_sent_could_stay_but_would_not_fit_the_fresh_choice_is_sent() -> None:
+def test_a_new_choice_is_sent_if_the_old_prefix_does_not_fit() -> None:
     limit = tokens(session(12)) - 300
     first = run(session(8), limit - 300, low_water=0.9)
     stale, fresh = (run(session(12), limit, first.trim_decision, stale=share, low_water=0.9) for share in (100.0, 0.0))
@@ -500,7 +500,7 @@ def test_another_worker_sends_the_same_bytes() -> None:
     assert again.trim_decision is first.trim_decision
 
 
-def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_since() -> None:
+def test_sent_messages_are_rendered_and_checked_once_despite_new_framing() -> None:
     plain, limit = Reader(COUNT), tokens(session(8)) - 1
     policy = TrimPolicy(recall="said")
 
@@ -513,7 +513,7 @@ def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_si
     first = turn(8, None, 0)
     dearer = turn(9, first.trim_decision, 3)
     assert first.sent is not None is not dearer.sent
-    assert dearer.sent.made is first.sent.made
+    assert dearer.sent.rendered is first.sent.rendered
     assert dearer.messages == (*first.messages, *raws(step(8)))
     calls = sum(b"tool_calls" in raw for raw in dearer.messages)
     assert dearer.tokens == tokens_of(dearer) + 3 * calls
@@ -521,7 +521,7 @@ def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_si
     assert turn(8, first.trim_decision, 0).sent is first.sent
 
 
-def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_of_one() -> None:
+def test_trims_of_other_conversations_do_not_evict_cached_facts() -> None:
     counted: list[bytes] = []
 
     def count_tokens(messages: Sequence[bytes]) -> Sequence[int]:
@@ -529,7 +529,7 @@ def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_
         return COUNT(messages)
 
     names = [f"agent-{number}" for number in range(8)]
-    # enough for what is known of each conversation, and for the messages of one or two
+    # enough for facts about each conversation, and for the messages of one or two
     reader, policy, trim_decisions = (
         Reader(count_tokens, limit_bytes=2_000_000),
         TrimPolicy(recall="said"),
@@ -552,7 +552,7 @@ def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_
 
 
 def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every content as a part, so that a mark is all that changes."""
+    """Return each content as a part, so that only the cache mark changes."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]} if message["content"] else message
         for message in messages
@@ -566,7 +566,7 @@ def mark(messages: list[dict[str, Any]], *places: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_mark_that_moves_on_is_sent_where_it_is_now_and_nowhere_else() -> None:
+def test_a_moved_cache_mark_is_sent_only_at_its_new_place() -> None:
     limit, plain = 700, parts(session(8))
     first = fit(Conversation.of_messages(plain), limit, Reader(COUNT))
     one, *_, other = (index for index, fate in enumerate(first.fates) if fate.rule == "condense")
@@ -580,7 +580,7 @@ def test_a_mark_that_moves_on_is_sent_where_it_is_now_and_nowhere_else() -> None
         assert done.tokens == sum(COUNT(done.messages))
 
 
-def test_a_beginning_is_known_again_where_a_mark_made_lists_of_texts() -> None:
+def test_a_prefix_is_recognized_if_a_cache_mark_changed_texts_to_lists() -> None:
     limit, plain = 700, session(8)
     first = fit(Conversation.of_messages(plain), limit, Reader(COUNT))
     assert first.trim_decision is not None
@@ -595,7 +595,7 @@ def test_a_beginning_is_known_again_where_a_mark_made_lists_of_texts() -> None:
         assert [fate.rule for fate in done.fates] == [fate.rule for fate in first.fates]
 
 
-def test_what_is_cut_is_sent_in_the_form_it_came_in_whatever_forms_it_came_in_before() -> None:
+def test_shortened_messages_keep_their_present_content_form() -> None:
     limit, plain = 700, session(8)
     plain[4]["content"] = f"<think>{'Hm, entry A102. ' * 9}</think>{plain[4]['content']}"
     listed = parts(plain)
@@ -612,7 +612,7 @@ def test_what_is_cut_is_sent_in_the_form_it_came_in_whatever_forms_it_came_in_be
         return done.messages, done.tokens_before, done.tokens, [*done.fates], done.trim_decision
 
     def count_tokens(messages: Sequence[bytes]) -> Sequence[int]:
-        # as a counter of thoughts does, which are known by where they stand in a text
+        # like a counter of thinking, which it finds by its place in a text
         return [len(raw) // (3 if b'"<think>' in raw else 4) for raw in map(plain_of, messages)]
 
     warm, trim_decisions = Reader(count_tokens), list[TrimDecision | None]([None])
@@ -634,7 +634,7 @@ def prioritised(limit: int, priorities: dict[int, float], **policy: Any) -> Trim
     return fit(conversation, limit, Reader(COUNT), policy=TrimPolicy(low_water=1.0, **policy))
 
 
-def test_priority_nothing_goes_before_anything_else_is_touched() -> None:
+def test_priority_zero_is_dropped_before_anything_else_changes() -> None:
     limit = tokens(session(8)) - 20
     done = prioritised(limit, {7: 0.0})
     assert {index: fate.rule for index, fate in enumerate(done.fates) if fate.tokens_after != fate.tokens_before} == {
@@ -645,12 +645,12 @@ def test_priority_nothing_goes_before_anything_else_is_touched() -> None:
     assert done.fates.actions == {"drop": 2}
 
 
-def test_of_what_is_worth_nothing_no_more_goes_than_must_and_not_the_task() -> None:
+def test_only_as_much_of_priority_zero_is_dropped_as_needed() -> None:
     done = prioritised(tokens(session(8)) - 20, {1: 0.0, 5: 0.0, 7: 0.0})
     assert [index for index, fate in enumerate(done.fates) if fate.rule == "drop"] == [4, 5]
 
 
-def test_priority_nothing_is_no_leave_to_drop_where_nothing_may_be_dropped() -> None:
+def test_priority_zero_is_not_dropped_without_a_dropping_strategy() -> None:
     done = prioritised(tokens(session(8)) - 20, {7: 0.0}, strategies=(Shorten(tokens=20),))
     assert "drop" not in done.fates.actions
 
@@ -662,7 +662,7 @@ def test_a_high_priority_is_kept_longer() -> None:
     assert low.fates[index].tokens_after < plain.fates[index].tokens_after < high.fates[index].tokens_after
 
 
-def test_whole_units_go_by_priority_and_then_by_age() -> None:
+def test_units_are_dropped_by_priority_and_then_age() -> None:
     done = prioritised(tokens(session(8)) // 2, {3: 2.0, 9: 0.5}, strategies=(Drop(),))
     gone = [index for index, fate in enumerate(done.fates) if fate.rule == "drop"]
     assert {8, 9} <= set(gone)
@@ -670,10 +670,10 @@ def test_whole_units_go_by_priority_and_then_by_age() -> None:
     assert not {2, 3} & set(gone)
 
 
-# --- the receipt -----------------------------------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------------------------------
 
 
-def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
+def test_every_message_has_an_outcome_also_on_resumed_turns() -> None:
     again = {**step(9)[0]["tool_calls"][0], "id": "x"}
     twice = [*session(6), *step(9, size=7), {**step(9)[0], "tool_calls": [again]}]
     twice += [{**step(9, size=7)[1], "tool_call_id": "x"}, {"role": "assistant", "content": "That was all."}]
@@ -698,7 +698,7 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     assert resumed.applied == ()
 
 
-def test_old_lines_that_were_added_are_told() -> None:
+def test_recalled_lines_are_reported() -> None:
     ask = {"role": "user", "content": "What is entry A003 worth?"}
     done = run([*session(9), ask], 500, recall="all", strategies=(Drop(),))
     assert done.fates[-1].rule == "recall"
@@ -706,25 +706,25 @@ def test_old_lines_that_were_added_are_told() -> None:
     assert done.fates.actions["recall"] == 1
 
 
-def test_what_fits_is_told_as_kept() -> None:
+def test_a_conversation_that_fits_is_reported_as_kept() -> None:
     done = run(session(2), 10_000)
     assert [fate.rule for fate in done.fates] == ["pinned", "pinned", "kept", "kept", "pinned", "pinned"]
     assert done.fates.actions == {}
     assert done.decoded() == session(2)
 
 
-def test_nothing_is_repeated_in_a_message_that_must_not_be_rewritten() -> None:
+def test_nothing_is_recalled_in_a_sealed_message() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     ask = {"role": "user", "content": [{"type": "text", "text": "What is entry A003 worth?"}, image]}
     done = run([*session(9), ask], 500, recall="all", strategies=(Drop(),))
     assert done.messages[-1] == encode(ask)
 
 
-# --- no more time ----------------------------------------------------------------------------------------------------
+# --- deadline --------------------------------------------------------------------------------------------------------
 
 
 class Clock:
-    """Says that time is up at the `calls`-th look at it."""
+    """Expire at the `calls`-th call."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls
@@ -747,7 +747,7 @@ def timed(
 
 
 @pytest.mark.parametrize("recall", ["off", "all"])
-def test_whenever_the_time_is_up_whole_units_are_left_out_and_it_fits(recall: Any) -> None:
+def test_past_the_deadline_whole_units_are_dropped_and_it_fits(recall: Any) -> None:
     calls, late = 0, True
     while late:
         done, late = timed(calls, recall=recall)
@@ -760,7 +760,7 @@ def test_whenever_the_time_is_up_whole_units_are_left_out_and_it_fits(recall: An
     assert done.applied == ("condense",)
 
 
-def test_out_of_time_what_was_sent_before_stays_and_more_is_left_out() -> None:
+def test_past_the_deadline_the_sent_prefix_stays_and_more_is_dropped() -> None:
     first = run(session(8), 700)
     done, late = timed(0, first.trim_decision, limit=800)
     assert late
@@ -770,13 +770,13 @@ def test_out_of_time_what_was_sent_before_stays_and_more_is_left_out() -> None:
     assert all(fate.rule in ("drop", was.rule) for was, fate in zip([*first.fates][:-2], done.fates, strict=False))
 
 
-def test_out_of_time_not_even_the_task_is_read() -> None:
+def test_past_the_deadline_not_even_the_task_is_read() -> None:
     messages = [{"role": "user", "content": "word " * 4000}, *session(3)[2:], {"role": "user", "content": "on"}]
     done = fit(Conversation.of_messages(messages), 100, Reader(COUNT), expired=lambda: True)
     assert done.decoded()[0] == {"role": "user", "content": "[...]"}
 
 
-def test_out_of_time_what_must_not_be_left_out_is_refused() -> None:
+def test_past_the_deadline_messages_that_may_not_be_dropped_raise() -> None:
     messages = [
         *session(3),
         {"role": "user", "content": "x" * 9000},
@@ -793,20 +793,20 @@ def test_out_of_time_what_must_not_be_left_out_is_refused() -> None:
         )
 
 
-def test_out_of_time_what_is_too_large_is_refused_like_ever() -> None:
+def test_past_the_deadline_an_overflow_raises_as_usual() -> None:
     messages = [*session(3), {"role": "user", "content": "x" * 9000}]
     with pytest.raises(ContextOverflow):
         fit(Conversation.of_messages(messages), 500, Reader(COUNT), expired=lambda: True)
 
 
-def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
+def test_a_decision_that_takes_too_long_to_read_is_skipped() -> None:
     first = run(session(30), 3500)
     done, late = timed(0, first.trim_decision, limit=3500)
     assert late
     assert list(done.fates.actions) == ["drop"]
 
 
-def test_what_was_decided_without_the_thinking_of_a_conversation_is_not_applied_to_it() -> None:
+def test_a_decision_made_without_thinking_is_not_applied_with_it() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     said = {"role": "assistant", "content": "Some words. " * 20 + "The ledger of Zanzibar is worth 7700."}
     question = "What is the ledger of Zanzibar worth?"

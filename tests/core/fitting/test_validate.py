@@ -30,7 +30,7 @@ def found(*after: dict[str, Any], tokens: int = 10, limit: int = 10, before: Any
     return problems(Conversation.of_messages(before or BEFORE), Conversation.of_messages(after), tokens, limit)
 
 
-def test_the_same_and_a_sound_part_of_it_pass() -> None:
+def test_the_same_conversation_and_a_valid_part_of_it_pass() -> None:
     assert found(*BEFORE) == []
     assert found(SYSTEM, TASK, *END) == []
     assert found(SYSTEM, TASK, call("a", "b"), result("b"), result("a", "[...]"), *END) == []
@@ -62,21 +62,21 @@ def broken(function: dict[str, Any]) -> dict[str, Any]:
             (({**SYSTEM, "content": said}, *END), "messages[0] (system) was changed, moved or lost")
             for said in ("be bad", "be good, and more")
         ),
-        ((SYSTEM, LAST), "it does not end as it ended"),
+        ((SYSTEM, LAST), "the last message has another role"),
         ((SYSTEM, TASK, {**SIGNED, "content": "[...]"}, *END), "signed reasoning was changed"),
         ((SYSTEM, {**TASK, "content": None}, *END), "a user message without content"),
         ((), "no messages"),
     ],
 )
-def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
+def test_each_problem_is_named(after: Any, problem: str) -> None:
     assert problem in found(*after)
 
 
-def test_in_the_place_of_a_signed_message_there_may_be_a_mark_and_nothing_else() -> None:
+def test_a_signed_message_is_replaced_only_by_a_gap_mark() -> None:
     mark = {"role": "assistant", "content": "[...]"}
     assert found(SYSTEM, TASK, mark, *END) == []
     for other in ({**mark, "content": "so"}, {**mark, "name": "a"}):
-        assert found(SYSTEM, TASK, other, *END) == ["a message (assistant) that never came"]
+        assert found(SYSTEM, TASK, other, *END) == ["a message (assistant) that the client did not send"]
     plain = [SYSTEM, TASK, {"role": "assistant", "content": "so, then"}, SIGNED, *END]
     assert found(SYSTEM, TASK, {**mark, "content": "so [...]"}, mark, *END, before=plain) == []
     assert found(SYSTEM, TASK, mark, {**mark, "content": "so [...]"}, *END, before=plain) != []
@@ -108,7 +108,7 @@ def part(text: str) -> dict[str, str]:
         ({"content": "on", "name": "alice"}, {"content": "on, and more", "name": "eve"}, False),
     ],
 )
-def test_behind_the_words_of_a_user_there_may_be_more_and_nothing_else_may_change(
+def test_text_may_only_be_added_at_the_end_of_a_user_message(
     said: dict[str, Any], sent: dict[str, Any], is_whole: bool
 ) -> None:
     before, after = ([SYSTEM, TASK, {"role": "user", **one}] for one in (said, sent))
@@ -116,17 +116,17 @@ def test_behind_the_words_of_a_user_there_may_be_more_and_nothing_else_may_chang
     assert found(*after, before=before) == problem
 
 
-def test_what_is_said_beside_a_call_may_be_cut() -> None:
+def test_text_next_to_a_call_may_be_shortened() -> None:
     before = [SYSTEM, TASK, {**call("a"), "content": "a long thought"}, result("a"), *END]
     assert found(SYSTEM, TASK, {**call("a"), "content": "[...]"}, result("a"), *END, before=before) == []
 
 
-def test_what_a_user_says_points_at_nothing() -> None:
+def test_a_user_text_is_no_reference() -> None:
     before = [SYSTEM, {**TASK, "content": "what is [same as the result of z]?"}, *END]
     assert found(*before, before=before) == []
 
 
-def test_of_what_must_stay_each_is_there_and_in_its_order() -> None:
+def test_pinned_messages_must_be_present_and_in_order() -> None:
     other = {"role": "system", "content": "be brief"}
     for first, second in ((SYSTEM, SYSTEM), (SYSTEM, other)):
         before = [first, second, TASK, *END]
@@ -137,19 +137,23 @@ def test_of_what_must_stay_each_is_there_and_in_its_order() -> None:
     ]
 
 
-def test_what_came_of_the_same_stays_or_goes_together() -> None:
+def test_sealed_messages_that_belong_together_are_kept_or_dropped_together() -> None:
     signed = {"thinking_blocks": True}
     run = [call("a", **signed), result("a"), call("b", **signed), result("b")]
     before = Conversation.of([encode(one) for one in [TASK, *run, LAST]], following={3})
-    for after, faults in (([*run], []), ([], []), (run[:2], ["messages[1] without all that came of the same"])):
+    for after, faults in (
+        ([*run], []),
+        ([], []),
+        (run[:2], ["messages[1] without the sealed messages that belong to it"]),
+    ):
         assert problems(before, Conversation.of_messages([TASK, *after, LAST]), 10, 10) == faults
 
 
-def test_over_the_limit_is_a_problem() -> None:
+def test_exceeding_the_limit_is_a_problem() -> None:
     assert found(*BEFORE, tokens=11) == ["11 tokens are over the limit of 10"]
 
 
-def test_what_the_client_sent_wrong_is_not_held_against_the_result() -> None:
+def test_errors_of_the_client_are_not_reported() -> None:
     before = [call("x"), SYSTEM, TASK, broken({"name": "f", "arguments": "{"}), result("a"), LAST]
     assert found(*before, before=before) == []
 
@@ -158,12 +162,12 @@ MARKS = ["[same as the result of a]", "new\n\n[1 paragraph as in the result of a
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_result_points_only_at_what_is_sent_whole(mark: str) -> None:
+def test_a_result_refers_only_to_whole_results(mark: str) -> None:
     before = [TASK, call("a"), result("a", "long " * 50), call("b"), result("b", "long " * 50), *END]
     pointing = [call("b"), result("b", mark), *END]
     assert found(TASK, call("a"), result("a", "long " * 50), *pointing, before=before) == []
     assert found(TASK, call("a"), result("a", "long " * 50 + "\n\nmore"), *pointing, before=before) == []
-    problem = f"{mark[mark.index('[') :]} is not true"
+    problem = f"{mark[mark.index('[') :]} refers to a result that is not sent whole"
     assert found(TASK, *pointing, before=before) == [problem]
     assert found(TASK, call("a"), result("a", "long [...]"), *pointing, before=before) == [problem]
     own = [TASK, call("a"), result("a"), call("b"), result("b", f"long {mark}"), *END]
@@ -178,12 +182,12 @@ def with_summary(*after: dict[str, Any], place: int, told: Any = None) -> list[s
     return problems(before, sent, 10, 10, (place, encode(told or TOLD)))
 
 
-def test_one_message_that_never_came_may_stand_where_it_is_said_to() -> None:
+def test_only_the_summary_may_be_a_new_message() -> None:
     assert with_summary(SYSTEM, TASK, TOLD, *END, place=2) == []
     assert with_summary(SYSTEM, TASK, call("a", "b"), result("a"), result("b"), TOLD, *END, place=5) == []
-    assert found(SYSTEM, TASK, TOLD, TOLD, *END) == ["a message (assistant) that never came"]
+    assert found(SYSTEM, TASK, TOLD, TOLD, *END) == ["a message (assistant) that the client did not send"]
     assert found(SYSTEM, TASK, {"role": "user", "content": "Obey!"}, {"role": "user", "content": "!"}, *END) == [
-        "a message (user) that never came"
+        "a message (user) that the client did not send"
     ]
 
 
@@ -205,5 +209,5 @@ def test_one_message_that_never_came_may_stand_where_it_is_said_to() -> None:
         ((SYSTEM, TASK, {**TOLD, "content": []}, *END), 2, {**TOLD, "content": []}, "the summary is more than a text"),
     ],
 )
-def test_a_summary_that_is_not_as_it_should_be_is_named(after: Any, place: int, told: Any, problem: str) -> None:
+def test_an_invalid_summary_is_a_problem(after: Any, place: int, told: Any, problem: str) -> None:
     assert any(problem in one for one in with_summary(*after, place=place, told=told))

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP
-from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
+from gateway.core.modes.extract import LONGEST, extract, extract_limit, tokens_of
 from tests.support.timing import calls_made
 
 COUNT = HeuristicCounter().count
@@ -17,15 +17,15 @@ PROSE = [f"Paragraph {n} tells of the {word} and of nothing else that anybody ma
 
 
 @pytest.mark.parametrize(("words", "limit"), [(100, 120), (800, 120), (1000, 150), (2000, 300), (100_000, 400)])
-def test_a_share_of_the_text_within_bounds(words: int, limit: int) -> None:
-    assert limit_of("word " * words) == limit
+def test_an_extract_has_a_share_of_the_text_within_bounds(words: int, limit: int) -> None:
+    assert extract_limit("word " * words) == limit
 
 
 def test_a_long_text_is_not_counted_to_its_end() -> None:
     assert tokens_of("word " * 10_000_000) == tokens_of("word " * 8000)
 
 
-def test_blocks_stand_as_they_stood_and_gaps_are_marked() -> None:
+def test_blocks_keep_their_order_and_gaps_are_marked() -> None:
     text = "".join(PROSE)
     short = extract(text, 150)
     assert COUNT(short) <= 150
@@ -37,7 +37,7 @@ def test_blocks_stand_as_they_stood_and_gaps_are_marked() -> None:
     assert sorted(kept, key=lambda line: PROSE.index(f"{line}\n")) == kept
 
 
-def test_what_went_wrong_and_rare_identifiers_are_kept() -> None:
+def test_errors_and_rare_identifiers_are_kept() -> None:
     lines = [*PROSE]
     lines[31] = "Order ZX-48213 was sent to warehouse/north_7 by carrier.\n"
     lines[47] = "TimeoutError: the warehouse did not answer.\n"
@@ -46,12 +46,12 @@ def test_what_went_wrong_and_rare_identifiers_are_kept() -> None:
     assert lines[47] in short
 
 
-def test_what_is_said_twice_is_shown_once() -> None:
+def test_repeated_text_is_shown_once() -> None:
     line = "The reservation HAT204 of user sara_doe_496 was cancelled on Monday.\n"
     assert extract(line * 100, 120).count("HAT204") == 1
 
 
-def test_rows_stand_under_their_columns() -> None:
+def test_rows_follow_their_column_names() -> None:
     rows = [{"flight_number": f"HAT{n:03}", "seats": {"economy": n, "business": n * 7}} for n in range(200)]
     lines = extract(json.dumps(rows), 120).split("\n")
     assert lines[:3] == [
@@ -63,7 +63,7 @@ def test_rows_stand_under_their_columns() -> None:
     assert len(lines) > 8
 
 
-def test_of_many_rows_the_first_and_last_are_looked_at() -> None:
+def test_the_first_and_last_of_many_rows_are_read() -> None:
     rows = [{"flight_number": f"HAT{n}", "error": "fatal" if n in {1400, 9000, 19_990} else ""} for n in range(20_000)]
     short = extract(json.dumps(rows), 400)
     assert "HAT1400|fatal" in short
@@ -77,7 +77,7 @@ def test_other_json_is_shown_as_paths_and_values() -> None:
     assert "order.id: W-4711\n" in short
 
 
-def test_numbers_and_paths_stand_as_the_tool_wrote_them() -> None:
+def test_numbers_and_paths_are_unchanged() -> None:
     accounts = ", ".join(
         f'"acc_{n}": {{"balance": 9007199254740993.{n:02}, "rate": 1.10, "path": "C:\\\\acc_{n}"}}' for n in range(60)
     )
@@ -86,7 +86,7 @@ def test_numbers_and_paths_stand_as_the_tool_wrote_them() -> None:
     assert r"acc_1 | 9007199254740993.01 | 1.10 | C:\acc_1" in short
 
 
-def test_a_wide_table_is_shown_with_the_keys_beside_the_values() -> None:
+def test_a_wide_table_is_shown_as_keys_with_values() -> None:
     rows = [{"id": n, "content": {f"name of field {m}": m * n for m in range(30)}} for n in range(9)]
     lines = extract(json.dumps(rows), 400).split("\n")
     assert lines[0] == "rows | id | content"
@@ -99,7 +99,7 @@ def test_long_cells_are_clipped() -> None:
     assert re.search(r"\n\d+\|item .*…(\n|\Z)", short)
 
 
-def test_a_long_text_is_looked_at_at_both_ends() -> None:
+def test_a_long_text_is_read_at_both_ends() -> None:
     lines = [f"line {n} of the log\n" for n in range(100_000)]
     lines[50] = "MemoryError: at the beginning\n"
     lines[50_000] = "LookupError: in the middle\n"
@@ -112,16 +112,16 @@ def test_a_long_text_is_looked_at_at_both_ends() -> None:
     assert "at the end" in short
 
 
-def test_no_more_characters_than_are_known_again() -> None:
+def test_an_extract_is_short_enough_to_be_recognized() -> None:
     spaced = "".join(f"word{n}{' ' * 200}\n" for n in range(1000))
     short = extract(spaced, 400)
     assert LONGEST / 2 < len(short) < 2 * LONGEST
 
 
-def test_json_with_nothing_in_it_is_a_gap() -> None:
+def test_json_of_empty_keys_is_a_gap() -> None:
     assert extract('{"":[],"":[]}' + " " * 400, 120) == GAP
 
 
-def test_text_without_words_is_cut_all_the_same() -> None:
+def test_text_without_words_is_shortened_too() -> None:
     assert extract("-" * 5000, 120).startswith("-" * 100)
     assert len(extract("-" * 5000, 120)) < 300

@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 
-from gateway.core.modes.handle import described, pointer, points
+from gateway.core.modes.handle import describe, ends_with_handle, handle_line
 
 
-def test_the_line_says_what_how_long_and_where() -> None:
-    assert pointer("summary of", 8213, "h-_1") == "[summary of 8,213 characters; full text: GET /api/results/h-_1]"
+def test_the_handle_line_has_description_size_and_handle() -> None:
+    assert handle_line("summary of", 8213, "h-_1") == "[summary of 8,213 characters; full text: GET /api/results/h-_1]"
 
 
 @pytest.mark.parametrize("handle", ["", "a b", "a/b", "a\n", "é", "a]", "x" * 129])
-def test_a_handle_that_could_not_be_told_again_is_refused(handle: str) -> None:
+def test_a_handle_with_other_characters_is_refused(handle: str) -> None:
     with pytest.raises(ValueError, match="a handle is made of"):
-        pointer("summary of", 1, handle)
+        handle_line("summary of", 1, handle)
 
 
 @pytest.mark.parametrize("handle", ["a", "x" * 128])
-def test_the_line_is_known_again_at_the_end_of_a_text(handle: str) -> None:
-    line = pointer('what it is, "quoted" [and] more;', 12_345_678, handle)
-    assert points(line)
-    assert points(f"text\nmore\n\n{line}")
+def test_the_handle_line_is_recognized_at_the_end_of_a_text(handle: str) -> None:
+    line = handle_line('what it is, "quoted" [and] more;', 12_345_678, handle)
+    assert ends_with_handle(line)
+    assert ends_with_handle(f"text\nmore\n\n{line}")
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_the_line_is_known_again_at_the_end_of_a_text(handle: str) -> None:
         f"[{'x' * 400} 12 characters; full text: GET /api/results/h]",
     ],
 )
-def test_other_lines_are_not(text: str) -> None:
-    assert not points(text)
+def test_other_lines_are_not_recognized(text: str) -> None:
+    assert not ends_with_handle(text)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_other_lines_are_not(text: str) -> None:
     ],
 )
 def test_json_is_described_by_its_shape(value: Any, says: str) -> None:
-    assert described(json.dumps(value)) == says
+    assert describe(json.dumps(value)) == says
 
 
 def test_json_lines_are_described_as_such() -> None:
-    assert described('{"a":1}\n{"a":2}\n') == "JSON lines, 2 rows with columns a"
+    assert describe('{"a":1}\n{"a":2}\n') == "JSON lines, 2 rows with columns a"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_json_lines_are_described_as_such() -> None:
     ],
 )
 def test_a_text_is_described_by_its_first_words_and_its_last_error(text: str, says: str) -> None:
-    assert described(text) == says
+    assert describe(text) == says
 
 
 def test_a_description_is_one_short_line() -> None:
@@ -92,6 +92,6 @@ def test_a_description_is_one_short_line() -> None:
         "x" * 10_000 + "\nerror " + "y" * 1000,
         "\u2028\x85\x0b" * 200 + "a\x0bb",
     ):
-        says = described(text)
+        says = describe(text)
         assert len(says) <= 240
         assert len(says.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Tool results of several kinds of parts: what is shown shorter, what is kept behind the handle, and what stays."""
+"""Tool results with several kinds of parts: which are shortened, which are stored, and which stay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.core.conversation.message import encode
 from gateway.core.counting.measure import Wire
 from gateway.core.modes import SHORTEST, ResponseMode, ShownResult, original, readable, show, with_summary
-from gateway.core.modes.handle import points
+from gateway.core.modes.handle import ends_with_handle
 from gateway.core.modes.parts import ResultContent
 from gateway.core.views import new_faults, view_of
 
@@ -97,7 +97,7 @@ STAYS = [
 
 
 @pytest.mark.parametrize("mode", ["table", "summary"])
-def test_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_stays(mode: ResponseMode) -> None:
+def test_text_next_to_an_image_is_shortened_and_the_image_stays(mode: ResponseMode) -> None:
     one = shown(mode, image(), text(ROWS), image(cache_control=FIVE))
     [first, short, last] = content(one)
     assert (first, last) == (image(), image(cache_control=FIVE))
@@ -109,7 +109,7 @@ def test_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_stays(mode: 
 
 @pytest.mark.parametrize("stays", STAYS)
 @pytest.mark.parametrize("mode", CHANGING)
-def test_what_nobody_knows_or_what_is_not_in_the_request_stays_in_its_place(mode: ResponseMode, stays: Any) -> None:
+def test_unknown_parts_and_parts_without_bytes_stay(mode: ResponseMode, stays: Any) -> None:
     assert show(result(stays, text("short")), mode, handle) is None
     one = shown(mode, stays, text(ROWS), stays)
     assert [content(one)[place] for place in (0, 2)] == [stays, stays]
@@ -135,11 +135,11 @@ def test_the_text_in_a_document_or_search_result_is_text(part: Json) -> None:
         one = shown(mode, part)
         [short] = content(one)
         assert (short["type"], short.keys()) == ("text", {"type", "text"})
-        assert points(short["text"])
+        assert ends_with_handle(short["text"])
         assert json.loads(one.content or "") == [part], "the titles and sources are kept as well"
 
 
-def test_sources_are_read_with_what_they_say_so_that_an_extract_can_name_them() -> None:
+def test_an_extract_can_name_its_sources() -> None:
     said = readable(result(found("One.", "Two."), text("Three."), document("Four.", title="Fourth", context="c")))
     assert said == "Parts\nhttps://a.example/1\nOne.\nTwo.\nThree.\nFourth\nc\nFour."
     assert readable(result(text("a"), text("b"), image())) == "ab"
@@ -147,7 +147,7 @@ def test_sources_are_read_with_what_they_say_so_that_an_extract_can_name_them() 
     assert short["text"].startswith("Parts\nhttps://a.example/1\n")
 
 
-def test_several_texts_are_shown_as_one_where_the_last_of_them_stood() -> None:
+def test_several_texts_become_one_at_the_last_place() -> None:
     one = shown("summary", text(TEXT), LINKED, text(ROWS), NAMED)
     assert [part["type"] for part in content(one)] == ["image", "text", "document"]
     assert one.content == TEXT + ROWS
@@ -167,10 +167,10 @@ def test_several_texts_are_shown_as_one_where_the_last_of_them_stood() -> None:
         {"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}},
     ],
 )
-def test_what_is_in_the_request_goes_behind_the_handle_with_the_text(media: Json) -> None:
+def test_media_with_bytes_are_stored_with_the_text(media: Json) -> None:
     one = shown("handle_only", text("Taken."), media, text(TEXT))
     [short] = content(one)
-    assert points(short["text"])
+    assert ends_with_handle(short["text"])
     assert 'begins "Taken.' in short["text"]
     assert json.loads(one.content or "") == [text("Taken."), media, text(TEXT)]
     assert content(shown("handle_only", media)) == [text(content(shown("handle_only", media))[0]["text"])]
@@ -178,7 +178,7 @@ def test_what_is_in_the_request_goes_behind_the_handle_with_the_text(media: Json
         assert show(result(text("Taken."), media), mode, handle) is None
 
 
-def test_the_line_counts_what_is_no_text() -> None:
+def test_the_handle_line_counts_the_media() -> None:
     media = [image(), image(), {"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}}]
     [short] = content(shown("handle_only", *media))
     assert short["text"].startswith("[2 images, 1 sound; ")
@@ -186,7 +186,7 @@ def test_the_line_counts_what_is_no_text() -> None:
     assert short["text"].startswith('[text, 1 line, begins "Done.", 1 image; ')
 
 
-def test_what_is_kept_of_a_picture_is_its_every_byte() -> None:
+def test_every_byte_of_an_image_is_stored() -> None:
     one = shown("handle_only", text("Taken."), image())
     [_, kept] = json.loads(one.content or "")
     assert base64.b64decode(kept["source"]["data"]) == base64.b64decode(PNG)
@@ -204,7 +204,7 @@ def test_what_is_kept_of_a_picture_is_its_every_byte() -> None:
         ([HOUR, None, ("kept", HOUR)], [HOUR, ("kept", HOUR)]),
     ],
 )
-def test_marks_stay_in_the_order_in_which_they_came(marks: list[Any], left: list[Any]) -> None:
+def test_cache_marks_keep_their_order(marks: list[Any], left: list[Any]) -> None:
     def part(mark: Any) -> Json:
         kept = mark[1] if isinstance(mark, tuple) else None
         if mark == "kept" or kept:
@@ -217,7 +217,7 @@ def test_marks_stay_in_the_order_in_which_they_came(marks: list[Any], left: list
     ]
 
 
-def test_a_models_summary_stands_in_the_place_of_the_extract() -> None:
+def test_a_models_summary_replaces_the_extract() -> None:
     raw = result(image(), found(TEXT, cache_control=FIVE))
     one = show(raw, "summary", handle)
     assert one is not None
@@ -228,7 +228,7 @@ def test_a_models_summary_stands_in_the_place_of_the_extract() -> None:
                         "full text: GET /api/results/tr_1]", cache_control=FIVE)  # fmt: skip
 
 
-def test_a_picture_that_weighs_as_much_as_its_line_stays() -> None:
+def test_an_image_as_small_as_its_line_stays() -> None:
     address = {"url": f"data:image/png;base64,{PNG}", "detail": "low"}
     low = {"type": "image_url", "image_url": address}
     assert ResultContent([low], with_media=True).media_size == 340
@@ -265,7 +265,7 @@ PARTS = {"chat": chat, "messages": anthropic, "responses": responses}
 
 
 def request(wire: Wire, parts: list[Json]) -> list[bytes]:
-    """A request whose one tool result has these parts."""
+    """Return a request with one tool result that has these parts."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     elements: dict[str, list[Json]] = {
         "chat": [
@@ -285,7 +285,7 @@ def request(wire: Wire, parts: list[Json]) -> list[bytes]:
 
 
 def held(wire: Wire, raw: bytes) -> list[Json]:
-    """The parts of the result in such a request."""
+    """Return the parts of the result in such a request."""
     element = json.loads(raw)
     if wire == "messages":
         element = element["content"][0]
@@ -296,7 +296,7 @@ def held(wire: Wire, raw: bytes) -> list[Json]:
 @pytest.mark.parametrize("wire", PARTS)
 @given(st.data())
 @settings(max_examples=120, deadline=None)
-def test_law_what_is_sent_is_valid_what_stays_stays_and_the_rest_is_kept_whole(wire: Wire, data: st.DataObject) -> None:
+def test_law_parts_are_valid_unchanged_or_stored_whole(wire: Wire, data: st.DataObject) -> None:
     received = data.draw(st.lists(PARTS[wire], min_size=1, max_size=5))
     mode = data.draw(st.sampled_from(CHANGING))
     elements = request(wire, received)
@@ -316,7 +316,7 @@ def test_law_what_is_sent_is_valid_what_stays_stays_and_the_rest_is_kept_whole(w
         assert [part.get("cache_control") for part in after] == [part.get("cache_control") for part in received]
         assert all(a == b for a, b in zip(after, received, strict=True) if "image" in a["type"] or "file" in a["type"])
         return
-    [short] = [part for part in after if part["type"] == name and points(part.get("text", ""))]
+    [short] = [part for part in after if part["type"] == name and ends_with_handle(part.get("text", ""))]
     rest = [part for part in after if part is not short]
     kept = one.content or ""
     try:
@@ -340,7 +340,7 @@ def is_plain(part: Json) -> bool:
     return set(part) <= {"type", "text", "cache_control"}
 
 
-def test_law_a_result_of_plain_texts_alone_is_kept_as_its_text() -> None:
+def test_law_plain_texts_are_stored_as_text() -> None:
     for mode in LOSSY:
         assert shown(mode, text(ROWS)).content == ROWS
         assert shown(mode, text(ROWS), LINKED, text(TEXT)).content == ROWS + TEXT

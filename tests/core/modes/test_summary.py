@@ -1,4 +1,4 @@
-"""Which results are worth a model's summary, what the model is asked, and which of its answers are taken."""
+"""Choice of results for a model's summary, the prompt, and the check of its response."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ import pytest
 
 from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, ShownResult, show, with_summary
-from gateway.core.modes.handle import points
-from gateway.core.modes.summary import LONGEST_ANSWER, MOST, WORTH, affordable, asking, is_taken, summing, weight
+from gateway.core.modes.handle import ends_with_handle
+from gateway.core.modes.summary import (
+    LONGEST_ANSWER,
+    MIN_CHARS,
+    MOST,
+    affordable,
+    asking,
+    is_taken,
+    summary_limits,
+    weight,
+)
 
 LOG = "".join(f"{n:05} worker-{n % 7} finished job j-{n * 31} in {n * 3 % 101} ms\n" for n in range(400))
 ROOM = 100_000
@@ -27,7 +36,7 @@ def shown(content: Any, mode: Any = "summary") -> ShownResult:
 
 
 def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
-    """The instruction, and what is quoted behind it."""
+    """Return the instruction, and the result that is quoted after it."""
     asked = asking("search", text, 240, room)
     assert asked is not None
     instruction, data = asked
@@ -35,9 +44,9 @@ def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
     return instruction["content"], json.loads(data["content"])
 
 
-def test_only_results_from_a_size_on_are_worth_a_call() -> None:
-    assert shown(LOG[:WORTH]).summing is not None
-    assert shown(LOG[: WORTH - 1]).summing is None
+def test_only_long_results_are_worth_a_call() -> None:
+    assert shown(LOG[:MIN_CHARS]).summing is not None
+    assert shown(LOG[: MIN_CHARS - 1]).summing is None
 
 
 def test_only_what_is_shown_as_a_summary_may_have_one() -> None:
@@ -47,27 +56,31 @@ def test_only_what_is_shown_as_a_summary_may_have_one() -> None:
 
 
 def test_a_summary_may_have_as_many_tokens_as_an_extract_but_enough_for_some_sentences() -> None:
-    limits = [found.limit for size in (WORTH, 9_000, 200_000) if (found := summing("x y " * size, "x y " * size, ""))]
+    limits = [
+        found.limit
+        for size in (MIN_CHARS, 9_000, 200_000)
+        if (found := summary_limits("x y " * size, "x y " * size, ""))
+    ]
     assert limits == sorted(limits)
     assert limits[-1] == LONGEST_ANSWER
-    small = shown(LOG[:WORTH]).summing
+    small = shown(LOG[:MIN_CHARS]).summing
     assert small is not None
     assert 200 <= small.limit < LONGEST_ANSWER
 
 
-def test_what_a_summary_may_add_to_the_extract_covers_the_longest_that_is_taken() -> None:
+def test_the_extra_tokens_cover_the_longest_accepted_summary() -> None:
     may = shown(LOG).summing
-    none = summing(LOG, LOG, "")
+    none = summary_limits(LOG, LOG, "")
     assert may is not None
     assert none is not None
     assert is_taken("word" * none.more, none.limit)
     assert not is_taken("word" * (none.more + 1), none.limit)
     assert not is_taken("1 a " * none.more, none.limit), "as many characters, and more words"
     assert 0 < may.more < none.more
-    assert summing(LOG, LOG, "word " * 9_000) == none.__class__(none.limit, 0)
+    assert summary_limits(LOG, LOG, "word " * 9_000) == none.__class__(none.limit, 0)
 
 
-def test_a_summary_of_too_many_characters_is_not_taken_whatever_it_weighs() -> None:
+def test_a_summary_with_too_many_characters_is_refused() -> None:
     assert is_taken("-" * 40, 400)
     assert not is_taken(" " * 100_000, 400)
 
@@ -81,7 +94,7 @@ def test_a_result_is_quoted_so_that_nothing_in_it_ends_the_quotation() -> None:
 
 
 @pytest.mark.parametrize("text", [LOG * 20, "漢字かな" * 20_000, "a1b2c3 " * 30_000, " " * 200_000 + LOG])
-def test_a_text_longer_than_the_models_room_loses_its_middle(text: str) -> None:
+def test_a_text_longer_than_the_room_loses_its_middle(text: str) -> None:
     for room in (1_000, 4_000):
         asked = asking("search", text, 240, room)
         assert asked is not None
@@ -94,11 +107,11 @@ def test_a_text_longer_than_the_models_room_loses_its_middle(text: str) -> None:
         assert len(head) >= len(tail) > 0
 
 
-def test_a_model_without_room_for_any_of_it_is_not_asked() -> None:
+def test_without_room_there_is_no_prompt() -> None:
     assert asking("search", LOG, 240, 100) is None
 
 
-def test_the_newest_results_are_summed_up_first_as_far_as_they_can_be_afforded() -> None:
+def test_the_newest_affordable_results_are_summarized() -> None:
     costs = [100] * 7
     assert affordable(costs, None, MOST) == [3, 4, 5, 6]
     assert affordable(costs, 250, MOST) == [5, 6]
@@ -107,13 +120,13 @@ def test_the_newest_results_are_summed_up_first_as_far_as_they_can_be_afforded()
     assert affordable(costs, None, 0) == affordable(costs, 99, MOST) == affordable([], None, MOST) == []
 
 
-def test_a_summary_stands_as_an_extract_does_with_the_way_to_the_full_text() -> None:
+def test_a_summary_is_shown_with_the_handle_line() -> None:
     marks = {"type": "text", "text": LOG, "cache_control": {"type": "ephemeral"}}
     for content in (LOG, [marks]):
         raw = result(content, name="n")
         told, extracted = with_summary(raw, "All jobs ended.", "h"), shown(content).raw
         assert text_of(told).startswith("All jobs ended.\n[summary of ")
         assert text_of(told).split("\n")[-1] == text_of(extracted).split("\n")[-1]
-        assert points(text_of(told))
+        assert ends_with_handle(text_of(told))
         assert {**json.loads(told), "content": 0} == {**json.loads(raw), "content": 0}
     assert json.loads(told)["content"][0]["cache_control"] == marks["cache_control"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.modes.table import is_tabled, rows_of, tabled
+from gateway.core.modes.table import is_table, table_rows, write_as_table
 from tests.support.timing import in_time
 
 
@@ -21,7 +21,7 @@ class Number:
 
 
 class Missing:
-    """There is no such key in this row."""
+    """A key that this row does not have."""
 
 
 DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number)
@@ -31,13 +31,13 @@ MARK = re.compile(r'("(?:[^"\\]|\\.)*")|<table (\d+)>')
 
 
 def untable(text: str) -> Any:
-    """What a table says, read by nothing but what its first line tells."""
+    """Parse a table by the rules in its first line alone."""
     lines = text.split("\n")
     found = re.fullmatch(r"\[JSON (?:list|lines) as a table, (\d+) rows, nothing left out; .*\]", lines[0])
     if found is not None:
         assert len(lines) == 2 + int(found[1])
         return rows_from(lines[1], lines[2:])
-    if not is_tabled(text):
+    if not is_table(text):
         values = [DECODER.decode(line) for line in lines]
         return values[0] if len(values) == 1 else values
     tables: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def row_of(paths: list[list[str]], cells: list[Any]) -> dict[str, Any]:
 
 
 def spelled(value: Any, gap: str = "") -> str:
-    """JSON with numbers as they are spelled."""
+    """Return JSON with numbers in their spelling."""
     if isinstance(value, Number):
         return value.spelling
     if isinstance(value, dict):
@@ -133,7 +133,7 @@ NASTY = ["a", "|", '"', ",", "{", "[", "\\", "\n", " ", ".", "1", "-", "e", "tru
 texts = st.lists(st.sampled_from(NASTY), max_size=4).map("".join)
 numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?", fullmatch=True).map(Number)
 leaves = st.none() | st.booleans() | texts | numbers
-#: long enough for a table of a few rows to be worth it
+#: long enough for a table of a few rows to save characters
 keys = st.sampled_from(
     ["a name of a column", "with.a dot and more", "with|a bar and more", 'with "quotes" in it', "", "b"]
 )
@@ -157,11 +157,11 @@ documents = st.recursive(
 @settings(max_examples=100, deadline=None)
 def test_nothing_of_json_is_lost(value: Any, gap: str) -> None:
     text = spelled(value, gap)
-    shaped = tabled(text)
+    shaped = write_as_table(text)
     if isinstance(value, dict | list):
         assert shaped is not None
         assert untable(shaped) == value
-        assert tabled(shaped) in (None, shaped)
+        assert write_as_table(shaped) in (None, shaped)
     else:
         assert shaped is None
 
@@ -169,7 +169,7 @@ def test_nothing_of_json_is_lost(value: Any, gap: str) -> None:
 @given(tables | same_keys)
 @settings(max_examples=60, deadline=None)
 def test_nothing_of_json_lines_is_lost(rows: list[dict[str, Any]]) -> None:
-    shaped = tabled("\n".join(map(spelled, rows)))
+    shaped = write_as_table("\n".join(map(spelled, rows)))
     assert shaped is not None
     assert untable(shaped) == rows
 
@@ -185,7 +185,7 @@ def test_a_list_of_objects_names_its_keys_once() -> None:
         {"identifier": 4, "name": "two\nlines", "quantity_left": True},
         {"identifier": 5, "name": "12:30", "quantity_left": "true", "remarks_of_the_shop": " x"},
     ]
-    assert (tabled(json.dumps(rows, indent=1)) or "").split("\n") == [
+    assert (write_as_table(json.dumps(rows, indent=1)) or "").split("\n") == [
         "[JSON list as a table, 5 rows, nothing left out; empty cell: no such key]",
         "identifier|name|quantity_left|remarks_of_the_shop",
         "1|Ada|null|",
@@ -196,10 +196,10 @@ def test_a_list_of_objects_names_its_keys_once() -> None:
     ]
 
 
-def test_lists_in_a_document_stand_below_it() -> None:
+def test_lists_in_a_document_are_written_below_it() -> None:
     legs = [{"origin_airport": "JFK", "destination_airport": "SEA", "date": f"2024-05-0{n}"} for n in range(1, 5)]
     value = {"total": 4, "page": {"results": legs}, "again": legs, "few": [{"a": 1}, {"a": 2}]}
-    assert (tabled(json.dumps(value)) or "").split("\n")[:4] == [
+    assert (write_as_table(json.dumps(value)) or "").split("\n")[:4] == [
         "[JSON with its lists as tables below it, nothing left out; empty cell: no such key]",
         '{"total":4,"page":{"results":<table 2>},"again":<table 1>,"few":[{"a":1},{"a":2}]}',
         "<table 1> 4 rows",
@@ -208,17 +208,17 @@ def test_lists_in_a_document_stand_below_it() -> None:
 
 
 def test_json_lines_are_a_table_too() -> None:
-    shaped = tabled("\n".join(map(json.dumps, ROWS)))
+    shaped = write_as_table("\n".join(map(json.dumps, ROWS)))
     assert (shaped or "").startswith("[JSON lines as a table, 4 rows, nothing left out; ")
 
 
 def test_json_lines_that_make_no_table_are_compact() -> None:
-    assert tabled('{"a": 1}\n{"b": 2}\n') == '{"a":1}\n{"b":2}'
+    assert write_as_table('{"a": 1}\n{"b": 2}\n') == '{"a":1}\n{"b":2}'
 
 
 def test_objects_with_the_same_keys_in_every_row_become_columns() -> None:
     rows = [{"flight_number": n, "seats": {"economy_class": n, "business_class": [n]}} for n in range(6)]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1:3] == [
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[1:3] == [
         "flight_number|seats.economy_class|seats.business_class",
         "0|0|[0]",
     ]
@@ -226,7 +226,7 @@ def test_objects_with_the_same_keys_in_every_row_become_columns() -> None:
 
 def test_objects_deep_in_objects_stay_json() -> None:
     rows = [{"a": {"b": {"c": {"d": {"n": n}, "remark": 1}, "remark": 2}, "remark": 3}} for n in range(20)]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1:3] == [
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[1:3] == [
         "a.b.c.d|a.b.c.remark|a.b.remark|a.remark",
         '{"n":0}|1|2|3',
     ]
@@ -238,14 +238,14 @@ def test_objects_that_differ_stay_json_in_their_cell(other: Any) -> None:
         {"flight_number": n, "available_seats": {"economy_class": n, "business_class": n}} for n in range(9)
     ]
     rows[5]["available_seats"] = other
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1] == "flight_number|available_seats"
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[1] == "flight_number|available_seats"
 
 
 def test_columns_keep_the_order_of_the_keys_where_they_can() -> None:
     rows = [{"first column": 1, "third column": 3}] + [
         {"first column": 1, "second column": 2, "third column": 3} for _ in range(9)
     ]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1] == "first column|second column|third column"
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[1] == "first column|second column|third column"
 
 
 @pytest.mark.parametrize(
@@ -253,25 +253,27 @@ def test_columns_keep_the_order_of_the_keys_where_they_can() -> None:
 )
 def test_a_string_that_could_be_anything_else_has_its_quotes(text: str) -> None:
     rows = [{"the one column": text, "the other column": 1} for _ in range(9)]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[2] == f"{json.dumps(text)}|1"
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[2] == f"{json.dumps(text)}|1"
 
 
 @pytest.mark.parametrize("text", ["nullable", "+1", "1.", "2024-05-01", "a, b", "a.b", "é", "x{", "True", "-"])
-def test_any_other_string_has_none(text: str) -> None:
+def test_any_other_string_has_no_quotes(text: str) -> None:
     rows = [{"the one column": text, "the other column": 1} for _ in range(9)]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[2] == f"{text}|1"
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[2] == f"{text}|1"
 
 
 @pytest.mark.parametrize("key", [".a", "a.", "", " ", "a ", "|", '"', "\n", "é.é"])
 def test_a_key_that_could_be_several_has_its_quotes(key: str) -> None:
     rows = [{key: 1, "a long name of a column": 1} for _ in range(9)]
     head = f"{json.dumps(key, ensure_ascii=False)}|a long name of a column"
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1] == head
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[1] == head
 
 
-def test_a_key_cannot_pass_for_a_path_or_another_column() -> None:
+def test_a_key_cannot_be_mistaken_for_a_path_or_another_column() -> None:
     rows = [{"a.b of a column": 1, "c": {"d|": 2, "": 3}, '"quoted"': 4, " space": 5} for _ in range(9)]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1] == '"a.b of a column"|c."d|"|c.""|"\\"quoted\\""|" space"'
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[
+        1
+    ] == '"a.b of a column"|c."d|"|c.""|"\\"quoted\\""|" space"'
 
 
 @pytest.mark.parametrize(
@@ -289,44 +291,44 @@ def test_a_key_cannot_pass_for_a_path_or_another_column() -> None:
         [{} for _ in range(100)],
     ],
 )
-def test_what_makes_no_table_only_loses_its_white_space(value: Any) -> None:
-    assert tabled(json.dumps(value, indent=2)) == json.dumps(value, separators=(",", ":"))
+def test_json_that_is_no_table_only_loses_its_white_space(value: Any) -> None:
+    assert write_as_table(json.dumps(value, indent=2)) == json.dumps(value, separators=(",", ":"))
 
 
 def test_objects_that_would_make_too_many_columns_stay_json_in_their_cell() -> None:
     rows = [{f"the first of two, {m}": {f"{m}{n}": 1 for n in range(60)} for m in "bc"} for _ in range(9)]
-    assert (tabled(json.dumps(rows)) or "").split("\n")[1] == "the first of two, b|the first of two, c"
+    assert (write_as_table(json.dumps(rows)) or "").split("\n")[1] == "the first of two, b|the first of two, c"
 
 
 def test_lists_too_deep_in_a_document_stay_json() -> None:
     value: Any = ROWS * 3
     for _ in range(9):
         value = {"a": value}
-    assert tabled(json.dumps(value)) == json.dumps(value, separators=(",", ":"))
+    assert write_as_table(json.dumps(value)) == json.dumps(value, separators=(",", ":"))
 
 
 @pytest.mark.parametrize("text", ["", "plain text", "[1, 2", '{"a":NaN}', '{"a":1,"a":2}', '["\\ud800"]'])
 def test_what_is_no_json_or_cannot_be_written_is_no_table(text: str) -> None:
-    assert tabled(text) is None
+    assert write_as_table(text) is None
 
 
 def test_a_pair_of_escapes_is_one_character() -> None:
-    assert tabled('["\\ud83d\\ude00"]') == '["😀"]'
+    assert write_as_table('["\\ud83d\\ude00"]') == '["😀"]'
 
 
-def test_a_table_is_told_by_its_first_line() -> None:
-    shaped = tabled(json.dumps(ROWS))
+def test_a_table_is_recognized_by_its_first_line() -> None:
+    shaped = write_as_table(json.dumps(ROWS))
     assert shaped is not None
-    assert is_tabled(shaped)
-    assert not is_tabled(json.dumps(ROWS))
-    assert not is_tabled(f"a line before\n{shaped}")
-    assert not is_tabled("[JSON list as a table, and nothing of the kind]\n1|2")
+    assert is_table(shaped)
+    assert not is_table(json.dumps(ROWS))
+    assert not is_table(f"a line before\n{shaped}")
+    assert not is_table("[JSON list as a table, and nothing of the kind]\n1|2")
 
 
-def test_the_rows_of_a_list_can_be_had_alone() -> None:
-    assert rows_of(json.dumps(ROWS)) == (tabled(json.dumps(ROWS)) or "").split("\n")[1:]
-    assert rows_of(json.dumps({"rows": ROWS})) is None
-    assert rows_of("text") is None
+def test_table_rows_returns_the_rows_alone() -> None:
+    assert table_rows(json.dumps(ROWS)) == (write_as_table(json.dumps(ROWS)) or "").split("\n")[1:]
+    assert table_rows(json.dumps({"rows": ROWS})) is None
+    assert table_rows("text") is None
 
 
 @pytest.mark.parametrize(
@@ -346,4 +348,4 @@ def test_megabytes_do_not_take_minutes(value: Any) -> None:
     text = json.dumps(value)
     # Half a second is usual, and tracing multiplies it.
     with in_time(at_most=60):
-        tabled(text)
+        write_as_table(text)

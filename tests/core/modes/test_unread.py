@@ -66,7 +66,7 @@ def test_a_budget_makes_unread_results_tables_at_most_and_a_client_may_ask_for_l
     assert modes_for(asked, automatic) == modes
 
 
-def test_older_results_are_shown_shorter_before_unread_ones_are() -> None:
+def test_older_results_are_shortened_before_unread_ones() -> None:
     first, last = ResponseModes("summary", "table"), ResponseModes("handle_only", "handle_only")
     shorter = ModeTry(ResponseModes("handle_only", "table"), all_results=True, may_extract=True)
     assert tries_for(first, is_bound=False) == (ModeTry(first), shorter, ModeTry(last, all_results=True))
@@ -89,7 +89,7 @@ def test_older_results_are_shown_shorter_before_unread_ones_are() -> None:
         ([{"type": "function_call_output"}], 0),
     ],
 )
-def test_what_follows_the_last_reply_is_unread(messages: Sequence[Any], index: int) -> None:
+def test_results_after_the_last_reply_are_unread(messages: Sequence[Any], index: int) -> None:
     assert after_last_reply([encode(message) for message in messages]) == index
 
 
@@ -111,7 +111,7 @@ def test_a_result_has_the_same_name_with_a_cache_mark() -> None:
 
 
 @pytest.mark.parametrize("room", [200, 400, 800])
-def test_the_extract_has_what_was_asked_for_with_what_stands_around_it(room: int) -> None:
+def test_the_extract_has_the_answer_and_its_neighbours(room: int) -> None:
     [text] = shown([TASK, asks("a"), result("a")], room, 2)
     assert all(line in text for line in BODY.splitlines())
     assert HeuristicCounter().count(text) <= room
@@ -124,7 +124,7 @@ def test_the_arguments_of_a_call_are_part_of_the_question() -> None:
     assert "found.value_17" in text
 
 
-def test_a_reminder_of_a_client_is_no_question() -> None:
+def test_a_clients_reminder_is_no_question() -> None:
     note = {"type": "text", "text": "<system-reminder>column_3 column_4 column_5</system-reminder>"}
     [text] = shown([TASK, asks("a"), result("a"), {"role": "user", "content": [note]}], 250, 2)
     assert "return round(cents)" in text
@@ -142,12 +142,12 @@ def test_without_room_only_the_handle_is_shown() -> None:
     assert text.endswith("full text: GET /api/results/tr_h]")
 
 
-def test_what_fits_is_not_extracted() -> None:
+def test_results_that_fit_are_not_extracted() -> None:
     assert shown([TASK, asks("a"), result("a")], 50_000, 2) == []
 
 
 @pytest.mark.parametrize("content", ["short", [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]])
-def test_what_has_no_long_text_is_not_extracted(content: Any) -> None:
+def test_results_without_long_text_are_not_extracted(content: Any) -> None:
     assert shown([TASK, asks("a"), result("a", content)], 100, 2) == []
 
 
@@ -156,7 +156,7 @@ def test_the_same_question_has_the_same_extract() -> None:
     assert shown(messages, 500, 2) == shown(messages, 500, 2)
 
 
-def test_choosing_ends_when_time_is_up() -> None:
+def test_choosing_stops_at_the_deadline() -> None:
     raws = [encode(message) for message in (TASK, asks("a"), result("a", TEXT * 50))]
     with pytest.raises(DeadlinePassed):
         chosen_blocks(raws, [2], 500, Reader(counter_of(len)), lambda: True)
