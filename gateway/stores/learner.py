@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import KEPT, Residual, is_telling, residuals_from
 from gateway.core.errors import StoreUnavailable
@@ -86,7 +87,7 @@ class Learner(Observer):
         self._store = store
         self._write_after_s = write_after_s
         self._now = now
-        self._kept: dict[str, _Kept] = {}
+        self._kept = BoundedDict[str, _Kept](_MOST_KEYS)
         self._new_numbers: dict[str, list[Residual]] = {}
         self._new_limits: dict[str, _Said] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -122,8 +123,6 @@ class Learner(Observer):
             return self._keep(key, kept.known if kept is not None else None, _UNAVAILABLE_S)
 
     def _keep(self, key: str, known: Known, fresh_s: float) -> Known:
-        if len(self._kept) >= _MOST_KEYS and key not in self._kept:
-            del self._kept[next(iter(self._kept))]
         self._kept[key] = _Kept(known, self._now() + fresh_s)
         return known
 

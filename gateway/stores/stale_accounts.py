@@ -47,6 +47,7 @@ class Blind:
 
     def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
         self._moment = moment
+        #: not a BoundedDict: an account that is dropped here is also dropped from `_spent_at`
         self._seen: OrderedDict[AccountKey, Balance] = OrderedDict()
         #: when sessions were seen last that had used something
         self._spent_at: dict[AccountKey, Moment] = {}
@@ -59,6 +60,7 @@ class Blind:
         #: accounts that have a limit: what was spent on them is not forgotten before the store is back
         self._limited: set[AccountKey] = set()
         #: accounts that have none and on which nothing is held: the first ones were used longest ago, and go first
+        #: not a BoundedDict: an account that is dropped here is also dropped from `_accounts`
         self._idle: OrderedDict[AccountKey, None] = OrderedDict()
 
     def saw(self, balances: Iterable[Balance]) -> None:

@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 
@@ -26,7 +27,7 @@ class _Known(Generic[T]):
     def __init__(self, kind: type[T], none: T) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         self._none = none
-        self._values: dict[bytes, T] = {}
+        self._values = BoundedDict[bytes, T](_MOST)
         self._lock = Lock()
 
     def written(self, value: T) -> bytes:
@@ -50,8 +51,6 @@ class _Known(Generic[T]):
     def _put(self, encoded: bytes, value: T) -> None:
         with self._lock:
             self._values[encoded] = value
-            if len(self._values) > _MOST:
-                del self._values[next(iter(self._values))]
 
 
 _STATES: Final = _Known(SessionState, _EMPTY)

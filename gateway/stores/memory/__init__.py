@@ -8,12 +8,13 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Periods, Refused
@@ -64,8 +65,7 @@ class _Newest(Generic[K, V]):
     """The `most` values that were changed last, with when each was (Unix seconds)."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._values = BoundedDict[K, tuple[float, V]](most)
 
     def __contains__(self, key: K) -> bool:
         return key in self._values
@@ -76,9 +76,6 @@ class _Newest(Generic[K, V]):
 
     def put(self, key: K, value: V, now: float) -> None:
         self._values[key] = (now, value)
-        self._values.move_to_end(key)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:
         self._values.pop(key, None)
@@ -121,6 +118,7 @@ class MemoryStore:
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
         #: the same of all sessions of a namespace
         self._in_order: defaultdict[str, CallsInOrder] = defaultdict(CallsInOrder)
+        #: not a BoundedDict: dropping a call also drops what is kept about it in other tables, see `_drop_call`
         self._by_id: dict[str, CallRecord] = {}
         #: ids of calls by the namespace and the answer of each; the newest one where several had the same
         self._by_answer: dict[tuple[str, str], str] = {}

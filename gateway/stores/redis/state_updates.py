@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, TypeGuard
 from weakref import WeakValueDictionary
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.session_key import SessionKey
@@ -172,7 +172,7 @@ class _Seen:
     """States as they were seen last: a guess, which a server holds against what it has."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[SessionKey, StoredState] = OrderedDict()
+        self._kept = BoundedDict[SessionKey, StoredState](_SEEN)
 
     def get(self, session: SessionKey) -> StoredState | None:
         return self._kept.get(session)
@@ -184,9 +184,6 @@ class _Seen:
             self._kept.pop(session, None)
             return kept
         self._kept[session] = kept
-        self._kept.move_to_end(session)
-        if len(self._kept) > _SEEN:
-            self._kept.popitem(last=False)
         return kept
 
 
