@@ -227,7 +227,7 @@ async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
             settler.away(error)
     assert not settler.is_unavailable
     assert len(said(caplog, "store damaged")) == 1
-    assert not said(caplog, "store away")
+    assert not said(caplog, "store unavailable")
     await settler.aclose()
 
 

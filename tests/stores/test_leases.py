@@ -478,7 +478,7 @@ async def test_what_a_stream_brings_while_the_store_is_away_is_noted_until_the_s
         await notes.tick()
     assert notes.is_unavailable, "found out although no call came"
     assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
-    assert still.journalled is None
+    assert still.journaled is None
     notes.is_unavailable = notes.store.is_gone = False
     await notes.tick()
     await notes.tick()
@@ -520,7 +520,7 @@ async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
         await asyncio.gather(*(notes.leases.note(lease, 9 * delivered) for lease in leases))
-        assert delivered - (leases[0].journalled or leases[0].noted) < 256
+        assert delivered - (leases[0].journaled or leases[0].noted) < 256
     if is_gone:
         written = [noted for noted, _ in groupby(notes.written)]
         assert written == [dict.fromkeys((lease.id for lease in leases), come) for come in (256, 512, 768)]

@@ -236,7 +236,7 @@ async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_
         with in_time(at_least=TIMEOUT_S * 0.9):
             results = await asyncio.gather(*(verb() for verb in verbs), return_exceptions=True)
         assert [type(result) for result in results] == [StoreUnavailable] * len(verbs)
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.ping()
         server.send_signal(signal.SIGCONT)
         await until_it_works(store.ping)
@@ -248,7 +248,7 @@ async def test_each_exchange_over_a_connection_has_the_whole_deadline_for_itself
         await until_it_works(store.ping)
         await asyncio.sleep(0.5)
         server.send_signal(signal.SIGSTOP)
-        with in_time(at_least=0.9), pytest.raises(StoreUnavailable, match="no answer in time"):
+        with in_time(at_least=0.9), pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.totals(KEY)
         server.send_signal(signal.SIGCONT)
         await until_it_works(store.ping)
@@ -522,7 +522,7 @@ async def test_connections_that_a_firewall_has_forgotten_cost_one_call_and_not_o
         assert isinstance(link, SingleLink)
         await eventually(lambda: len(link._idle) > 1, "there are several")
         proxy.go_silent()
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.settle(spent(record()))
         assert (await store.settle(spent(record()))).calls == 601
 
@@ -1116,7 +1116,7 @@ class _Beside:
     def __init__(self, store: RedisStore) -> None:
         self.link = store._link
         made: Any = store
-        made._link = made._books._link = made._moves._link = self
+        made._link = made._ledger._link = made._updates._link = self
 
     async def overtake(self) -> None:
         await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))

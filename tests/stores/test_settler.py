@@ -291,7 +291,7 @@ async def test_calls_under_way_go_on_where_what_came_of_them_cannot_be_journalle
         full.unlink()
         await settler.note([record()])
     assert [*map(logging.LogRecord.getMessage, caplog.records)] == [
-        f"what has come of calls under way cannot be journalled: [Errno 17] File exists: '{full}'"
+        f"the progress of running calls cannot be journaled: [Errno 17] File exists: '{full}'"
     ]
     assert len([*full.glob("*.journal")]) == 1
     await settler.aclose()
@@ -361,8 +361,8 @@ async def test_an_outage_and_its_end_are_said_once_each(
         await accepts_calls(settler)
         await settler.aclose()
     said = [entry.getMessage() for entry in caplog.records]
-    assert sum("store away" in text for text in said) == 1
-    assert sum("store back" in text for text in said) == 1
+    assert sum("store unavailable" in text for text in said) == 1
+    assert sum("store available again" in text for text in said) == 1
 
 
 async def test_what_waits_is_bounded_and_what_is_beyond_is_named_in_the_log(
