@@ -123,7 +123,7 @@ async def test_a_record_that_cannot_take_the_place_of_what_is_there_is_set_aside
     await settler.aclose()
     (aside,) = journals.iterdir()
     assert aside.suffix == ".unread"
-    assert said(caplog, one.call_id, str(aside), "let the name of the file end in .journal again")
+    assert said(caplog, one.call_id, str(aside), "rename the file so that it ends in .journal again")
     assert (await calls_of(spoilt.store, KEY), await calls_of(spoilt.store, OTHER)) == (1, 1)
 
 

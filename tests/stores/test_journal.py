@@ -90,7 +90,7 @@ def test_a_folder_that_nothing_can_be_written_to_is_known_before(tmp_path: Path)
     folder = tmp_path / "file" / "journals"
     obstacle = Journal(folder).obstacle()
     assert obstacle is not None
-    assert obstacle.startswith(f"the journal {folder} cannot be written, as {tmp_path / 'file'} is no folder. ")
+    assert obstacle.startswith(f"the journal {folder} cannot be written, as {tmp_path / 'file'} is not a folder. ")
     assert "store.journal" in obstacle
     for good in (tmp_path, tmp_path / "new" / "folder", Path("new")):
         assert Journal(good).obstacle() is None

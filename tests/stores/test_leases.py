@@ -343,7 +343,7 @@ async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
     with caplog.at_level(logging.ERROR, "gateway"):
         leases.start()
         leases.open(Lease("bad", 60, 0, pending=fails))
-        await eventually(lambda: any("not looked after" in entry.getMessage() for entry in caplog.records))
+        await eventually(lambda: any("holds were not renewed" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
         lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
         await eventually(lambda: lease.noted)

@@ -83,7 +83,7 @@ async def test_while_the_store_is_away_new_calls_are_refused_and_settlements_kep
     settler = Settler(store)
     store.away = True
     assert [await settler.settle(record()) for _ in range(2)] == [None, None]
-    with pytest.raises(StoreUnavailable, match=r"away\. Settled calls that wait for it: 2\."):
+    with pytest.raises(StoreUnavailable, match=r"unavailable\. Ended calls that wait for it: 2\."):
         settler.check()
     await settler.aclose()
 

@@ -19,7 +19,7 @@ async def test_the_store_is_away_while_a_file_of_it_is_and_goes_on_when_it_is_ba
     async with opened(path) as store:
         before = await store.settle(record(charge=CHARGE))
         file.rename(aside)
-        with pytest.raises(StoreUnavailable, match="Put them back, or restart the gateway"):
+        with pytest.raises(StoreUnavailable, match="Restore them, or restart the gateway"):
             await store.ping()
         with pytest.raises(StoreUnavailable, match="deleted, moved or replaced"):
             await store.settle(record(charge=CHARGE))

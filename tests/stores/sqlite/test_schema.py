@@ -284,7 +284,7 @@ async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
         pass
     said = [entry.getMessage() for entry in heard.records if "format" in entry.getMessage()]
     assert len(said) == 1
-    assert f"{path.name}: its file is brought from format 1 to {len(MIGRATIONS)}" in said[0]
+    assert f"{path.name}: migrating its file from format 1 to {len(MIGRATIONS)}" in said[0]
 
 
 async def test_a_session_of_format_5_counts_its_tools_from_then_on(path: Path, record: MakeRecord) -> None:
