@@ -1,4 +1,4 @@
-"""An account that cannot be read refuses its own calls and no others, is never taken for an empty one, and can be mended."""
+"""An account that cannot be read refuses only its own calls, is never treated as empty, and can be repaired."""
 
 from __future__ import annotations
 
