@@ -317,8 +317,8 @@ class Lists:
         tag = tag_of(session.namespace, session.id)
         arguments = {} if before is None else {"before": before}
         [found] = await self._link.call(self._verb("forget", self._keys.all_of(tag), arguments))
-        [gone] = await self._link.call(("EXISTS", self._keys.session(tag)))
-        if not gone:
+        [exists] = await self._link.call(("EXISTS", self._keys.session(tag)))
+        if not exists:
             await self._leave_lists(session)
             await self._link.call(("ZREM", self._keys.oldest, tag))
         return bool(found)
@@ -330,24 +330,24 @@ class Lists:
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
-        gone = await self._expire_sessions(before)
+        deleted = await self._expire_sessions(before)
         await self._expire_calls(before)
         await self._expire_alone(before)
         names = (self._keys.lessons, self._keys.lesson_times)
         verb = self._verb("unlearn", names, {"before": before, "limit": _CHUNK})
         while (await self._link.call(verb))[0]:
             pass
-        return gone
+        return deleted
 
     async def _expire_sessions(self, before: float) -> int:
-        gone = 0
+        deleted = 0
         name = self._keys.sorted_list(None, "recent")
         while members := await self._old(name, before):
             for member in members:
-                gone += await self.forget(session_of_member(member), before)
+                deleted += await self.forget(session_of_member(member), before)
             # If a session was called again meanwhile, that call adds it again.
             await self._remove(name, members)
-        return gone
+        return deleted
 
     async def _expire_calls(self, before: float) -> None:
         oldest_kept = first_id_at(before)

@@ -238,7 +238,7 @@ class PerServerLedger:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
         kept = await each(self._link, [("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names])
-        found, gone = list[OpenHold](), list[str]()
+        overdue, missing = list[OpenHold](), list[str]()
         for name, reply in zip(names, kept, strict=True):
             with self._unread.passed_over(name):
                 *row, lease = sound(reply)
@@ -246,13 +246,13 @@ class PerServerLedger:
                     continue
                 opened = values.opened(row)
                 if opened is not None:
-                    found.append(opened)
+                    overdue.append(opened)
                 else:
-                    gone.append(name)
-        if gone:
+                    missing.append(name)
+        if missing:
             # The server has lost these holds, for example by an eviction. In the list they would hide others.
-            await self._link.call(("ZREM", self._keys.holds, *gone))
-        return found[:limit]
+            await self._link.call(("ZREM", self._keys.holds, *missing))
+        return overdue[:limit]
 
     def ask_balances(self, claims: Sequence[Claim]) -> list[Command]:
         """See `LedgerVerbs`. One script reads all accounts."""
