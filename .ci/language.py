@@ -63,7 +63,7 @@ def instead_of(word: str) -> str:
 
 def prose_of_code(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of all comments and docstrings with their numbers."""
-    before = tokenize.NEWLINE
+    before, depth = tokenize.NEWLINE, 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         starts_statement = before in {
             tokenize.NEWLINE,
@@ -72,9 +72,11 @@ def prose_of_code(text: str) -> Iterator[tuple[int, str]]:
             tokenize.NL,
             tokenize.ENCODING,
         }
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and starts_statement):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and starts_statement and not depth):
             for offset, line in enumerate(token.string.splitlines()):
                 yield token.start[0] + offset, line
+        if token.type == tokenize.OP:
+            depth += (token.string in tuple("([{")) - (token.string in tuple(")]}"))
         if token.type != tokenize.COMMENT:
             before = token.type
 

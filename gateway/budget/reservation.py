@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gateway.call.types import CallAccounts, TakenHold
+from gateway.core.bounded import BoundedDict
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim, Granted, Hold, Limits, Refused
@@ -51,7 +51,7 @@ class Budgets:
         self._wall = wall
         self._blind = blind
         #: the parents of sessions as last read, from the nearest up
-        self._above = OrderedDict[SessionKey, tuple[SessionKey, ...]]()
+        self._above = BoundedDict[SessionKey, tuple[SessionKey, ...]](_MOST_SEEN)
 
     async def parents(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents = _NOTHING_READ
@@ -164,11 +164,10 @@ class Budgets:
         self, session: SessionKey, known: str | None, named: str | None, read: Parents
     ) -> tuple[SessionKey, ...]:
         parents = await self.parents(session, known, named, read)
-        self._above.pop(session, None)
         if parents:
             self._above[session] = parents
-        if len(self._above) > _MOST_SEEN:
-            self._above.popitem(last=False)
+        else:
+            self._above.pop(session, None)
         return parents
 
     def parents_as_seen(self, session: SessionKey, named: str | None) -> tuple[SessionKey, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.routing import Route
 from gateway.dialects.limit_error import AS_USUAL, OutputRule
 
@@ -19,13 +20,10 @@ class RecentModels:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._since: dict[tuple[str, str], float] = {}
+        self._since = BoundedDict[tuple[str, str], float](_MOST)
 
     def add(self, route: Route) -> None:
         """Note that it was seen of this model just now."""
-        self._since.pop((route.provider, route.model), None)
-        if len(self._since) >= _MOST:
-            del self._since[next(iter(self._since))]
         self._since[route.provider, route.model] = self._clock()
 
     def __contains__(self, route: Route) -> bool:
@@ -39,7 +37,7 @@ class OutputRules:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: dict[tuple[str, str, bool], tuple[OutputRule, float]] = {}
+        self._known = BoundedDict[tuple[str, str, bool], tuple[OutputRule, float]](_MOST)
 
     def of(self, route: Route, *, is_stream: bool) -> OutputRule:
         """Return the rule of a model. Some providers take less where the response is not streamed."""
@@ -48,8 +46,4 @@ class OutputRules:
 
     def keep(self, route: Route, rule: OutputRule, *, is_stream: bool) -> None:
         """Remember a rule that the provider accepted."""
-        key = route.provider, route.model, is_stream
-        self._known.pop(key, None)
-        if len(self._known) >= _MOST:
-            del self._known[next(iter(self._known))]
-        self._known[key] = rule, self._clock()
+        self._known[route.provider, route.model, is_stream] = rule, self._clock()

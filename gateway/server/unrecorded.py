@@ -8,11 +8,11 @@ session, and calls that the gateway itself could not serve.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gateway.call.observers import tell
+from gateway.core.bounded import BoundedDict
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -68,7 +68,7 @@ class UnrecordedRefusals(Observer):
     def __init__(self, observers: Iterable[Observer], wall: Callable[[], float] = time.time) -> None:
         self._listeners = [one.refused for one in observers]
         self._wall = wall
-        self._kept: OrderedDict[tuple[str, str | None], UnrecordedRefusal] = OrderedDict()
+        self._kept = BoundedDict[tuple[str, str | None], UnrecordedRefusal](MOST_KEPT)
 
     def note(self, fault: GatewayError, headers: Headers, call_id: str, dialect: str, operation: str) -> None:
         """Note a request that never becomes a call. A bug is left out: it has a log entry of its own."""
@@ -112,14 +112,12 @@ class UnrecordedRefusals(Observer):
 
     def _keep(self, call: CallRecord) -> None:
         code, credential, now = call.error_code or "", call.notes.get(CREDENTIAL), call.started_at
-        kept = self._kept.pop((code, credential), None)
+        kept = self._kept.get((code, credential))
         if kept is None:
             kept = UnrecordedRefusal(code, call.status, credential, "", 0, now, now)
         kept.message = call.error.message if call.error is not None else ""
         kept.count, kept.last_at = kept.count + 1, now
         self._kept[code, credential] = kept
-        if len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
 
     def newest(self) -> Sequence[UnrecordedRefusal]:
         """Return the refusals that are kept, the newest first."""

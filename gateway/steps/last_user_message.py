@@ -13,6 +13,7 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.conversation.message import keys_of, text_parts
 from gateway.core.counting.prefix_cache import is_worth_keeping
 from gateway.core.counting.request import ITEMS
@@ -33,7 +34,7 @@ class NewestMessages:
     """Finds the newest message of a user. One for each worker; what it remembers is bounded."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, str | None] = {}
+        self._known = BoundedDict[bytes, str | None](_MOST)
         self._lock = Lock()
 
     async def ahead_of(self, contents: Contents) -> str | Callable[[], str | None] | None:
@@ -75,10 +76,7 @@ class NewestMessages:
     def _keep(self, begun: tuple[bytes, ...], text: str | None) -> None:
         name = _name(begun)
         with self._lock:
-            self._known.pop(name, None)
             self._known[name] = text
-            if len(self._known) > _MOST:
-                del self._known[next(iter(self._known))]
 
 
 def _name(begun: tuple[bytes, ...]) -> bytes:

@@ -1,4 +1,4 @@
-"""Give stores the time: wall time, and a clock that cannot be set."""
+"""Read the time for stores: wall time, and a monotonic clock that no one can set."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 
 from gateway.core.ledger.arithmetic import Moment
 
-#: Linux's clock that also runs while a machine sleeps, else the monotonic one. Both are the same for all processes.
+#: Linux's clock that also runs while the machine sleeps, else the monotonic clock. All processes see the same time.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def now() -> Moment:
-    """This moment."""
+    """Return the current moment."""
     mono = time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
     return Moment(time.time(), mono, _boot())
 
@@ -25,5 +25,5 @@ def _boot() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        # Without a name, a new boot shows in that the clock has gone back; see `Moment.is_of_boot`.
+        # Without an id, a reboot is noticed because the clock has gone back; see `Moment.is_of_boot`.
         return ""

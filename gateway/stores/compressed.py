@@ -9,18 +9,18 @@ from gateway.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """A tool result as it is kept, and its bytes before it was packed."""
+    """A compressed tool result, and its size in bytes before compression."""
 
     text: bytes
     size: int
 
     @classmethod
     def of(cls, text: str) -> Compressed:
-        """Pack a text. Tool results are repetitive: the fastest way makes them a third as large."""
+        """Compress a text. Tool results repeat a lot: the fastest level already saves two thirds."""
         encoded = text.encode("utf-8", "surrogatepass")
         return cls(zlib.compress(encoded, 1), len(encoded))
 
 
 def decompressed(text: bytes) -> str:
-    """The text that was packed."""
+    """Return the original text."""
     return zlib.decompress(text).decode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Encode where a page of a list ended."""
+"""Encode the cursors of paged lists, and choose the sessions of one page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import MOST_SEARCHED, SessionView, Sort
 
-#: the integers that a value may be: SQLite takes no larger ones
+#: integers that a cursor's value may have: SQLite takes no larger ones
 _INTEGERS: Final = range(-(2**63), 2**63)
 _PICO: Final = Decimal(10) ** 12
 
@@ -40,7 +40,7 @@ class Cursor(NamedTuple):
 
     @property
     def key(self) -> SessionKey:
-        """The session."""
+        """Return the key of the session."""
         return SessionKey(self.namespace, self.id)
 
     @classmethod
@@ -48,14 +48,14 @@ class Cursor(NamedTuple):
         """Read what `str` wrote.
 
         Raises:
-            InvalidRequest: it is no cursor.
+            InvalidRequest: the text is not a cursor.
         """
         try:
             cursor = cls(*msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int | float, str, str]))
         except (msgspec.DecodeError, binascii.Error, ValueError):
-            raise _not_ours() from None
+            raise _invalid_cursor() from None
         if isinstance(cursor.value, int) and cursor.value not in _INTEGERS:
-            raise _not_ours()
+            raise _invalid_cursor()
         return cursor
 
     def __str__(self) -> str:
@@ -65,7 +65,8 @@ class Cursor(NamedTuple):
 class Names:
     """Choose sessions by a part of their names.
 
-    `namespace`: of the reader, None for all, who sees the names of client keys too; `part`: empty for every session.
+    `namespace`: of the reader; None for a reader of all namespaces, who also sees the names of client keys.
+    `part`: empty for every session.
     """
 
     def __init__(self, namespace: str | None, part: str) -> None:
@@ -91,5 +92,5 @@ def page_of(places: Iterable[Cursor], names: Names, limit: int) -> tuple[list[Cu
     return chosen, None
 
 
-def _not_ours() -> InvalidRequest:
+def _invalid_cursor() -> InvalidRequest:
     return InvalidRequest("The cursor is not one that this list returned.", param="cursor")

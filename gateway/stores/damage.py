@@ -1,4 +1,4 @@
-"""Log records that a store cannot take or read, without blocking others."""
+"""Log stored values that are damaged or of another version, so that they do not block other values."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ logger = logging.getLogger("gateway")
 
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
-#: records that are named in the log: another version may have left any number of them
+#: Damaged values that the log names: another version may have left any number of them.
 _MOST_NAMED: Final = 100
-#: what is raised where a stored value is none of ours
+#: errors that a stored value of another form raises
 UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError, StoreDamaged)
 _UNREAD_KEY: Final = (
-    "the client key %s in the store cannot be read, and nobody can call with it: %s. Revoke it, and make another"
+    "the client key %s in the store cannot be read, so calls with it are refused: %s. Revoke it, and make another"
 )
 _UNREAD_RECORD: Final = "the record of call %s cannot be read and is left out of lists: %s. Totals and budgets have it"
 _UNREAD_SESSION: Final = "session %s cannot be read and is left out of lists: %s"
 _UNREAD_HOLD: Final = (
-    "call %s was left by its worker and cannot be read: %s. What it holds stays held until a gateway of the version "
-    "that wrote it runs on this store"
+    "the hold of call %s cannot be read, and its worker has ended: %s. The budget stays reserved until a gateway of "
+    "the version that wrote it runs on this store"
 )
-#: what a caller is told of damage
-MENDING: Final = "Trying again does not help: an operator has to mend it, or to delete the session"
+#: the remedy in errors about damage
+MENDING: Final = "Trying again does not help: an operator has to repair it, or to delete the session"
 
 
 def unreadable(account: str, store: str) -> str:
-    """What is said of an account that no call can be charged to. To take it for an empty one would lift its budget."""
+    """Return the message for an account that cannot be read. Treating it as empty would lift its budget."""
     return f"The account {account} in the store {store} cannot be read, so no call can be charged to it. {MENDING}."
 
 
 class Refusing:
-    """Settle a call within this: what goes wrong, unless the store is away, lies in its record or in what that meets.
+    """A context that turns errors while settling a call into `RecordRefused`, unless the store is unavailable.
+
+    Such an error is caused by the record, or by damaged data that it refers to.
 
     Raises:
-        RecordRefused: it is not settled.
+        RecordRefused: the call is not settled.
     """
 
     __slots__ = ("_call_id",)
@@ -67,7 +69,7 @@ class Refusing:
 
 
 class _Unread:
-    """Names of what cannot be read, each of which is told in the log once."""
+    """Remember names of values that cannot be read, and log each of them once."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -75,73 +77,74 @@ class _Unread:
     def __len__(self) -> int:
         return len(self._names)
 
-    def _tell(self, name: str, message: str, error: Exception) -> None:
-        """`message`: with a place for the name, and one for the error."""
+    def _log(self, name: str, message: str, error: Exception) -> None:
+        """Log a name once. `message`: a format with one placeholder for the name and one for the error."""
         if name not in self._names:
             self._names.add(name)
             logger.error(message, name, error)
 
 
 class UnreadKeys(_Unread):
-    """Client keys that this version cannot read: they open to nobody."""
+    """Decode client keys, and log those that this version cannot read: calls with them are refused."""
 
     def __init__(self) -> None:
         super().__init__()
         self._rows: Sequence[tuple[str, bytes]] = ()
-        self._found: Sequence[StoredKey] = ()
+        self._keys: Sequence[StoredKey] = ()
 
     def read(self, rows: Sequence[tuple[str, bytes]]) -> Sequence[StoredKey]:
-        """The keys in these rows of names and values, sorted by name; without those that cannot be read.
+        """Return the readable keys of these rows of names and values, sorted by name.
 
-        Each worker asks once a second, and rarely is anything new: to decode thousands takes long in its loop.
+        Each worker asks once a second. The rows rarely change, and decoding thousands of keys would block its event
+        loop, so the last result is cached.
         """
         if rows != self._rows:
-            self._rows, self._found = rows, self._decoded(rows)
-        return self._found
+            self._rows, self._keys = rows, self._decoded(rows)
+        return self._keys
 
     def _decoded(self, rows: Sequence[tuple[str, bytes]]) -> Sequence[StoredKey]:
-        found = []
+        keys = []
         for name, value in rows:
             try:
-                found.append(_KEYS.decode(value))
+                keys.append(_KEYS.decode(value))
             except UNREADABLE as error:
-                self._tell(name, _UNREAD_KEY, error)
-        return sorted(found, key=lambda key: key.name)
+                self._log(name, _UNREAD_KEY, error)
+        return sorted(keys, key=lambda key: key.name)
 
 
 class UnreadRecords(_Unread):
-    """Records of calls that this version cannot read: they are left out of lists."""
+    """Decode records of calls, and log those that this version cannot read: lists leave them out."""
 
     def read(self, call_id: str, value: bytes) -> CallRecord | None:
-        """The record; None where it cannot be read."""
+        """Return the record, or None if it cannot be read."""
         try:
             return _RECORDS.decode(value)
         except UNREADABLE as error:
             if len(self) < _MOST_NAMED:
-                self._tell(call_id, _UNREAD_RECORD, error)
+                self._log(call_id, _UNREAD_RECORD, error)
             return None
 
 
 class UnreadSessions(_Unread):
-    """Sessions that cannot be read: lists leave them out, and clearing goes on behind them."""
+    """Log sessions that cannot be read: lists and clean-up skip them."""
 
     @contextlib.contextmanager
     def passed_over(self, session: str) -> Iterator[None]:
-        """Read a session, or what belongs to it, and go on where that cannot be done."""
+        """Log and skip a session in this context if it, or what belongs to it, cannot be read."""
         try:
             yield
         except UNREADABLE as error:
             if len(self) < _MOST_NAMED:
-                self._tell(session, _UNREAD_SESSION, error)
+                self._log(session, _UNREAD_SESSION, error)
 
 
 class UnreadHolds(_Unread):
-    """Holds that this version cannot read. All are counted: whoever looks for holds must look beyond them."""
+    """Log holds that this version cannot read. `len` counts all: a search for holds has to ask for as many more."""
 
     @contextlib.contextmanager
     def passed_over(self, hold_id: str) -> Iterator[None]:
-        """Read a hold, and go on where that cannot be done."""
+        """Log and skip a hold in this context if it cannot be read."""
         try:
             yield
         except UNREADABLE as error:
-            self._tell(hold_id, _UNREAD_HOLD, error)
+            self._log(hold_id, _UNREAD_HOLD, error)

@@ -1,10 +1,12 @@
-"""Write call records that the store did not take to a file that survives the worker.
+"""Write call records that the store did not take to journal files, which survive the worker.
 
-Each line holds a record behind its checksum, and is on the disk when `append` returns. A worker holds a lock on its own
-file for as long as it lives; a file that nobody holds is read, settled and deleted by whoever finds it. Settling is
-idempotent by the call's id, so that a record may be read more than once. What is noted of calls under way stands in a
-file of its own, of which each takes the place of the one before. An end that a crash cut off is left out: its
-`append` never returned. What the store refuses goes to a second file, which nobody reads until its name is changed.
+- Each line holds a checksum and a record. It is on the disk when `append` returns. A last line that a crash cut off is
+  left out: its `append` never returned.
+- A worker locks its own files while it lives. A file without a lock belongs to a worker that has ended: any other
+  worker reads it, settles its records and deletes it.
+- Settling is idempotent by call id, so a record may be read more than once.
+- Notes about running calls have a file of their own, which each new note replaces.
+- Records that the store refuses go to a third file. No worker reads it until an operator renames it.
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ from gateway.core.record import CallRecord
 logger = logging.getLogger("gateway")
 
 _SUFFIX: Final = ".journal"
-#: of a file with what cannot be settled by this version: an operator has to look at it
+#: suffix of files with records that this version cannot settle: an operator has to look at them
 _ASIDE: Final = ".unread"
-#: the folder of one store among those of others; see `StoreSettings.journal_path`
-_OF_A_STORE: Final = re.compile(r"[0-9a-f]{12}")
+#: name of one store's folder among those of other stores; see `StoreSettings.journal_path`
+_STORE_FOLDER: Final = re.compile(r"[0-9a-f]{12}")
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
-#: bytes of one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
-_LONGEST: Final = 64 * 1024 * 1024
-#: bytes of a file that are copied at once
+#: Most bytes of a line. A record has a few kilobytes; one that lists 20,000 messages has a few megabytes.
+_MOST_LINE_BYTES: Final = 64 * 1024 * 1024
+#: bytes of a file that one read copies
 _PIECE: Final = 1024 * 1024
-#: what the log advises an operator to do
-REMEDY: Final = "once a version that can runs here, let the name of the file end in .journal again"
+#: the remedy in log messages
+REMEDY: Final = "once a version that can read it runs here, rename the file so that it ends in .journal again"
 
 
 class Journal:
-    """The file of this worker, and those that others left. May be used from any thread."""
+    """The journal files of this worker, and those that ended workers left. May be used from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,136 +57,139 @@ class Journal:
         self._notes: tuple[int, Path] | None = None
 
     def obstacle(self) -> str | None:
-        """What keeps it from being written, and what to do; None: nothing that shows before it is."""
-        there = next(place for place in (self._folder, *self._folder.parents) if os.path.exists(place))  # noqa: PTH110
-        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        """Return a warning if the journal cannot be written, with the remedy; None if no obstacle is visible yet."""
+        existing = next(path for path in (self._folder, *self._folder.parents) if os.path.exists(path))  # noqa: PTH110
+        if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
             return None
-        why = "cannot be written" if there.is_dir() else "is no folder"
-        where = "" if there == self._folder else f", as {there} {why}"
+        reason = "cannot be written" if existing.is_dir() else "is not a folder"
+        where = "" if existing == self._folder else f", as {existing} {reason}"
         return (
-            f"the journal {self._folder} cannot be written{where}. While the store is away, calls would wait in memory "
-            "and be lost with the process. Let the gateway's user write there, or name another folder as store.journal"
+            f"the journal {self._folder} cannot be written{where}. While the store is unavailable, calls would wait in "
+            "memory and be lost with the process. Let the gateway's user write there, or set store.journal to another "
+            "folder"
         )
 
     def elsewhere(self) -> str | None:
-        """What waits in the folders of other stores beside ours, and what to do; None: nothing.
+        """Return a warning if calls wait in the folders of other stores, with the remedy; None if there are none.
 
-        It may be that of ours, under an address that it had before: nobody would read it.
+        They may belong to this store under a former address. Then no worker would read them.
         """
-        if not _OF_A_STORE.fullmatch(self._folder.name):
+        if not _STORE_FOLDER.fullmatch(self._folder.name):
             return None
         folders = {path.parent for path in self._folder.parent.glob(f"*/*{_SUFFIX}")} - {self._folder}
-        others = [one for one in sorted(folders) if _OF_A_STORE.fullmatch(one.name) and [*Journal(one).left_over()]]
+        others = [one for one in sorted(folders) if _STORE_FOLDER.fullmatch(one.name) and [*Journal(one).left_over()]]
         if not others:
             return None
         return (
             f"calls that were not settled wait in the journals of other stores: {', '.join(map(str, others))}. If "
-            f"store.url had another address for this store before, move their files that end in {_SUFFIX} to "
-            f"{self._folder}; else start a gateway with the store that they are for"
+            f"store.url of this store has changed, move their files that end in {_SUFFIX} to {self._folder}; otherwise "
+            "start a gateway with their store"
         )
 
     def append(self, record: CallRecord) -> None:
-        """Write a record down; it is on the disk when this returns.
+        """Append a record, which is on the disk when this returns.
 
         Raises:
-            OSError, ValueError: it is not.
+            OSError, ValueError: the record is not on the disk.
         """
         line = _line(record)
         with self._lock:
             if self._file is None:
-                self._file, self._path = self._made(_SUFFIX)
+                self._file, self._path = self._create(_SUFFIX)
             elif _is_deleted(self._file):
-                self._file, self._path = self._saved(self._file, _SUFFIX)
+                self._file, self._path = self._copy_deleted(self._file, _SUFFIX)
             _add(self._file, line)
 
     def note(self, records: Sequence[CallRecord]) -> None:
-        """Write down what is to be settled of calls under way should this worker die, in the place of the last notes.
+        """Write the records to settle if this worker dies with its calls still running. They replace the last notes.
 
         Raises:
-            OSError, ValueError: they are not on the disk; the last notes still are.
+            OSError, ValueError: these notes are not on the disk, but the last ones still are.
         """
         lines = b"".join(map(_line, records))
         with self._lock:
-            old, made = self._notes, self._made(_SUFFIX) if records else None
+            old, made = self._notes, self._create(_SUFFIX) if records else None
             if made is not None:
                 try:
                     _add(made[0], lines)
                 except OSError:
-                    _drop(*made)
+                    _delete(*made)
                     raise
             self._notes = made
             if old is not None:
-                _drop(*old)
+                _delete(*old)
 
     def set_aside(self, record: CallRecord) -> Path:
-        """Write a record down that the store cannot take, where nobody reads it unasked; in which file it is.
+        """Write a record that the store refuses to a file that no worker reads by itself; return the path.
 
         Raises:
-            OSError, ValueError: it is not.
+            OSError, ValueError: the record is not on the disk.
         """
         line = _line(record)
         with self._lock:
             if self._aside is None:
-                self._aside = self._made(_ASIDE)
+                self._aside = self._create(_ASIDE)
             elif _is_deleted(self._aside[0]):
-                self._aside = self._saved(self._aside[0], _ASIDE)
+                self._aside = self._copy_deleted(self._aside[0], _ASIDE)
             file, path = self._aside
             _add(file, line)
         return path
 
-    def _saved(self, orphaned: int, suffix: str) -> tuple[int, Path]:
-        """A new file with what is in one of ours that somebody has deleted, maybe with its folder.
+    def _copy_deleted(self, deleted: int, suffix: str) -> tuple[int, Path]:
+        """Copy an open file that was deleted from outside, maybe with its folder, to a new file.
 
         Raises:
-            OSError: there is none; the old one is still open.
+            OSError: there is no new file, and the old one is still open.
         """
-        made = self._made(suffix)
+        made = self._create(suffix)
         try:
-            os.lseek(orphaned, 0, os.SEEK_SET)
-            while piece := os.read(orphaned, _PIECE):
+            os.lseek(deleted, 0, os.SEEK_SET)
+            while piece := os.read(deleted, _PIECE):
                 _write(made[0], piece)
             os.fsync(made[0])
         except OSError:
-            _drop(*made)
+            _delete(*made)
             raise
-        os.close(orphaned)
+        os.close(deleted)
         return made
 
-    def _made(self, suffix: str) -> tuple[int, Path]:
-        """A new file of ours."""
+    def _create(self, suffix: str) -> tuple[int, Path]:
+        """Create a file of this worker, and lock it."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
-            # Never a name that was there before: what waits in another file must not be written over.
+            # Always a new name: records that wait in another file must not be overwritten.
             path = self._folder / f"{time.time_ns()}-{os.getpid()}-{secrets.token_hex(4)}{suffix}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            if _is_ours(file, path):
+            if _is_locked(file, path):
                 return file, path
             os.close(file)
 
     def clear(self) -> None:
-        """Delete the file: all that was appended has been settled."""
+        """Delete the file, as all appended records are settled."""
         with self._lock:
             file, path = self._file, self._path
             self._file = self._path = None
             if file is not None and path is not None:
-                _drop(file, path)
+                _delete(file, path)
 
     def leave(self) -> None:
-        """Leave what was appended to whoever finds it. What is noted of calls under way stays ours.
+        """Close and unlock the file of appended records so that another worker can settle them.
+
+        The notes about running calls stay with this worker.
 
         Raises:
-            OSError: somebody has deleted it, and it cannot be written anew; it is still open.
+            OSError: the file was deleted from outside and cannot be written again; it is still open.
         """
         with self._lock:
             if self._file is None:
                 return
             if _is_deleted(self._file):
-                self._file, self._path = self._saved(self._file, _SUFFIX)
+                self._file, self._path = self._copy_deleted(self._file, _SUFFIX)
             os.close(self._file)
             self._file = self._path = None
 
     def close(self) -> None:
-        """Leave what is in all its files to whoever finds it."""
+        """Close and unlock all files so that another worker can settle their records."""
         try:
             self.leave()
         except OSError as error:
@@ -196,7 +201,7 @@ class Journal:
             self._aside = self._notes = None
 
     def left_over(self) -> Iterator[Left]:
-        """Files of workers that are gone, each locked for as long as it is looked at."""
+        """Yield the files of workers that have ended, each locked until the next one is asked for."""
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             if path == self._path or (self._notes is not None and path == self._notes[1]):
                 continue
@@ -205,7 +210,7 @@ class Journal:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                logger.error("journal %s cannot be read and is left alone: %s", path, error.strerror)  # noqa: TRY400
+                logger.error("journal %s cannot be read and is skipped: %s", path, error.strerror)  # noqa: TRY400
                 continue
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,40 +220,39 @@ class Journal:
             except BlockingIOError:
                 continue
             except OSError as error:
-                logger.error("journal %s cannot be locked and is left alone: %s", path, error.strerror)  # noqa: TRY400
+                logger.error("journal %s cannot be locked and is skipped: %s", path, error.strerror)  # noqa: TRY400
             finally:
                 os.close(file)
 
 
 class Left:
-    """A file that a worker left."""
+    """A journal file that an ended worker left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: whether a line of it could not be read
-        self._is_odd = False
+        self._has_unreadable = False
 
     def parts(self, most: int) -> Iterator[Sequence[CallRecord]]:
-        """The records in it that can be read, so many at once: after a long time without a store it has any number."""
+        """Yield the readable records in parts of at most `most`: after a long outage a file has any number of them."""
         with self.path.open("rb") as lines:
             records = self._records(lines)
             while part := [*itertools.islice(records, most)]:
-                yield _once_each(part)
+                yield _one_per_call(part)
 
     def _records(self, lines: BinaryIO) -> Iterator[CallRecord]:
-        while line := lines.readline(_LONGEST):
+        while line := lines.readline(_MOST_LINE_BYTES):
             value = _value(line)
             record = _record(value) if value is not None else None
             if record is not None:
                 yield record
             elif value is None and not line.endswith(b"\n"):
-                logger.warning("journal %s: its end is not whole and was left out", self.path.name)
+                logger.warning("journal %s: its last line is incomplete and was left out", self.path.name)
             else:
-                self._is_odd = True
+                self._has_unreadable = True
 
     def delete(self) -> None:
-        """Delete it, as its records are settled; where some could not be read, set it aside: they are charges, too."""
-        if self._is_odd:
+        """Delete the file, as its records are settled; rename it if lines cannot be read, as they are charges too."""
+        if self._has_unreadable:
             aside = self.path.with_suffix(_ASIDE)
             self.path.rename(aside)
             logger.error(
@@ -258,8 +262,8 @@ class Left:
             self.path.unlink(missing_ok=True)
 
 
-def _once_each(records: Sequence[CallRecord]) -> Sequence[CallRecord]:
-    """Of several records of a call, which are settled side by side, the one that the others would give way to."""
+def _one_per_call(records: Sequence[CallRecord]) -> Sequence[CallRecord]:
+    """Return one record for each call, as records are settled in parallel: the one that replaces the others."""
     kept: dict[str, CallRecord] = {}
     for record in records:
         known = kept.get(record.call_id)
@@ -268,11 +272,13 @@ def _once_each(records: Sequence[CallRecord]) -> Sequence[CallRecord]:
     return [*kept.values()]
 
 
-def _drop(file: int, path: Path) -> None:
-    """Delete a file of ours. One that cannot be is found like that of a worker that is gone, and charges nobody twice.
+def _delete(file: int, path: Path) -> None:
+    """Close and delete a file of this worker.
+
+    If it cannot be deleted, another worker will settle its records again, which charges nothing twice.
 
     Raises:
-        OSError: it is still there.
+        OSError: the file is closed, but not deleted.
     """
     try:
         path.unlink(missing_ok=True)
@@ -281,12 +287,12 @@ def _drop(file: int, path: Path) -> None:
 
 
 def _is_deleted(file: int) -> bool:
-    """Whether somebody else has deleted a file of ours: nobody would find what is in it."""
+    """Return True if an open file was deleted from outside: no worker would find its records."""
     return not os.fstat(file).st_nlink
 
 
-def _is_ours(file: int, path: Path) -> bool:
-    """Lock a file that was just made, unless another worker has taken it for one left behind and deletes it."""
+def _is_locked(file: int, path: Path) -> bool:
+    """Lock a new file; return False if another worker treats it as left over and deletes it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -300,13 +306,13 @@ def _line(record: CallRecord) -> bytes:
 
 
 def _add(file: int, line: bytes) -> None:
-    """Have a line on the disk, or nothing of it."""
+    """Append a line and sync it to the disk, or append nothing."""
     end = os.lseek(file, 0, os.SEEK_END)
     try:
         _write(file, line)
         os.fsync(file)
     except OSError:
-        # Half a line on a full disk would hide the ones behind it.
+        # Half a line, as on a full disk, would make the next line unreadable.
         with contextlib.suppress(OSError):
             os.ftruncate(file, end)
         raise
@@ -319,7 +325,7 @@ def _write(file: int, line: bytes) -> None:
 
 
 def _value(line: bytes) -> bytes | None:
-    """What stands behind the checksum; None where it does not agree."""
+    """Return the value of a line, or None if its checksum is wrong."""
     checksum, _, value = line.rstrip(b"\n").partition(b" ")
     return value if checksum == b"%08x" % zlib.crc32(value) else None
 

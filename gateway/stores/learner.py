@@ -1,7 +1,7 @@
-"""Keep what reported usage teaches in memory, and write it to the store later.
+"""Learn corrections of token estimates, and context limits, from what providers report; save them to the store later.
 
-A lesson that is lost with its process is learned again within a few calls, so nothing here is waited for. Several
-workers add to the same keys: each lesson is a function of what is known, and what comes back is everybody's.
+No call waits for a write: a lesson that is lost with its process is learned again within a few calls. Several workers
+add to the same keys. So a lesson is a function of the stored value, and a write returns the lessons of all workers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import KEPT, Residual, is_telling, residuals_from
 from gateway.core.errors import StoreUnavailable
@@ -25,51 +26,54 @@ from gateway.core.stored import Lesson
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 
-#: keys that are kept in memory; a key is a provider, a model and a kind of request
+#: Keys kept in memory. A key names a provider, a model and a kind of request.
 _MOST_KEYS: Final = 4096
-#: keys of one write: a few hundred take half a millisecond
-_SLICE: Final = 500
+#: Keys of one write: a few hundred take half a millisecond.
+_KEYS_PER_WRITE: Final = 500
 _WRITE_AFTER_S: Final = 1.0
-#: what the keys in the store begin with, by what is kept under them
+#: prefixes of the keys in the store, by what is kept under them
 _OFFSETS: Final = "offsets\n"
 _SURPRISES: Final = "surprises\n"
 _FRAMES: Final = "frames\n"
 _LIMIT: Final = "window\n"
-#: Seconds for which a limit is believed. Not for ever: while it is, nothing longer is sent that could refute it.
+#: Seconds for which a limit is trusted. It has to end: meanwhile no longer request is sent that could refute the limit.
 _LIMIT_S: Final = 3600.0
-#: Seconds after which the store is asked again for a limit, which another worker may have been told by now. Numbers
-#: need no such question: each write brings back those of all workers.
+#: Seconds after which the store is asked again for a limit, which another worker may have learned since. Numbers are
+#: not asked for again: each write returns those of all workers.
 _LIMIT_FRESH_S: Final = 30.0
-#: seconds for which a store that was away is not asked again for the same key
+#: Seconds for which the store is not asked again for a key after it was unavailable.
 _UNAVAILABLE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What a provider named for a model, and when (Unix seconds); 0 tokens: a longer call was answered."""
+class _ReportedLimit:
+    """The limit that a provider reported for a model, and when (Unix seconds).
+
+    0 tokens: the limit was refuted, as a longer call got a response.
+    """
 
     limit: LengthLimit
     at: float
 
 
-#: what is kept of one key
-Known = tuple[Residual, ...] | _Said | None
+#: the value of one key
+Known = tuple[Residual, ...] | _ReportedLimit | None
 
 
 class _Kept(NamedTuple):
-    """What is known of a key, and until when (Unix seconds) that holds without asking the store."""
+    """The value of a key, and until when (Unix seconds) it is used without asking the store."""
 
     known: Known
     until: float
 
 
 class Taught(NamedTuple):
-    """What earlier calls taught under a calibration key, each the newest last.
+    """The lessons of earlier calls under one calibration key, each list with the newest last.
 
     Attributes:
-        offsets: the last residuals, reported less estimated tokens.
-        surprises: the last reported less expected tokens.
-        frames: what frames added in the last sessions, and over how many.
+        offsets: the last residuals: reported minus estimated tokens.
+        surprises: the last differences: reported minus expected tokens.
+        frames: tokens that frames added in the last sessions, and the number of frames.
     """
 
     offsets: tuple[Residual, ...]
@@ -78,7 +82,10 @@ class Taught(NamedTuple):
 
 
 class Learner(Observer):
-    """Offsets of estimates by calibration key, and limits by model. `now`: Unix seconds, the same for all workers."""
+    """Learns offsets of estimates by calibration key, and limits by model.
+
+    `now` returns Unix seconds, as limits are shared with other workers.
+    """
 
     def __init__(
         self, store: Store, write_after_s: float = _WRITE_AFTER_S, now: Callable[[], float] = time.time
@@ -86,33 +93,36 @@ class Learner(Observer):
         self._store = store
         self._write_after_s = write_after_s
         self._now = now
-        self._kept: dict[str, _Kept] = {}
+        self._kept = BoundedDict[str, _Kept](_MOST_KEYS)
         self._new_numbers: dict[str, list[Residual]] = {}
-        self._new_limits: dict[str, _Said] = {}
+        self._new_limits: dict[str, _ReportedLimit] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def taught(self, key: str) -> Taught:
-        """What earlier calls taught under a calibration key."""
-        found = []
+        """Return what earlier calls taught under a calibration key."""
+        lessons = []
         for name in (_OFFSETS + key, _SURPRISES + key, _FRAMES + key):
             kept = self._kept.get(name)
             known = kept.known if kept is not None and kept.until == math.inf else await self._look_up(name)
             new, numbers = self._new_numbers.get(name), known if isinstance(known, tuple) else ()
-            found.append((*numbers, *new)[-KEPT:] if new else numbers)
-        return Taught(*found)
+            lessons.append((*numbers, *new)[-KEPT:] if new else numbers)
+        return Taught(*lessons)
 
     async def limit(self, provider: str, model: str) -> LengthLimit | None:
-        """What the provider itself named when it refused a request for its length; None where it did not lately."""
+        """Return the limit that the provider named when it refused a request as too long, or None.
+
+        Limits older than an hour do not count.
+        """
         name = f"{provider}\n{model}"
-        said: Known = self._new_limits.get(name)
-        if said is None:
-            said = await self._look_up(_LIMIT + name, _LIMIT_FRESH_S)
-        if not isinstance(said, _Said) or abs(self._now() - said.at) >= _LIMIT_S:
+        known: Known = self._new_limits.get(name)
+        if known is None:
+            known = await self._look_up(_LIMIT + name, _LIMIT_FRESH_S)
+        if not isinstance(known, _ReportedLimit) or abs(self._now() - known.at) >= _LIMIT_S:
             return None
-        return said.limit if said.limit.tokens else None
+        return known.limit if known.limit.tokens else None
 
     async def _look_up(self, key: str, fresh_s: float = math.inf) -> Known:
-        """From memory, else from the store; while that is away, what was known before."""
+        """Return a value from memory, else from the store; while the store is unavailable, the last known value."""
         kept = self._kept.get(key)
         if kept is not None and self._now() < kept.until:
             return kept.known
@@ -122,13 +132,11 @@ class Learner(Observer):
             return self._keep(key, kept.known if kept is not None else None, _UNAVAILABLE_S)
 
     def _keep(self, key: str, known: Known, fresh_s: float) -> Known:
-        if len(self._kept) >= _MOST_KEYS and key not in self._kept:
-            del self._kept[next(iter(self._kept))]
         self._kept[key] = _Kept(known, self._now() + fresh_s)
         return known
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
-        """See `Observer.record`: what the provider reported of a call, less what was estimated."""
+        """See `Observer.record`: learn from the difference between reported and estimated tokens."""
         del totals, left
         tokens, context = call.request_tokens, call.context
         if context is not None and not is_telling(tokens, context.estimate + context.kept, context.key):
@@ -145,15 +153,15 @@ class Learner(Observer):
             self._add(_SURPRISES + last.key, Residual(surprise, context.estimate))
 
     def _refute(self, provider: str, model: str, tokens: int) -> None:
-        """Forget a limit that is smaller than the input of a call that was answered."""
+        """Forget a limit that is smaller than the input of a call that got a response."""
         name = f"{provider}\n{model}"
         kept = self._kept.get(_LIMIT + name)
         known = self._new_limits.get(name) or (kept.known if kept is not None else None)
-        if isinstance(known, _Said) and 0 < known.limit.tokens < tokens:
+        if isinstance(known, _ReportedLimit) and 0 < known.limit.tokens < tokens:
             self.report_limit(provider, model, LengthLimit(0))
 
     def report(self, key: str, residual: Residual) -> None:
-        """Note one more residual under a calibration key."""
+        """Add a residual under a calibration key."""
         self._add(_OFFSETS + key, residual)
 
     def _add(self, key: str, number: Residual) -> None:
@@ -162,9 +170,9 @@ class Learner(Observer):
             self._write_soon()
 
     def report_limit(self, provider: str, model: str, limit: LengthLimit) -> None:
-        """Note the limit that a provider named; one of 0 tokens forgets it."""
+        """Save the limit that a provider named; 0 tokens forget the known limit."""
         if len(self._new_limits) < _MOST_KEYS:
-            self._new_limits[f"{provider}\n{model}"] = _Said(limit, self._now())
+            self._new_limits[f"{provider}\n{model}"] = _ReportedLimit(limit, self._now())
             self._write_soon()
 
     def _write_soon(self) -> None:
@@ -176,19 +184,19 @@ class Learner(Observer):
         await self._write()
 
     async def _write(self) -> None:
-        """Offer what is new; what the store does not take now is offered with the next lessons."""
+        """Write new lessons to the store; those that it does not take are written with the next ones."""
         numbers, limits = self._new_numbers, self._new_limits
-        lessons: dict[str, Lesson] = {key: _one_more(new) for key, new in numbers.items()}
-        lessons |= {_LIMIT + name: _lesson(said) for name, said in limits.items()}
+        lessons: dict[str, Lesson] = {key: _add_numbers(new) for key, new in numbers.items()}
+        lessons |= {_LIMIT + name: _replace_limit(reported) for name, reported in limits.items()}
         if not lessons:
             return
         self._new_numbers, self._new_limits = {}, {}
         names = list(lessons)
-        for start in range(0, len(names), _SLICE):
+        for start in range(0, len(names), _KEYS_PER_WRITE):
             try:
-                now = await self._store.learn({name: lessons[name] for name in names[start : start + _SLICE]})
+                now = await self._store.learn({name: lessons[name] for name in names[start : start + _KEYS_PER_WRITE]})
             except StoreUnavailable:
-                # What was written before must not be taught twice.
+                # Only the rest: lessons written before must not be added twice.
                 self._put_back(names[start:], numbers, limits)
                 return
             for key, value in now.items():
@@ -196,9 +204,9 @@ class Learner(Observer):
                 self._keep(key, _known_from(value), fresh_s)
 
     def _put_back(
-        self, names: Sequence[str], numbers: Mapping[str, list[Residual]], limits: Mapping[str, _Said]
+        self, names: Sequence[str], numbers: Mapping[str, list[Residual]], limits: Mapping[str, _ReportedLimit]
     ) -> None:
-        """Offer lessons again, before those that are newer."""
+        """Queue lessons again, before newer ones."""
         for name in names:
             if name in numbers:
                 self._new_numbers[name] = [*numbers[name], *self._new_numbers.get(name, ())][-KEPT:]
@@ -207,7 +215,7 @@ class Learner(Observer):
                 self._new_limits.setdefault(model, limits[model])
 
     async def aclose(self) -> None:
-        """Write what is new, once."""
+        """Write new lessons, with a single try."""
         if self._writing is not None:
             self._writing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -215,16 +223,16 @@ class Learner(Observer):
         await self._write()
 
 
-def _one_more(new: list[Residual]) -> Lesson:
+def _add_numbers(new: list[Residual]) -> Lesson:
     def lesson(known: bytes | None) -> bytes:
         return msgspec.json.encode((*residuals_from(_decode(known)), *new)[-KEPT:])
 
     return lesson
 
 
-def _lesson(said: _Said) -> Lesson:
-    tokens, of_input = said.limit
-    return lambda _: msgspec.json.encode({"window": tokens, "of_input": of_input, "at": said.at})
+def _replace_limit(reported: _ReportedLimit) -> Lesson:
+    tokens, of_input = reported.limit
+    return lambda _: msgspec.json.encode({"window": tokens, "of_input": of_input, "at": reported.at})
 
 
 def _decode(value: bytes | None) -> object:
@@ -236,17 +244,17 @@ def _decode(value: bytes | None) -> object:
 
 
 def _known_from(value: bytes | None) -> Known:
-    """Numbers, or a limit; None for nothing, and for what is none of ours."""
-    found = _decode(value)
-    if isinstance(found, list):
-        return residuals_from(found)
-    if isinstance(found, dict):
-        return _said_from(found)
+    """Return the numbers or the limit of a stored value; None if it is absent or has another form."""
+    decoded = _decode(value)
+    if isinstance(decoded, list):
+        return residuals_from(decoded)
+    if isinstance(decoded, dict):
+        return _limit_from(decoded)
     return None
 
 
-def _said_from(found: Mapping[str, object]) -> _Said | None:
-    tokens, at = found.get("window"), found.get("at")
+def _limit_from(fields: Mapping[str, object]) -> _ReportedLimit | None:
+    tokens, at = fields.get("window"), fields.get("at")
     if type(tokens) is not int or tokens <= 0 or not isinstance(at, (int, float)):
         return None
-    return _Said(LengthLimit(tokens, found.get("of_input") is True), at)
+    return _ReportedLimit(LengthLimit(tokens, fields.get("of_input") is True), at)

@@ -1,7 +1,7 @@
-"""Renew and extend the holds of this worker, and settle calls whose worker is gone.
+"""Renew and extend the holds of this worker, and settle calls whose worker has ended.
 
-A worker that dies renews its holds no more. When their leases end, any worker that shares the store settles them by
-what was noted last. While the store is away, that is noted in the journal of the worker.
+A worker that dies stops renewing its holds. When their leases end, any worker that shares the store settles these
+calls by the tokens that were saved last. While the store is unavailable, a worker saves them in its journal.
 """
 
 from __future__ import annotations
@@ -24,45 +24,43 @@ from gateway.core.stored import OpenHold
 
 logger = logging.getLogger("gateway")
 
-#: Seconds between two notes of how far a stream is, and tokens of a fast one: what came after the last one is not known
-#: after a crash.
+#: Seconds, and tokens of a fast stream, after which its progress is saved. A crash loses output after the last save.
 TICK_S: Final = 1.0
 NOTE_TOKENS: Final = 256
-#: bytes of an answer between two looks whether so many have come: as text without anything around it, they are no more
+#: Bytes of a response between two checks for `NOTE_TOKENS`: even as plain text, these are no more than so many tokens.
 _NOTE_BYTES: Final = 1_024
-#: a lease is renewed when this share of it has passed
+#: share of a lease after which it is renewed
 _RENEW_AT: Final = 0.33
-#: seconds between two looks for holds whose lease has ended, and how many of them one look settles
+#: seconds between two searches for holds whose lease has ended, and holds that one search settles
 _SWEEP_S: Final = 5.0
 _SWEEP_MOST: Final = 100
-#: calls taken for lost that go on, and are settled at once
+#: orphaned calls that still run and are settled in parallel
 _AT_ONCE: Final = 64
-#: A hold is extended when fewer tokens than this are left of it; a fast model gives some hundred tokens a second.
+#: A hold is extended when fewer tokens than this are left. A fast model produces a few hundred tokens per second.
 _SOON_USED: Final = 1_024
 
-
-#: Bytes of a stream between two looks at what is left of its hold, at least and at most. The most are some hundred
-#: tokens where each event carries one, and a few thousand where events are long.
+#: Least and most bytes of a stream between two checks of its hold. The most are a few hundred tokens with one token per
+#: event, and a few thousand tokens with long events.
 LOOK_BYTES: Final = 2 * 1024
 _MOST_LOOK_BYTES: Final = 16 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One open hold.
+    """The lease of one open hold.
 
     Attributes:
-        lease_s: seconds that it lives on after it was renewed, in the store too; a reload changes that of later ones.
-        tokens: how many of the answer are held so far.
-        step: units (see `Hold`) by which it is extended when it is nearly used up; 0: it never is.
-        most: tokens with which the answer has to end, although its hold is never extended; None: whatever comes.
-        answers: how many the call asks for: a unit is one token of each.
-        delivered: gives the tokens of the answer that have come.
-        pending: gives the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
-        opened: the hold as it was or is to be taken, once it is known.
-        taken: is told once that is done.
-        is_over: all that is held has come, and no more can be held: the answer has to end.
-        look_bytes: bytes of the answer until it is to be looked at again.
+        lease_s: seconds from a renewal to the end of the lease, also in the store. A reload changes only later leases.
+        tokens: output tokens that are held so far.
+        step: units (see `Hold`) by which the hold is extended when it is nearly used up; 0: never.
+        most: output tokens at which the response has to end, for a hold that is never extended; None: no end.
+        answers: responses that the call asks for. A unit is one token of each.
+        delivered: returns the output tokens received so far.
+        pending: returns the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
+        opened: the hold as it was or will be taken, once known.
+        taken: called with the grant when a pending hold was taken.
+        is_over: the hold is used up and cannot be extended, so the response has to end.
+        look_bytes: bytes of the response until the hold is checked again.
     """
 
     id: str
@@ -77,36 +75,36 @@ class Lease:
     taken: Callable[[Granted], None] = field(default=lambda _: None)
     is_over: bool = False
     look_bytes: int = LOOK_BYTES
-    #: bytes of the answer that had come when it was looked at last
+    #: bytes of the response at the last check of the hold
     looked_at: int = 0
-    #: monotonic seconds, and tokens of the answer that the store knows of
+    #: monotonic seconds of the last renewal, and output tokens that the store knows
     renewed_at: float = 0.0
     noted: int = 0
-    #: the same that the journal knows of; None: it does not know the call
-    journalled: int | None = None
-    #: bytes of the answer that have come when it is to be looked at whether to note it
+    #: output tokens that the journal knows; None: the call is not in the journal
+    journaled: int | None = None
+    #: bytes of the response at which to check whether its tokens have to be saved
     note_at: int = _NOTE_BYTES
 
     @property
     def is_known(self) -> bool:
-        """Whether the call is charged should this worker die."""
-        return self.pending is None or self.journalled is not None
+        """Return True if the call is charged even when this worker dies."""
+        return self.pending is None or self.journaled is not None
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether the answer has to end where more has come than its hold allows."""
+        """Return True if the response has to end when it exceeds its hold."""
         return self.step > 0 or self.most is not None
 
     @property
     def end(self) -> int:
-        """Return the tokens with which the answer has to end if no more can be held."""
+        """Return the output tokens at which the response has to end if the hold is not extended."""
         return self.tokens if self.most is None else self.most
 
     def looked(self, come: int, delivered: int) -> None:
-        """Set when to look next, by how dense the answer was so far: before half of what is left has come.
+        """Set when to check the hold next: before half of the remaining tokens come, at the bytes per token so far.
 
         Args:
-            come: bytes of the answer.
+            come: bytes of the response.
             delivered: its tokens.
         """
         left = self.end - delivered
@@ -114,7 +112,7 @@ class Lease:
         self.look_bytes = min(_MOST_LOOK_BYTES, max(LOOK_BYTES, left * come // max(1, 2 * delivered)))
 
     def end_at(self, delivered: int) -> None:
-        """End the answer if that is all that is held."""
+        """Mark the response as over if it has used up its hold."""
         self.is_over = delivered >= self.tokens
 
 
@@ -122,14 +120,14 @@ class Leases:
     """Keeps the holds of one worker alive.
 
     Args:
-        store: where they are.
-        settle: takes the records of calls whose worker is gone.
-        lease_s: of holds that are taken from now on, see `Lease`.
-        is_unavailable: whether the store is known to be away.
-        away: called with the error when the store is found to be away.
-        note: writes down what is to be settled should this worker die, in the place of what it wrote last.
-        tick_s: seconds between two notes of how far streams are.
-        sweep_s: seconds between two looks for holds whose worker is gone.
+        store: keeps the holds.
+        settle: settles the records of calls whose worker has ended.
+        lease_s: see `Lease`; of holds that are taken from now on.
+        is_unavailable: returns True while the store is known to be unavailable.
+        away: called with the error when the store turns out to be unavailable.
+        note: writes the records to settle if this worker dies. They replace those that it wrote last.
+        tick_s: seconds between two saves of the progress of streams.
+        sweep_s: seconds between two searches for holds of ended workers.
     """
 
     def __init__(
@@ -149,7 +147,7 @@ class Leases:
         self._is_unavailable = is_unavailable
         self._away = away
         self._note = note
-        #: notes are written one after the other, and each holds all that had come when it was begun
+        #: Notes are written one after the other. Each contains the progress of all calls at the start of its write.
         self._noting = asyncio.Lock()
         self._notes_asked = self._notes_written = 0
         self._has_notes = False
@@ -157,120 +155,128 @@ class Leases:
         self._tick_s = tick_s
         self._sweep_s = sweep_s
         self._open: dict[str, Lease] = {}
-        #: ids of left holds that were handed to `settle`: one that is still there was refused, and would be again
-        self._handed_on: set[str] = set()
-        #: whether the last look for left holds found the store there
-        self._was_there = True
+        #: Ids of overdue holds that were passed to `settle`. If such a hold still exists, its record was refused, and
+        #: would be refused again.
+        self._passed_on: set[str] = set()
+        #: the last search for overdue holds could use the store
+        self._was_available = True
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def count(self) -> int:
-        """Holds that are kept alive."""
+        """Return the number of holds that are kept alive."""
         return len(self._open)
 
     def start(self) -> None:
-        """Begin. Needs a running event loop."""
-        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sweep())]
+        """Start the background tasks. Needs a running event loop."""
+        self._tasks = [asyncio.create_task(self._tick_regularly()), asyncio.create_task(self._sweep_regularly())]
 
     def open(self, lease: Lease) -> Lease:
-        """Keep a hold that was just taken, or is to be."""
+        """Keep a hold alive that was just taken, or will be, and return its lease."""
         lease.renewed_at = time.monotonic()
         self._open[lease.id] = lease
         return lease
 
     def close(self, hold_id: str) -> None:
-        """Keep a hold no longer: its call is being settled."""
+        """Stop keeping a hold alive, as its call is being settled."""
         self._open.pop(hold_id, None)
 
-    async def _keep(self) -> None:
+    async def _tick_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            await _survived(self.tick)
+            await _run_logged(self.tick)
 
     async def tick(self) -> None:
-        """Note how far streams are, renew what is due, extend what is nearly used up.
+        """Save the progress of streams, renew leases that are due, and extend holds that are nearly used up.
 
-        While the store is away, what it would be told is journalled.
+        While the store is unavailable, progress is saved in the journal.
 
         Raises:
-            StoreUnavailable: the store is away; answers whose hold is used up were ended.
+            StoreUnavailable: the store is unavailable; responses whose hold is used up were ended.
         """
         if self._is_unavailable():
             await self._without_store()
             return
         try:
             await self._renew()
-            for lease in self._growing():
-                await self._keep_up_or_end(lease)
+            for lease in self._extendable():
+                await self._extend_or_end(lease)
         except StoreUnavailable as error:
             self._away(error)
             await self._without_store()
             raise
         if self._has_notes:
-            # The store knows it all now, but for what it could not take.
+            # The store knows all calls again, except those that it refused, so the journal can drop the others.
             await self._journal()
 
     async def _without_store(self) -> None:
-        for lease in self._growing():
+        for lease in self._extendable():
             lease.end_at(lease.delivered())
         await self._journal()
 
-    async def _keep_up_or_end(self, lease: Lease) -> None:
+    async def _extend_or_end(self, lease: Lease) -> None:
         delivered = lease.delivered()
         try:
-            await self._keep_up(lease, delivered)
+            await self._extend(lease, delivered)
         except StoreDamaged:
-            # Only an account of this hold is damaged: all others go on.
+            # Only an account of this hold is damaged. All other holds continue.
             lease.end_at(delivered)
 
-    def _growing(self) -> list[Lease]:
+    def _extendable(self) -> list[Lease]:
         return [lease for lease in self._open.values() if lease.step]
 
     async def _renew(self) -> None:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
-            # Calls that are taken while the store is away have to wait for it.
+            # The holds of calls that were accepted during an outage are taken as soon as the store is available.
             if lease.id in self._open and not self._is_unavailable():
                 with contextlib.suppress(StoreDamaged):
                     await self.take(lease)
-        noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
+        noted = {
+            lease.id: tokens
+            for lease in self._open.values()
+            if (tokens := self._tokens_to_save(lease, now)) is not None
+        }
         if noted:
-            await self._tell(noted)
+            await self._save_progress(noted)
 
-    async def _tell(self, noted: Mapping[str, int]) -> None:
-        """Tell the store how far streams are. Calls that it has no hold of are charged for what has come, at once.
+    async def _save_progress(self, noted: Mapping[str, int]) -> None:
+        """Renew these holds in the store, with the tokens delivered so far.
 
-        They were taken for lost, as this worker could not renew their leases in time, or their hold was refused: should
-        it die, nobody would find them. When they end, their own record takes the place of this one.
+        Calls without a hold in the store are charged at once for the tokens so far, as no worker would find them if
+        this one died. There are two reasons: they were treated as orphaned because their leases were not renewed in
+        time, or their hold was refused. When they end, their own record replaces this one.
         """
         now = time.monotonic()
-        untold = await self._store.renew(noted)
-        gone = iter(untold)
-        while some := [*islice(gone, _AT_ONCE)]:
-            leases = {one: self._open[one] for one in some if one in self._open}
-            settled = await asyncio.gather(*(self._settled(lease, noted[one]) for one, lease in leases.items()))
-            untold -= {one for one, is_settled in zip(leases, settled, strict=True) if is_settled}
+        unsaved = await self._store.renew(noted)
+        without_hold = iter(unsaved)
+        while hold_ids := [*islice(without_hold, _AT_ONCE)]:
+            leases = {one: self._open[one] for one in hold_ids if one in self._open}
+            charging = [self._charge_so_far(lease, noted[one]) for one, lease in leases.items()]
+            unsaved -= {
+                one for one, is_charged in zip(leases, await asyncio.gather(*charging), strict=True) if is_charged
+            }
         for hold_id, tokens in noted.items():
             lease = self._open.get(hold_id)
-            if lease is not None and hold_id not in untold:
+            if lease is not None and hold_id not in unsaved:
                 lease.noted, lease.renewed_at = tokens, now
 
-    async def _settled(self, lease: Lease, delivered: int) -> bool:
-        """Settle a call that goes on, for what has come of it; whether the store can take that."""
+    async def _charge_so_far(self, lease: Lease, delivered: int) -> bool:
+        """Charge a running call for its tokens so far; return False if the store refuses that."""
         record = _orphaned(lease, delivered)
         try:
             if record is not None:
                 await self._store.settle(record)
         except (StoreDamaged, RecordRefused):
-            # The log names it when the call has ended. Until then it is in the journal.
+            # The call is kept in the journal until it ends. Then its own record is refused, which is logged.
             self._has_notes = True
             return False
         return True
 
     async def look(self, lease: Lease) -> None:
-        """Extend a hold now, where what has come of the answer is about to use it up.
+        """Extend a hold now if the response is about to use it up.
 
-        While the store is away nothing can be held, and nobody waits for it: the answer ends where its hold does.
+        While the store is unavailable, no hold can be extended, so the response ends where its hold ends.
         """
         delivered = lease.delivered()
         if lease.most is not None:
@@ -278,7 +284,7 @@ class Leases:
             return
         if not self._is_unavailable():
             try:
-                await self._keep_up(lease, delivered)
+                await self._extend(lease, delivered)
             except StoreUnavailable as error:
                 self._away(error)
             else:
@@ -286,9 +292,11 @@ class Leases:
         lease.end_at(delivered)
 
     async def take(self, lease: Lease) -> bool:
-        """Take a hold that was put off, as its call has lasted or its answer is about to come; whether it is held.
+        """Take a pending hold; return False if it is refused.
 
-        It is not held where a budget was set meanwhile that has too little left.
+        Holds of calls without limits are put off, as most of these calls end soon: they are taken when a call lasts, or
+        when a part of its response is about to be sent. So are holds of calls that began during an outage. A hold is
+        refused if a budget with too little left was set meanwhile.
 
         Raises:
             StoreUnavailable: nothing is held.
@@ -303,24 +311,24 @@ class Leases:
         return True
 
     async def note(self, lease: Lease, come: int) -> None:
-        """Before a part of an answer goes out: note what has come, where that is the first of it, or much.
+        """Save the tokens of a response before a part is sent, if it is the first part or many tokens are unsaved.
 
-        `come`: its bytes, with this part.
+        `come`: bytes of the response, including this part.
         """
         lease.note_at = come + _NOTE_BYTES
         delivered = lease.delivered()
-        if lease.is_known and delivered - max(lease.noted, lease.journalled or 0) < NOTE_TOKENS:
+        if lease.is_known and delivered - max(lease.noted, lease.journaled or 0) < NOTE_TOKENS:
             return
         if lease.pending is None and not self._is_unavailable():
             try:
-                await self._tell({lease.id: delivered})
+                await self._save_progress({lease.id: delivered})
             except StoreUnavailable as error:
                 self._away(error)
         if self._is_unavailable():
             await self._journal()
 
     async def _journal(self) -> None:
-        """Note in the journal what the store does not know. Those who ask meanwhile share the next note."""
+        """Write to the journal what the store does not know. Callers that ask during a write share the next one."""
         if self._note is None:
             return
         self._notes_asked += 1
@@ -328,30 +336,30 @@ class Leases:
         async with self._noting:
             if self._notes_written >= asked:
                 return
-            upto, now = self._notes_asked, time.monotonic()
-            come = {lease: lease.delivered() for lease in self._open.values() if self._is_news(lease, now)}
-            await self._note([record for lease in come if (record := _orphaned(lease, come[lease])) is not None])
+            asked, now = self._notes_asked, time.monotonic()
+            tokens = {lease: lease.delivered() for lease in self._open.values() if self._is_unsaved(lease, now)}
+            await self._note([record for lease in tokens if (record := _orphaned(lease, tokens[lease])) is not None])
             for lease in self._open.values():
-                lease.journalled = come.get(lease)
-            self._notes_written, self._has_notes = upto, bool(come)
+                lease.journaled = tokens.get(lease)
+            self._notes_written, self._has_notes = asked, bool(tokens)
 
-    def _is_news(self, lease: Lease, now: float) -> bool:
-        """Whether the store does not know of a call what it is to be charged. One that has just begun may end soon."""
+    def _is_unsaved(self, lease: Lease, now: float) -> bool:
+        """Return True if the store does not know the tokens of a call. A call that has just begun may end soon."""
         delivered = lease.delivered()
         if lease.pending is None:
             return delivered != lease.noted
         return delivered > 0 or lease.is_known or now - lease.renewed_at >= self._tick_s
 
-    def _news(self, lease: Lease, now: float) -> int | None:
-        """The tokens to note of a hold; None where none have come since and its lease is not due."""
+    def _tokens_to_save(self, lease: Lease, now: float) -> int | None:
+        """Return the tokens to save for a hold; None if there are no new ones and its lease is not due."""
         if lease.pending is not None:
             return None
         delivered = lease.delivered()
         is_due = now - lease.renewed_at > lease.lease_s * _RENEW_AT
         return delivered if delivered != lease.noted or is_due else None
 
-    async def _keep_up(self, lease: Lease, delivered: int) -> None:
-        """Where little is left of a hold, extend it to a step beyond what has come, however much that is."""
+    async def _extend(self, lease: Lease, delivered: int) -> None:
+        """Extend a hold of which little is left, to one step beyond the tokens delivered so far."""
         if lease.tokens - delivered >= _SOON_USED:
             return
         missing = delivered - lease.tokens
@@ -360,46 +368,46 @@ class Leases:
         if granted is not None:
             lease.tokens += granted.units * lease.answers
         elif lease.opened is not None:
-            # Taken for lost: it may go on as far as its budgets have room, of which nothing can be held any more.
+            # The call was charged as orphaned and cannot get a hold again. It may use what its budgets have left.
             lease.tokens = max(lease.tokens, lease.noted + await self._room(lease.opened.hold, asked) * lease.answers)
         lease.end_at(delivered)
 
     async def _room(self, hold: Hold, units: int) -> int:
-        """How many of these units its accounts have left beside what they were charged for."""
+        """Return how many of these units fit into what the accounts of a hold have left."""
         for balance in await self._store.balances(hold.claims):
             units = units_left(balance, NOTHING, hold.unit, units)
         return units
 
-    async def _sweep(self) -> None:
+    async def _sweep_regularly(self) -> None:
         while True:
-            await _survived(self.sweep)
+            await _run_logged(self.sweep)
             await asyncio.sleep(self._sweep_s)
 
     async def sweep(self) -> None:
-        """Settle the calls whose worker is gone; not in the first look at a store that was away.
+        """Settle the calls of ended workers. The first search after an outage of the store settles none.
 
-        Others, too, could not renew their leases meanwhile, and are left the time until the next one.
+        Other workers could not renew their leases during the outage either, and get the time until the next search.
 
         Raises:
-            StoreUnavailable: the store is away.
+            StoreUnavailable: the store is unavailable.
         """
-        was_there, self._was_there = self._was_there, False
-        # Our own may be among those found: so many more are asked for that they keep no others out.
-        found = await self._store.overdue(_SWEEP_MOST + len(self._open) + len(self._handed_on))
-        self._was_there = True
-        if not was_there:
+        was_available, self._was_available = self._was_available, False
+        # Holds of this worker may be among them. Ask for as many more, so that these do not hide others.
+        overdue = await self._store.overdue(_SWEEP_MOST + len(self._open) + len(self._passed_on))
+        self._was_available = True
+        if not was_available:
             return
-        self._handed_on &= {opened.hold.id for opened in found}
-        for opened in found:
+        self._passed_on &= {opened.hold.id for opened in overdue}
+        for opened in overdue:
             hold_id = opened.hold.id
-            if hold_id in self._open or hold_id in self._handed_on:
-                continue  # ours, which could not be renewed while the store was away; or handed on already
-            logger.warning("call %s was left by its worker: charged for what is known of it", hold_id)
+            if hold_id in self._open or hold_id in self._passed_on:
+                continue  # of this worker, not renewed during an outage; or passed to `settle` already
+            logger.warning("call %s lost its worker: charged for the tokens saved so far", hold_id)
             await self._settle(opened.as_orphaned())
-            self._handed_on.add(hold_id)
+            self._passed_on.add(hold_id)
 
     async def aclose(self) -> None:
-        """Stop; what is still open ends with its lease."""
+        """Stop the background tasks; open holds end with their leases."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -408,20 +416,20 @@ class Leases:
 
 
 def _orphaned(lease: Lease, delivered: int) -> CallRecord | None:
-    """What is to be settled should this worker die when so much has been delivered."""
+    """Return the record to settle if this worker dies after `delivered` tokens; None if the hold is not known."""
     if lease.opened is None and lease.pending is not None:
         lease.opened = lease.pending()
     return replace(lease.opened, noted=delivered).as_orphaned() if lease.opened is not None else None
 
 
-async def _survived(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work`, and log what it raises: a task that ended here would let the leases of calls end that are well.
+async def _run_logged(work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work`, and log its errors: if the background task ended, the leases of running calls would end as well.
 
-    Where the store is away nothing can be noted; the leases are long enough to wait for it.
+    While the store is unavailable nothing can be saved; leases last long enough to wait for it.
     """
     try:
         await work()
     except StoreUnavailable:
         pass
     except Exception:
-        logger.exception("holds were not looked after this time")
+        logger.exception("holds were not renewed or swept this time")

@@ -1,4 +1,4 @@
-"""Settle calls without losing one: what the store does not take is journaled and offered again."""
+"""Settle calls without losing one: records that the store does not take are journaled and tried again."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ logger = logging.getLogger("gateway")
 
 #: see `most_waiting` of `Settler`
 _MAX_WAITING: Final = 10_000
-#: seconds between two offers of what waits
+#: seconds between two tries to settle waiting records
 _RETRY_S: Final = 0.5
-#: Records that are offered at once. One by one a store that is far away takes them more slowly than calls end while it
-#: is away and calls are taken, and would never be back.
+#: Records that are settled in parallel. With `is_open`, calls end during an outage as well. A distant store that took
+#: one record at a time would take fewer than come in, and would stay marked as unavailable.
 _AT_ONCE: Final = 64
-#: seconds between two looks for what other workers left
-_LOOK_S: Final = 10.0
-#: messages about damage that are remembered, so that each is logged once
+#: seconds between two searches for journals of ended workers
+_RECOVER_S: Final = 10.0
+#: messages about damage to remember, so that each is logged once
 _MOST_DAMAGES: Final = 1_000
 
 
 class Settler:
-    """Writes call records. Settling is idempotent by `call_id`, so offering one again is safe.
+    """Settle calls by writing their records. Settling is idempotent by `call_id`, so trying again is safe.
 
-    It also knows whether the store is away: from the first time that it could not be used, until it can again.
+    It also tracks whether the store is unavailable: from the first failure until the store has taken all waiting
+    records.
 
     Args:
-        store: where records belong.
-        journal: where they wait for the store; None: in memory only, and they are gone with the process.
-        is_open: whether calls are taken while the store is away.
-        most_waiting: records that wait in memory; further ones wait in the journal alone, and without one are lost.
+        store: takes the records.
+        journal: keeps waiting records on the disk. None: they are in memory only, and lost with the process.
+        is_open: accept calls while the store is unavailable.
+        most_waiting: records that wait in memory. Further ones wait in the journal only; without a journal they are
+            lost.
     """
 
     def __init__(
@@ -59,102 +61,102 @@ class Settler:
     ) -> None:
         self.is_open = is_open
         self._most_waiting = most_waiting
-        #: called when the store is back
+        #: called when the store is available again
         self.on_return: Callable[[], None] = lambda: None
         self._store = store
         self._journal = journal
         self._waiting: deque[CallRecord] = deque()
-        #: ids of those among them that are not in the journal
+        #: call ids of waiting records that are not in the journal
         self._unwritten: set[str] = set()
         self._is_unavailable = False
         #: how often the store could not be used
         self.failures = 0
-        #: The store is away, and has taken some of what waits. What is settled from now on goes straight to it: there
-        #: would always be something that waits, where calls are taken all the while.
+        #: The store is still marked as unavailable, but has taken some waiting records. New records then go straight to
+        #: it. If they queued up as well, the queue would never get empty while calls are accepted.
         self._is_returning = False
-        #: whether the journal has records that do not wait in memory
+        #: the journal has records that do not wait in memory
         self._overflowed = False
-        #: how many records are on their way into the journal
+        #: records that are being written to the journal
         self._writing = 0
         self._retry: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        #: writes to the disk, which go on though whoever waits for them is cancelled
+        self._recovery: asyncio.Task[None] | None = None
+        #: writes to the disk, which continue if their caller is cancelled
         self._unfinished: set[asyncio.Task[Any]] = set()
-        #: what the log has named already
+        #: damage and unreadable journals that the log has named already
         self._damages: set[str] = set()
         self._unreadable: set[Path] = set()
-        #: whether the last notes are on the disk, or there was no need of any
+        #: the last notes are on the disk, or none were needed
         self._can_note = True
 
     def start(self) -> None:
-        """Look for journals of workers that are gone, now and again, from now on.
+        """Start to search for journals of ended workers regularly.
 
-        Says so if none can be written, or if some wait where nobody may look for them.
+        Log a warning if the journal cannot be written, or if journals wait in folders that no worker reads.
         """
         if self._journal is not None:
             for warning in (self._journal.obstacle(), self._journal.elsewhere()):
                 if warning is not None:
                     logger.warning(warning)
-            self._looking = asyncio.create_task(self._look())
+            self._recovery = asyncio.create_task(self._recover_regularly())
 
     @property
     def is_unavailable(self) -> bool:
-        """Whether the store cannot be used."""
+        """Return True while the store cannot be used."""
         return self._is_unavailable
 
     @property
     def waiting(self) -> int:
-        """How many settled calls of this worker wait for the store in memory."""
+        """Return the number of ended calls of this worker that wait for the store in memory."""
         return len(self._waiting)
 
     def check(self) -> None:
-        """Refuse a new call while the store is away, at once, unless calls are taken nevertheless.
+        """Refuse a new call at once while the store is unavailable, unless `is_open`.
 
         Raises:
-            StoreUnavailable: the store is away.
+            StoreUnavailable: the store is unavailable.
         """
         if self._is_unavailable and not self.is_open:
             raise StoreUnavailable(
-                f"The store is away. Settled calls that wait for it: {len(self._waiting)}. Try again shortly."
+                f"The store is unavailable. Ended calls that wait for it: {len(self._waiting)}. Try again shortly."
             )
 
     def away(self, error: StoreUnavailable) -> None:
-        """Take note that the store could not be used: until it can again, no call waits for it.
+        """Mark the store as unavailable after an error: until it is available again, no call waits for it.
 
-        Damage in one place is only logged: for all other calls the store is there.
+        Damage is only logged, as the store still works for other calls.
         """
         self.failures += 1
         if isinstance(error, StoreDamaged):
-            self._name_damage(error)
+            self._log_damage(error)
             return
         if not self._is_unavailable:
-            logger.error("store away, %s: %s", self._consequence, error.message)
+            logger.error("store unavailable, %s: %s", self._consequence, error.message)
             self._is_unavailable = True
         self._is_returning = False
-        self._begin_offering()
+        self._start_retrying()
 
-    def _name_damage(self, error: StoreDamaged) -> None:
+    def _log_damage(self, error: StoreDamaged) -> None:
         if error.message not in self._damages:
             if len(self._damages) == _MOST_DAMAGES:
                 self._damages.clear()
             self._damages.add(error.message)
             logger.error("store damaged, calls are refused: %s", error.message)
 
-    def _begin_offering(self) -> None:
+    def _start_retrying(self) -> None:
         if self._retry is None or self._retry.done():
-            self._retry = asyncio.get_running_loop().create_task(self._offer_again())
+            self._retry = asyncio.get_running_loop().create_task(self._retry_until_settled())
 
     @property
     def _consequence(self) -> str:
-        return "calls go on and are journalled" if self.is_open else "calls are refused"
+        return "calls continue and are journaled" if self.is_open else "calls are refused"
 
     async def settle(self, record: CallRecord) -> Totals | None:
-        """Write one record; the session's totals after it, or None while the store is away, or cannot take it."""
+        """Settle a call and return its session's totals; None if the store is unavailable or refuses the record."""
         closing = await self.close(record, ())
         return closing.totals if closing is not None else None
 
     async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing | None:
-        """The same, and how these accounts stand after it."""
+        """Settle a call like `settle`, and also return the balances of these accounts after it."""
         if self._is_unavailable and not self._is_returning:
             await self._keep(record)
             return None
@@ -164,11 +166,11 @@ class Settler:
                 return CallClosing(await self._store.settle(settled))
             return await self._store.closing(settled, None, claims)
         except asyncio.CancelledError:
-            # Whether it was written is not known; offered again, it counts once.
+            # It may have been written or not. Settling it again counts it once.
             await self._keep(record)
             raise
         except RecordRefused as error:
-            await self._surely(self._set_aside(record, error))
+            await self._shielded(self._set_aside(record, error))
             return None
         except StoreUnavailable as error:
             self.away(error)
@@ -176,12 +178,12 @@ class Settler:
             return None
 
     async def close_with(self, record: CallRecord, ending: Ending, claims: Sequence[Claim]) -> CallClosing:
-        """Write one record, and with it what its call makes of its session's state; see `close`.
+        """Settle a call together with the change that it makes to its session's state; see `close`.
 
-        No record waits for the store with its ending: nobody knows now what state its session will be in by then.
+        A record never waits for the store with its ending, as the state of the session at that time is unknown.
 
         Raises:
-            StoreUnavailable: nothing is settled or journalled. `close` has to be called, without the ending.
+            StoreUnavailable: nothing is settled or journaled. Call `close`, which has no ending.
         """
         try:
             settled = record if record.lesson is None else await self._taught(record)
@@ -196,39 +198,39 @@ class Settler:
             raise
 
     async def _taught(self, record: CallRecord) -> CallRecord:
-        """The record as a store gets it, once its lesson is learned. Offered again, that changes nothing."""
+        """Save the record's lesson, and return the record without it. To repeat this changes nothing."""
         if record.lesson is None:
             return record
         key, value = record.lesson
-        call_id, told = record.call_id.encode(), value.encode()
-        await self._store.learn({key: lambda known: known if known is not None and call_id in known else told})
+        call_id, lesson = record.call_id.encode(), value.encode()
+        await self._store.learn({key: lambda known: known if known is not None and call_id in known else lesson})
         return replace(record, lesson=None)
 
     async def _settle(self, record: CallRecord) -> None:
-        """Have the store take a record that waited."""
+        """Settle a record that waited."""
         await self._store.settle(await self._taught(record))
 
-    async def _surely(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to its end, also where whoever waits for it is cancelled."""
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end, even if its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
         return await asyncio.shield(task)
 
     async def _keep(self, record: CallRecord) -> None:
-        """Write the record into the journal, and let it wait in memory to be offered again. No cancel ends that."""
-        is_at_hand = len(self._waiting) < self._most_waiting
-        if is_at_hand:
+        """Queue a record in memory for the next try, and write it to the journal, even if the caller is cancelled."""
+        is_queued = len(self._waiting) < self._most_waiting
+        if is_queued:
             self._waiting.append(record)
         self._writing += 1
-        self._begin_offering()
-        await self._surely(self._kept(record, is_at_hand=is_at_hand))
+        self._start_retrying()
+        await self._shielded(self._write_kept(record, is_queued=is_queued))
 
-    async def _kept(self, record: CallRecord, *, is_at_hand: bool) -> None:
+    async def _write_kept(self, record: CallRecord, *, is_queued: bool) -> None:
         try:
-            is_written = await self._journalled(record)
-            # Before `_writing` falls: a file that alone holds this record must not be deleted by `_all_settled`.
-            if is_at_hand:
+            is_written = await self._journal_record(record)
+            # Before `_writing` is decreased: `_all_settled` must not delete a file that alone holds this record.
+            if is_queued:
                 if not is_written:
                     self._unwritten.add(record.call_id)
             elif is_written:
@@ -240,43 +242,42 @@ class Settler:
         finally:
             self._writing -= 1
 
-    async def _journalled(self, record: CallRecord) -> bool:
+    async def _journal_record(self, record: CallRecord) -> bool:
         if self._journal is None:
             return False
         try:
             await asyncio.to_thread(self._journal.append, record)
         except Exception as error:  # noqa: BLE001  # of the disk, or of encoding
             if record.call_id not in self._unwritten:
-                logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
+                logger.error("call %s cannot be journaled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
             return False
         return True
 
     async def note(self, records: Sequence[CallRecord]) -> None:
-        """Write down what is to be settled of calls under way should this worker die, in the place of the last notes.
+        """Write the records to settle if this worker dies with its calls still running. They replace the last notes.
 
-        Nobody but who finds the journal of a worker that is gone ever reads them. Where they cannot be written, calls
-        go on all the same: the log says so once.
+        They are read only if this worker dies. If they cannot be written, calls continue, and the log says so once.
         """
         if self._journal is None:
             return
         try:
-            await self._surely(asyncio.to_thread(self._journal.note, records))
+            await self._shielded(asyncio.to_thread(self._journal.note, records))
         except Exception as error:  # noqa: BLE001  # of the disk, or of encoding
             if self._can_note:
-                logger.error("what has come of calls under way cannot be journalled: %s", error)  # noqa: TRY400
+                logger.error("the progress of running calls cannot be journaled: %s", error)  # noqa: TRY400
             self._can_note = False
         else:
             self._can_note = True
 
-    async def _write_down(self) -> None:
-        """Try again to journal what could not be: the disk may have room again before the store is back."""
+    async def _journal_unwritten(self) -> None:
+        """Try again to journal records: the disk may have room again before the store is available."""
         for record in [one for one in self._waiting if one.call_id in self._unwritten]:
-            if not await self._surely(self._journalled(record)):
+            if not await self._shielded(self._journal_record(record)):
                 return
             self._unwritten.discard(record.call_id)
 
     async def _set_aside(self, record: CallRecord, refused: RecordRefused) -> bool:
-        """Write a record that the store cannot take where it is not offered again; whether it is on the disk."""
+        """Write a record that the store refuses to a separate file, without further tries; return True if written."""
         if self._journal is None:
             logger.error("settlement of call %s is lost", record.call_id, exc_info=refused)
             return False
@@ -288,38 +289,38 @@ class Settler:
         logger.error("call %s is not settled but set aside in %s; %s", record.call_id, path, REMEDY, exc_info=refused)
         return True
 
-    async def _offer_again(self) -> None:
+    async def _retry_until_settled(self) -> None:
         while self._waiting or self._is_unavailable or self._writing:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._drain()
-                await self._write_down()
+                await self._journal_unwritten()
             except Exception:
-                # Go on, whatever it was: nobody else would find out that the store is back.
-                logger.exception("settlements were not offered again this time")
+                # Only this task notices that the store is available again, so it must not end.
+                logger.exception("waiting calls were not settled this time")
 
     async def _drain(self) -> None:
         with contextlib.suppress(StoreUnavailable):
             if self._is_unavailable:
                 await self._store.ping()
             while self._waiting:
-                await self._offer_some()
+                await self._settle_oldest()
             if not self._writing:
                 self._all_settled()
 
-    async def _offer_some(self) -> None:
-        """Offer those that wait longest. Whatever the store does not take goes on waiting, before all others."""
-        offered = [*itertools.islice(self._waiting, _AT_ONCE)]
-        outcomes = await asyncio.gather(*map(self._offer, offered), return_exceptions=True)
-        for _ in offered:
+    async def _settle_oldest(self) -> None:
+        """Settle the records that have waited longest. Those that the store does not take stay first in the queue."""
+        oldest = [*itertools.islice(self._waiting, _AT_ONCE)]
+        outcomes = await asyncio.gather(*map(self._settle_waiting, oldest), return_exceptions=True)
+        for _ in oldest:
             self._waiting.popleft()
-        errors = {record.call_id: one for record, one in zip(offered, outcomes, strict=True) if one is not None}
-        self._waiting.extendleft(record for record in reversed(offered) if record.call_id in errors)
+        errors = {record.call_id: one for record, one in zip(oldest, outcomes, strict=True) if one is not None}
+        self._waiting.extendleft(record for record in reversed(oldest) if record.call_id in errors)
         self._is_returning = not errors
         for error in errors.values():
             raise error
 
-    async def _offer(self, record: CallRecord) -> None:
+    async def _settle_waiting(self, record: CallRecord) -> None:
         try:
             await self._settle(record)
         except RecordRefused as error:
@@ -327,27 +328,27 @@ class Settler:
                 self._overflowed = True
 
     def _all_settled(self) -> None:
-        """The store has taken all that waited in memory: let go of the journal, and say that the store is back."""
+        """Release the journal and mark the store as available, as it has taken all records that waited in memory."""
         self._unwritten.clear()
         if self._journal is not None:
-            self._let_go(self._journal)
+            self._release(self._journal)
         if self._is_unavailable:
             self._is_unavailable = False
-            logger.warning("store back, all settlements written")
+            logger.warning("store available again, all settlements written")
             self.on_return()
 
-    def _let_go(self, journal: Journal) -> None:
-        """Delete the journal. What waits in it alone is left, to be found like that of a worker that is gone."""
-        todo, done = (journal.leave, "left to others") if self._overflowed else (journal.clear, "deleted")
+    def _release(self, journal: Journal) -> None:
+        """Delete the journal, or leave it to be recovered like that of an ended worker if it alone holds records."""
+        release, what = (journal.leave, "left to others") if self._overflowed else (journal.clear, "deleted")
         try:
-            todo()
+            release()
         except OSError as error:
-            # Of what is settled and read again nobody is charged twice: no reason to refuse calls.
-            logger.error("the journal of what is settled cannot be %s: %s", done, error)  # noqa: TRY400
+            # Settled records that are read again charge nothing twice, so calls need not be refused.
+            logger.error("the journal of settled calls cannot be %s: %s", what, error)  # noqa: TRY400
         else:
             self._overflowed = False
 
-    async def _look(self) -> None:
+    async def _recover_regularly(self) -> None:
         while True:
             if not self._is_unavailable:
                 try:
@@ -355,35 +356,36 @@ class Settler:
                 except StoreUnavailable:
                     pass
                 except Exception:
-                    logger.exception("journals of workers that are gone were not read this time")
-            await asyncio.sleep(_LOOK_S)
+                    logger.exception("journals of ended workers were not read this time")
+            await asyncio.sleep(_RECOVER_S)
 
     async def recover(self) -> int:
-        """Settle the records in the journals of workers that are gone; how many it was.
+        """Settle the records in the journals of ended workers, and return their number.
 
-        A file that cannot be read, or not be deleted, keeps no other from being settled.
+        A file that cannot be read or deleted does not stop others from being settled.
 
         Raises:
-            StoreUnavailable: the store is away; what was not settled stays.
+            StoreUnavailable: the store is unavailable; records that are not settled stay in their files.
         """
         if self._journal is None:
             return 0
-        found = 0
+        settled = 0
         for left in self._journal.left_over():
             try:
-                found += await self._recovered(left)
+                settled += await self._recover_file(left)
             except OSError as error:
-                self._name_unreadable(left.path, error)
+                self._log_unreadable(left.path, error)
             else:
                 self._unreadable.discard(left.path)
-        return found
+        return settled
 
-    def _name_unreadable(self, path: Path, error: OSError) -> None:
+    def _log_unreadable(self, path: Path, error: OSError) -> None:
         if path not in self._unreadable:
             self._unreadable.add(path)
-            logger.error("journal %s cannot be settled to its end and is tried again: %s", path, error)
+            logger.error("journal %s cannot be settled completely and is tried again: %s", path, error)
 
-    async def _recovered(self, left: Left) -> int:
+    async def _recover_file(self, left: Left) -> int:
+        # `is_safe`: records that the store refused are on the disk in another file
         settled, is_safe, parts = 0, True, left.parts(_AT_ONCE)
         while records := await asyncio.to_thread(next, parts, None):
             outcomes = await asyncio.gather(*map(self._settle, records), return_exceptions=True)
@@ -395,25 +397,25 @@ class Settler:
                 else:
                     settled += 1
         if settled and left.path not in self._unreadable:
-            logger.warning("%d calls settled from the journal %s of a worker that is gone", settled, left.path.name)
+            logger.warning("%d calls settled from the journal %s of an ended worker", settled, left.path.name)
         if is_safe:
             left.delete()
         return settled
 
     async def aclose(self) -> None:
-        """Offer what is waiting one last time; what the store does not take stays in the journal."""
-        ended = [task for task in (self._retry, self._looking) if task is not None]
+        """Settle waiting records with one last try; those that the store does not take stay in the journal."""
+        ended = [task for task in (self._retry, self._recovery) if task is not None]
         for task in ended:
             task.cancel()
-        # What is on its way to the disk gets there before the file is left to others.
+        # Writes to the disk end before the files are unlocked for other workers.
         if under_way := {*ended, *self._unfinished}:
             await asyncio.wait(under_way)
         try:
             await self._drain()
-            await self._write_down()
+            await self._journal_unwritten()
         finally:
             if self._journal is not None:
                 self._journal.close()
             for record in self._waiting:
                 if record.call_id in self._unwritten:
-                    logger.error("settlement of call %s is lost: the store is away at the end", record.call_id)
+                    logger.error("settlement of call %s is lost: the store is unavailable at shutdown", record.call_id)

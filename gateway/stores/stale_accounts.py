@@ -1,9 +1,11 @@
 """Enforce budgets while the store is unavailable, from the accounts as last read.
 
-No worker knows what others spend meanwhile. So each of them may spend what was left, and a budget is overspent by no
-more than that. When the store is back it gets the records of all calls that have ended, and what was spent by these is
-dropped here. Of calls under way it knows nothing until it has taken their holds: until then what they hold counts on
-top of what the store says, should it go again.
+A worker does not see what other workers spend meanwhile. Each worker may spend what was left of a budget, so a budget
+is overspent by at most that amount per worker.
+
+When the store is available again, it receives the records of all calls that have ended, and their costs are dropped
+here. It does not know the running calls until it has taken their holds. Until then, these holds are added to the
+balances that the store reports, in case it becomes unavailable again.
 """
 
 from __future__ import annotations
@@ -32,37 +34,39 @@ from gateway.stores import clock
 
 logger = logging.getLogger("gateway")
 
-#: how many accounts are remembered as they were seen last, and for how many of those that have no limit and hold
-#: nothing it is remembered what was spent on them
+#: Two limits: accounts whose last balance is remembered, and accounts without a limit and without holds whose spending
+#: during an outage is remembered.
 _REMEMBERED: Final = 20_000
-#: seconds after which a session that this worker saw may have expired in the store
+#: Seconds after which the store may have expired a session that this worker saw.
 _EXPIRES_S: Final = 3_600.0
 
 
 class Blind:
-    """Accounts as they were last seen, and what was spent on them since the store went away.
+    """The last known balance of each account, and what was spent since the store became unavailable.
 
-    What an account of `_accounts` holds is what `_held` says of it: of calls that only this worker knows of.
+    The holds in `_accounts` are those in `_held`: of calls that only this worker knows.
     """
 
     def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
         self._moment = moment
+        #: not a BoundedDict: an account that is dropped here is also dropped from `_spent_at`
         self._seen: OrderedDict[AccountKey, Balance] = OrderedDict()
-        #: when sessions were seen last that had used something
+        #: when each session that had used something was seen last
         self._spent_at: dict[AccountKey, Moment] = {}
         self._accounts: dict[AccountKey, Account] = {}
-        #: by id: holds of calls under way that the store has not taken, and what they hold
+        #: by hold id: accounts and amount of each hold of a running call that the store has not taken yet
         self._holds: dict[str, tuple[Sequence[AccountKey], Amount]] = {}
         self._held: dict[AccountKey, Amount] = {}
-        #: requests that were counted when the store was away last, of which it never hears
+        #: request counts of the last outage, which are never sent to the store
         self._rates: dict[AccountKey, Account] = {}
-        #: accounts that have a limit: what was spent on them is not forgotten before the store is back
+        #: accounts with a limit: what was spent on them is kept until the store is available again
         self._limited: set[AccountKey] = set()
-        #: accounts that have none and on which nothing is held: the first ones were used longest ago, and go first
+        #: accounts without a limit and without holds, least recently used first; these are dropped first
+        #: not a BoundedDict: an account that is dropped here is also dropped from `_accounts`
         self._idle: OrderedDict[AccountKey, None] = OrderedDict()
 
     def saw(self, balances: Iterable[Balance]) -> None:
-        """Remember how accounts stand, as the store said: with their own limits, not with what one call declared."""
+        """Remember the balances that the store returned. Limits are the account's, not those that a call declared."""
         for balance in balances:
             if balance.key.kind == "key":
                 self._name_loss(balance)
@@ -75,9 +79,10 @@ class Blind:
             self._spent_at.pop(key, None)
 
     def _name_lost_session(self, balance: Balance) -> None:
-        """Log that a session's account and totals are gone, once. A session that was idle for long has expired.
+        """Log once that the store has lost a session's account and totals.
 
-        A deleted or reset session keeps its account, with nothing used.
+        An account can also be absent because the session was idle and expired, which is not logged. A deleted or reset
+        session keeps its account, with nothing used.
         """
         key, now = balance.key, self._moment()
         spent_at = self._spent_at.pop(key, None)
@@ -86,8 +91,8 @@ class Blind:
         if not balance.is_absent:
             return
         seen = self._seen.get(key)
-        is_news = seen is None or not seen.is_orphaned
-        if (balance.is_orphaned and is_news) or (spent_at is not None and now.since(spent_at) < _EXPIRES_S):
+        was_intact = seen is None or not seen.is_orphaned
+        if (balance.is_orphaned and was_intact) or (spent_at is not None and now.since(spent_at) < _EXPIRES_S):
             logger.error(
                 'the store has lost what session "%s" of "%s" had used%s, so that its budget has room again; the '
                 "budget of its client key still holds. Find out who deletes keys (a Redis needs maxmemory-policy "
@@ -98,7 +103,10 @@ class Blind:
             )
 
     def _name_loss(self, balance: Balance) -> None:
-        """Say so where an account of a client key has begun anew: only its window ends, nothing else lets it do so."""
+        """Log that the account of a client key was set back to zero.
+
+        Only the end of a budget window does that on purpose, so without a window the store has lost data.
+        """
         seen = self._seen.get(balance.key)
         if seen is None or seen.limits.window_s is not None or balance.limits.window_s is not None:
             return
@@ -113,14 +121,14 @@ class Blind:
             )
 
     def saw_used(self, balances: Iterable[Balance]) -> None:
-        """Remember what is used and held of accounts that were seen before, not the limits: those are of one call."""
+        """Update what is used and held on known accounts. Limits stay, as those in `balances` belong to one call."""
         for balance in balances:
             seen = self._seen.get(balance.key)
             if seen is not None:
                 self._seen[balance.key] = replace(balance, limits=seen.limits)
 
     def claims(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-        """The claims, with the limits that were last in force: an operator may have set some for one session alone."""
+        """Return the claims with the limits that were last in force: an operator may have set some for one session."""
         return tuple(self._as_seen(claim) for claim in claims)
 
     def _as_seen(self, claim: Claim) -> Claim:
@@ -132,12 +140,12 @@ class Blind:
         return Claim(claim.key, known, claim.declared)
 
     def balances(self, claims: Iterable[Claim]) -> tuple[Balance, ...]:
-        """How the accounts stand as far as this worker knows."""
+        """Return the balances of the accounts as far as this worker knows them."""
         now = self._moment()
         return tuple(ledger.balance_of(self._account(claim.key), claim, now) for claim in claims)
 
     def reserve(self, hold: Hold) -> Granted | Refused:
-        """Take a hold; it lasts until it is settled."""
+        """Take a hold, which lasts until it is settled; return the refusal if a budget has too little left."""
         now = self._moment()
         for claim in hold.claims:
             if claim.key not in self._seen:
@@ -158,7 +166,7 @@ class Blind:
         return granted
 
     def settle(self, hold_id: str, spent: Amount) -> None:
-        """Put what was spent in the place of a hold; nothing is to be done where the store has taken that."""
+        """Replace a hold with what was spent. Without effect if the store has taken the hold."""
         changes = self._give_back(hold_id, spent)
         for key, account in changes.items():
             if account.held == NOTHING and key not in self._limited:
@@ -168,7 +176,10 @@ class Blind:
             del self._accounts[key]
 
     def _give_back(self, hold_id: str, spent: Amount | None) -> ledger.Changes:
-        """End a hold of ours. `spent`: in its place; None: all of it, as what others hold."""
+        """End a hold of this worker and return the changed accounts.
+
+        `spent`: what replaces the hold. None: count the whole hold as spent, as the holds of other workers are.
+        """
         keys, held = self._holds.pop(hold_id, ((), NOTHING))
         for key in keys:
             left = self._held[key].less(held)
@@ -184,14 +195,14 @@ class Blind:
         return changes
 
     def handed_over(self, hold_id: str, balances: Iterable[Balance]) -> None:
-        """The store has taken a hold of ours, and says how the accounts stand with it."""
+        """Drop a hold of this worker that the store has taken. `balances`: of its accounts, with that hold."""
         self._give_back(hold_id, None)
         self.saw_used(balances)
 
     def forget(self) -> None:
-        """The store is back: drop what was spent.
+        """Drop what was spent during the outage, as the store is available again.
 
-        It stays in how accounts were seen last, should the store go again before it says how they stand.
+        The last known balances include it, in case the store becomes unavailable again before it returns new ones.
         """
         for key, account in self._accounts.items():
             seen = self._seen.get(key)
@@ -209,15 +220,15 @@ class Blind:
         seen = self._seen.get(key)
         if seen is None:
             return Account(held=self._held.get(key, NOTHING))
-        if key.kind == "rate" and (rated := self._rate(key, seen)) is not None:
-            return rated
-        # What was held then may have been spent by now: who held it is not known.
+        if key.kind == "rate" and (counted := self._rate(key, seen)) is not None:
+            return counted
+        # Holds of that time may have been spent by now, and it is not known which calls they belonged to.
         return Account(used=seen.used.plus(seen.held), held=self._held.get(key, NOTHING))
 
     def _rate(self, key: AccountKey, seen: Balance) -> Account | None:
-        """The count of requests while the store was away, if it still runs and is more than what the store said."""
-        rated, window_s = self._rates.get(key), seen.limits.window_s
-        if rated is None or rated.opened is None or window_s is None:
+        """Return the request count of the last outage, or None if its window is over or the store counted as many."""
+        counted, window_s = self._rates.get(key), seen.limits.window_s
+        if counted is None or counted.opened is None or window_s is None:
             return None
-        is_over = self._moment().since(rated.opened) >= window_s
-        return rated if not is_over and rated.used.calls > seen.used.calls else None
+        is_over = self._moment().since(counted.opened) >= window_s
+        return counted if not is_over and counted.used.calls > seen.used.calls else None

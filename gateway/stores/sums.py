@@ -15,7 +15,7 @@ SUMS: Final = (
     "reasoning_tokens", "estimated_tokens", "estimated_calls", "unpriced_calls", "trimmed_calls", "saved_tokens",
     "cost_pico_usd",
 )  # fmt: skip
-#: no sum grows past this and no addend is larger: counted in 64 bits, no sum ever turns negative
+#: The largest sum and the largest addend: two of them fit in 64 bits, so that no sum turns negative.
 MAX_SUM: Final = 2**62
 _NOTHING: Final = (0,) * len(SUMS)
 _PICO: Final = Decimal(10) ** 12
@@ -47,13 +47,13 @@ def sums_of(charge: Charge | None, saved_tokens: int) -> tuple[int, ...]:
 
 
 def totals_of(row: Sequence[int]) -> Totals:
-    """The totals that stand in these columns."""
+    """Return the totals of a row with these columns."""
     *counts, cost_pico_usd = row
     return Totals(*counts, cost_usd=cost_pico_usd / _PICO)  # type: ignore[misc, arg-type]  # as many columns as fields
 
 
 def stopped(totals: Totals) -> Totals:
-    """The totals, none larger than a column lets it grow: for a store that has no columns."""
+    """Return the totals, each limited to `MAX_SUM`, for a store without columns."""
     sums = {name: getattr(totals, name) for name in SUMS[:-1]}
     if totals.cost_usd <= _MAX_COST and max(sums.values()) <= MAX_SUM:
         return totals

@@ -598,7 +598,7 @@ def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobo
     for _ in range(3):
         made = fetch(web, begun)
         assert (made.status, made.json["status"]) == (200, "completed")
-    assert capsys.readouterr().err.count("store away") == 1
+    assert capsys.readouterr().err.count("store unavailable") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

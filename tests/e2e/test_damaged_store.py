@@ -59,7 +59,7 @@ def test_its_calls_are_refused_with_what_to_do_until_it_is_deleted_and_all_other
         answer = web.post(path, body, {"x-session-id": "s"})
         assert (answer.status, answer.error["code"]) == (503, "store_damaged")
         assert (answer.header("x-should-retry"), answer.header("retry-after")) == ("false", None)
-        assert "an operator has to mend it, or to delete the session" in answer.error["message"]
+        assert "an operator has to repair it, or to delete the session" in answer.error["message"]
         assert ("type" in answer.json) is (path == "/v1/messages")
         assert web.chat("other").status == 200, "nobody takes the store for away"
     assert len(mock.calls) == sent + len(BODIES)

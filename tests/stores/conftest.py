@@ -91,7 +91,7 @@ def open_embedded(request: pytest.FixtureRequest, folder: Callable[[], Path]) ->
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One server for all tests; whoever opens a store on it empties it first."""
+    """One server for all tests. A test that opens a store on it empties it first."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()

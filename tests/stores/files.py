@@ -26,7 +26,7 @@ PATIENT_S = 60.0
 
 
 class Clock:
-    """The time of day, which goes on when it is told to."""
+    """A wall clock that advances only when a test calls it."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
@@ -69,7 +69,7 @@ async def opened(path: Path, timeout_s: float = PATIENT_S) -> AsyncIterator[Sqli
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[sqlite3.Connection]:
-    """Another process in the middle of a transaction, as far as SQLite can tell."""
+    """A transaction of another process, from the point of view of SQLite."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("BEGIN IMMEDIATE")

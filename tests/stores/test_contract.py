@@ -46,7 +46,7 @@ STATE = SessionState({"p1": EPOCH})
 def counted_tokens(
     key: str = "openai\ngpt-5", estimate: int = 8, original: int = 20, sent: int = 20, **fields: Any
 ) -> ContextRecord:
-    """What a call of these weights says of itself."""
+    """Return a record of a call with these numbers."""
     return ContextRecord(sent, original, "calibrated", 1_000, sent, 0, key, estimate, **fields)
 
 

@@ -41,13 +41,13 @@ _KEYS = Keys("gateway:")
 
 
 def rewrite(path: Path, call_id: str, record: object) -> None:
-    """Put something else in the place of a call's record."""
+    """Replace a call's record by another value."""
     write(path, "UPDATE calls SET record = ? WHERE call_id = ?", record, call_id)
 
 
 @dataclass(frozen=True)
 class Spoilt:
-    """A store, and ways to put into it what another version might have, in the place of what is there."""
+    """A store, and ways to write values into it as another version might have done."""
 
     store: Store
     moments: Time
@@ -111,7 +111,7 @@ def said(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
 # --- records --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_that_cannot_take_the_place_of_what_is_there_is_set_aside_and_calls_go_on(
+async def test_record_that_cannot_replace_damaged_data_is_set_aside(
     spoilt: Spoilt, record: MakeRecord, journals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler, one = Settler(spoilt.store, Journal(journals)), record()
@@ -123,7 +123,7 @@ async def test_a_record_that_cannot_take_the_place_of_what_is_there_is_set_aside
     await settler.aclose()
     (aside,) = journals.iterdir()
     assert aside.suffix == ".unread"
-    assert said(caplog, one.call_id, str(aside), "let the name of the file end in .journal again")
+    assert said(caplog, one.call_id, str(aside), "rename the file so that it ends in .journal again")
     assert (await calls_of(spoilt.store, KEY), await calls_of(spoilt.store, OTHER)) == (1, 1)
 
 
@@ -140,7 +140,7 @@ async def test_what_is_refused_is_refused_each_time_and_writes_nothing(spoilt: S
     assert await calls_of(store, KEY) == 0
 
 
-async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_seen(
+async def test_unreadable_record_hides_no_other(
     spoilt: Spoilt, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = spoilt.store
@@ -165,7 +165,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_seen(
     assert [len(said(caplog, "cannot be read", one.call_id)) for one in made] == [0, 1, 0, 1, 1, 0]
 
 
-async def test_when_the_store_is_back_what_it_refuses_keeps_nothing_waiting(
+async def test_refused_record_does_not_block_waiting_ones(
     path: Path, record: MakeRecord, journals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
@@ -183,7 +183,7 @@ async def test_when_the_store_is_back_what_it_refuses_keeps_nothing_waiting(
     await store.aclose()
 
 
-async def test_a_refused_record_in_a_journal_hides_neither_the_rest_of_it_nor_later_ones_and_is_settled_once_it_can_be(
+async def test_refused_record_in_a_journal_hides_no_other_and_is_settled_later(
     path: Path, record: MakeRecord, journals: Path
 ) -> None:
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
@@ -289,7 +289,7 @@ async def test_a_text_that_cannot_be_written_is_refused_by_each_store_that_write
     await settler.aclose()
 
 
-async def test_a_redis_without_memory_is_away_and_refuses_no_record(
+async def test_redis_without_memory_is_unavailable_and_refuses_no_record(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
@@ -322,9 +322,7 @@ async def test_a_hold_that_cannot_be_read_is_named_once_and_hides_no_other(
     assert balance.held == Amount(200, 0, 2), "what it holds stays"
 
 
-async def test_more_holds_that_cannot_be_read_than_are_looked_for_hide_no_other_for_long(
-    spoilt: Spoilt, record: MakeRecord
-) -> None:
+async def test_many_unreadable_holds_hide_no_other_for_long(spoilt: Spoilt, record: MakeRecord) -> None:
     ids = []
     for number in range(5):
         one = held(record(at=1_000 + number))
@@ -338,13 +336,13 @@ async def test_more_holds_that_cannot_be_read_than_are_looked_for_hide_no_other_
     assert found[-1] == ids[4:]
 
 
-async def test_a_call_left_by_its_worker_that_the_store_refuses_is_set_aside_once(
+async def test_refused_orphaned_call_is_set_aside_once(
     path: Path, moments: Time, record: MakeRecord, journals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(path, timeout_s=PATIENT_S, moment=moments)
     one = held(record())
     await store.reserve(one, LEASE_S)
-    # What an operator decided of it: read where a call is taken for lost.
+    # A limit that an operator set: it is read when a call is treated as orphaned.
     write(path, "UPDATE accounts SET decided = ?", b'{"tokens": "many"}')
     settler = Settler(store, Journal(journals))
     leases = Leases(store, settler.settle, lease_s=LEASE_S)
@@ -360,7 +358,7 @@ async def test_a_call_left_by_its_worker_that_the_store_refuses_is_set_aside_onc
     await store.aclose()
 
 
-async def test_a_client_key_that_cannot_be_read_opens_to_nobody_and_leaves_the_others(
+async def test_unreadable_client_key_is_refused_and_others_work(
     spoilt: Spoilt, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = StoredKey("good", b"digest", 1.0)
@@ -373,7 +371,7 @@ async def test_a_client_key_that_cannot_be_read_opens_to_nobody_and_leaves_the_o
     assert await spoilt.store.revoke_key("bad")
 
 
-async def test_client_keys_that_are_as_they_were_are_not_decoded_again(spoilt: Spoilt) -> None:
+async def test_unchanged_client_keys_are_not_decoded_again(spoilt: Spoilt) -> None:
     """Each worker reads them once a second, and a service may have thousands."""
     for name in ("one", "two"):
         assert await spoilt.store.add_key(StoredKey(name, name.encode(), 1.0))

@@ -1,4 +1,4 @@
-"""An account that cannot be read refuses its own calls and no others, is never taken for an empty one, and can be mended."""
+"""An account that cannot be read refuses only its own calls, is never treated as empty, and can be repaired."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
             settler.away(error)
     assert not settler.is_unavailable
     assert len(said(caplog, "store damaged")) == 1
-    assert not said(caplog, "store away")
+    assert not said(caplog, "store unavailable")
     await settler.aclose()
 
 

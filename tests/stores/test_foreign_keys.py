@@ -1,4 +1,4 @@
-"""A key of ours in Redis to which somebody else wrote another kind of value keeps only what it belongs to from being read."""
+"""A key in Redis to which another program wrote another type blocks only what belongs to that key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATE = 2e9
 
 @dataclass(frozen=True)
 class Shared:
-    """A store, the time of its holds, and a way to its servers beside it."""
+    """A store, the time of its holds, and a separate connection to its servers."""
 
     store: RedisStore
     moments: Time

@@ -42,7 +42,7 @@ def read_file(left: Left) -> list[CallRecord]:
     return [record for part in left.parts(64) for record in part]
 
 
-def test_what_was_appended_is_found_when_its_worker_is_gone(tmp_path: Path, record: MakeRecord) -> None:
+def test_appended_records_are_found_after_the_worker_ended(tmp_path: Path, record: MakeRecord) -> None:
     journal, records = Journal(tmp_path / "new" / "folder"), [record(), record("t")]
     for one in records:
         journal.append(one)
@@ -51,9 +51,7 @@ def test_what_was_appended_is_found_when_its_worker_is_gone(tmp_path: Path, reco
     assert read(tmp_path / "new" / "folder") == records
 
 
-def test_what_somebody_deleted_under_its_worker_is_written_again_with_what_comes_next(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+def test_deleted_file_is_written_again_with_the_next_record(tmp_path: Path, record: MakeRecord) -> None:
     folder = tmp_path / "folder"
     journal, records = Journal(folder), [record() for _ in range(3)]
     for one in records[:2]:
@@ -64,7 +62,7 @@ def test_what_somebody_deleted_under_its_worker_is_written_again_with_what_comes
     assert read(folder) == records
 
 
-def test_what_somebody_deleted_is_written_again_where_its_worker_leaves_it(tmp_path: Path, record: MakeRecord) -> None:
+def test_deleted_file_is_written_again_when_its_worker_leaves_it(tmp_path: Path, record: MakeRecord) -> None:
     folder = tmp_path / "folder"
     journal, records = Journal(folder), [record() for _ in range(2)]
     for one in records:
@@ -74,9 +72,7 @@ def test_what_somebody_deleted_is_written_again_where_its_worker_leaves_it(tmp_p
     assert read(folder) == records
 
 
-def test_what_is_set_aside_stands_where_it_is_said_to_after_somebody_deleted_that(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+def test_deleted_file_of_refused_records_is_written_again(tmp_path: Path, record: MakeRecord) -> None:
     folder = tmp_path / "folder"
     journal, records = Journal(folder), [record() for _ in range(2)]
     journal.set_aside(records[0])
@@ -85,21 +81,19 @@ def test_what_is_set_aside_stands_where_it_is_said_to_after_somebody_deleted_tha
     assert read_file(Left(path)) == records
 
 
-def test_a_folder_that_nothing_can_be_written_to_is_known_before(tmp_path: Path) -> None:
+def test_unwritable_folder_is_known_before_the_first_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "journals"
     obstacle = Journal(folder).obstacle()
     assert obstacle is not None
-    assert obstacle.startswith(f"the journal {folder} cannot be written, as {tmp_path / 'file'} is no folder. ")
+    assert obstacle.startswith(f"the journal {folder} cannot be written, as {tmp_path / 'file'} is not a folder. ")
     assert "store.journal" in obstacle
     for good in (tmp_path, tmp_path / "new" / "folder", Path("new")):
         assert Journal(good).obstacle() is None
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made to look"
 
 
-def test_what_waits_in_the_folder_of_another_store_is_told_and_nothing_else_beside_it(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+def test_only_journals_in_folders_of_other_stores_are_reported(tmp_path: Path, record: MakeRecord) -> None:
     ours, left, running, *odd = (tmp_path / name for name in ("0" * 12, "a" * 12, "b" * 12, "other", "c" * 11))
     assert Journal(ours).elsewhere() is None
     journals = [Journal(folder) for folder in (ours, left, running, *odd)]
@@ -123,7 +117,7 @@ def test_a_file_is_the_owners_alone(tmp_path: Path, record: MakeRecord) -> None:
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_what_was_settled_is_gone(tmp_path: Path, record: MakeRecord) -> None:
+def test_clearing_deletes_the_file(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.append(record())
     journal.clear()
@@ -133,7 +127,7 @@ def test_what_was_settled_is_gone(tmp_path: Path, record: MakeRecord) -> None:
     assert len(files(tmp_path)) == 1
 
 
-def test_no_file_takes_the_place_of_one_that_waits(tmp_path: Path, record: MakeRecord) -> None:
+def test_new_file_never_overwrites_a_waiting_one(tmp_path: Path, record: MakeRecord) -> None:
     first = Journal(tmp_path)
     for _ in range(3):
         first.append(record())
@@ -143,7 +137,9 @@ def test_no_file_takes_the_place_of_one_that_waits(tmp_path: Path, record: MakeR
 
 
 @pytest.mark.parametrize("cut", [2, 5, 9, 40, 200])
-def test_a_torn_tail_is_left_out_and_what_stands_before_it_is_not(tmp_path: Path, record: MakeRecord, cut: int) -> None:
+def test_incomplete_last_line_is_left_out_and_earlier_ones_are_read(
+    tmp_path: Path, record: MakeRecord, cut: int
+) -> None:
     journal, whole = Journal(tmp_path), record()
     journal.append(whole)
     journal.append(record())
@@ -194,7 +190,7 @@ def test_a_long_file_is_read_in_parts(tmp_path: Path, record: MakeRecord) -> Non
     assert parts == [records[:2], records[2:4], records[4:]]
 
 
-def test_a_file_is_looked_at_by_one_at_a_time_and_gone_when_it_is_settled(tmp_path: Path, record: MakeRecord) -> None:
+def test_file_is_read_by_one_worker_at_a_time_and_deleted_when_settled(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.append(record())
     journal.close()
@@ -204,7 +200,7 @@ def test_a_file_is_looked_at_by_one_at_a_time_and_gone_when_it_is_settled(tmp_pa
     assert files(tmp_path) == []
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path, record: MakeRecord) -> None:
+def test_full_disk_raises_and_leaves_no_half_line(tmp_path: Path, record: MakeRecord) -> None:
     journal, first, last = Journal(tmp_path), record(), record()
     journal.append(first)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -219,12 +215,12 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path, record: Mak
     assert read(tmp_path) == [first, last]
 
 
-def test_a_folder_that_cannot_be_made_is_told(record: MakeRecord) -> None:
+def test_folder_that_cannot_be_made_raises(record: MakeRecord) -> None:
     with pytest.raises(OSError, match=r"Not a directory|File exists|Permission"):
         Journal(Path("/dev/null/journal")).append(record())
 
 
-def test_it_outlives_a_kill(tmp_path: Path) -> None:
+def test_journal_survives_a_kill(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})
@@ -238,9 +234,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len(read(tmp_path)) == 1
 
 
-def test_what_is_noted_of_calls_under_way_takes_the_place_of_what_was_and_is_found_when_their_worker_is_gone(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+def test_notes_replace_the_last_ones_and_are_found_after_the_worker_ended(tmp_path: Path, record: MakeRecord) -> None:
     journal, ended, under_way = Journal(tmp_path), record(), record("t", outcome=ORPHANED)
     journal.append(ended)
     for tokens in range(1, 50):
@@ -254,7 +248,7 @@ def test_what_is_noted_of_calls_under_way_takes_the_place_of_what_was_and_is_fou
     assert [path.stat().st_mode & 0o777 for path in files(tmp_path)] == [0o600] * 2
 
 
-def test_notes_are_gone_once_nothing_is_to_be_noted(tmp_path: Path, record: MakeRecord) -> None:
+def test_empty_notes_delete_the_file(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.note([])
     assert files(tmp_path) == []
@@ -264,7 +258,7 @@ def test_notes_are_gone_once_nothing_is_to_be_noted(tmp_path: Path, record: Make
     journal.close()
 
 
-def test_notes_that_cannot_be_written_leave_those_before_them(tmp_path: Path, record: MakeRecord) -> None:
+def test_failed_notes_keep_the_last_ones(tmp_path: Path, record: MakeRecord) -> None:
     journal, one = Journal(tmp_path), record(outcome=ORPHANED)
     journal.note([one])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -279,7 +273,7 @@ def test_notes_that_cannot_be_written_leave_those_before_them(tmp_path: Path, re
     assert read(tmp_path) == [one]
 
 
-def test_of_several_records_of_a_call_the_one_that_stays_is_read(tmp_path: Path, record: MakeRecord) -> None:
+def test_of_several_records_of_a_call_the_final_one_is_read(tmp_path: Path, record: MakeRecord) -> None:
     journal, real = Journal(tmp_path), record()
     less, more = (replace(real, outcome=ORPHANED, spent=Amount(tokens)) for tokens in (5, 9))
     for records in ((less, more), (more, less), (less, real, more)):
@@ -291,7 +285,7 @@ def test_of_several_records_of_a_call_the_one_that_stays_is_read(tmp_path: Path,
             path.unlink()
 
 
-def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Path, record: MakeRecord) -> None:
+def test_new_file_is_not_treated_as_left_over(tmp_path: Path, record: MakeRecord) -> None:
     journal, looks_on = Journal(tmp_path), threading.Event()
 
     def look() -> None:
@@ -324,7 +318,7 @@ def test_a_record_of_another_version_is_set_aside_and_not_deleted(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["1.unread"]
 
 
-def test_what_is_no_file_keeps_nobody_from_the_others(tmp_path: Path, record: MakeRecord) -> None:
+def test_entry_that_is_not_a_file_does_not_block_others(tmp_path: Path, record: MakeRecord) -> None:
     (tmp_path / "0.journal").mkdir()
     journal = Journal(tmp_path)
     journal.append(record())
@@ -332,9 +326,7 @@ def test_what_is_no_file_keeps_nobody_from_the_others(tmp_path: Path, record: Ma
     assert len(read(tmp_path)) == 1
 
 
-def test_what_is_set_aside_is_the_owners_alone_and_read_once_its_name_is_changed_and_its_worker_gone(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+def test_file_of_refused_records_is_private_and_read_after_it_is_renamed(tmp_path: Path, record: MakeRecord) -> None:
     journal, records = Journal(tmp_path), [record(), record("t")]
     (aside,) = {journal.set_aside(one) for one in records}
     assert aside.stat().st_mode & 0o077 == 0

@@ -189,7 +189,7 @@ async def test_a_place_beyond_the_end_is_one_of_another_store_and_begins_anew(st
     one = record()
     await store.settle(one)
     if isinstance(store, MemoryStore):
-        return  # it is gone with whoever could know a place in it
+        return  # the list is lost together with all workers that could know a position in it
     found = await store.latest(1_000_000, 10)
     assert ids(found.settled) == [one.call_id]
 

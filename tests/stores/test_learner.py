@@ -17,7 +17,7 @@ from tests.support.timing import eventually
 
 
 class AwayStore(MemoryStore):
-    """A store that can be away."""
+    """A store that a test can make unavailable."""
 
     away = False
     asked = 0
@@ -39,7 +39,7 @@ class AwayStore(MemoryStore):
 
 
 class AwayAfterOne(AwayStore):
-    """A store that takes one write and is away at the next."""
+    """A store that accepts one write and is unavailable at the next."""
 
     async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
         if self.writes == 1:
@@ -106,7 +106,7 @@ async def test_many_reports_are_one_write() -> None:
     assert store.writes == 1
 
 
-async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() -> None:
+async def test_outage_costs_only_the_lessons_of_other_workers() -> None:
     store = AwayStore()
     store.away = True
     learner = Learner(store, write_after_s=0.01)
@@ -122,7 +122,7 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     assert (await Learner(store).taught("k")).offsets == (off(3),)
 
 
-async def test_of_a_write_that_fails_midway_only_the_rest_is_offered_again() -> None:
+async def test_rest_of_a_failed_write_is_written_again() -> None:
     store = AwayAfterOne()
     learner = Learner(store)
     keys = [f"k{number}" for number in range(600)]
@@ -167,7 +167,7 @@ async def test_a_window_is_not_forgotten_for_what_the_passes_of_one_call_come_to
     assert (await learner.taught("k")).offsets == (Residual(0, 1_500),)
 
 
-async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
+async def test_limit_of_any_worker_is_trusted_for_an_hour() -> None:
     store, clock = MemoryStore(), [1e9]
     first = Learner(store, now=lambda: clock[0])
     first.report_limit("p", "m", LengthLimit(2_000))
@@ -198,7 +198,7 @@ async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minu
     assert store.asked == asked + 1
 
 
-async def test_what_a_store_could_not_say_is_asked_again_when_it_is_back() -> None:
+async def test_failed_read_is_repeated_after_the_outage() -> None:
     store, clock = AwayStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
     first.report("k", off(3))
@@ -267,7 +267,7 @@ def counted(tokens: int, frames: int, before: LastTurn | None) -> ContextRecord:
     return ContextRecord(tokens, tokens, "calibrated", None, tokens, 0, "k", tokens, frames=frames, before=before)
 
 
-async def test_a_damaged_lesson_is_none() -> None:
+async def test_damaged_lesson_is_ignored() -> None:
     store = MemoryStore()
 
     def damaged(_: Any) -> bytes:

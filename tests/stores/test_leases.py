@@ -1,4 +1,4 @@
-"""Open holds are kept alive and extended; those nobody keeps are settled by whoever looks."""
+"""Open holds are renewed and extended; holds of ended workers are settled by any other worker."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def taken(store: MemoryStore, record: CallRecord) -> Granted:
     return granted
 
 
-async def test_a_hold_that_is_kept_does_not_end_with_its_lease(
+async def test_hold_is_renewed_before_its_lease_ends(
     leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
     one = record()
@@ -101,7 +101,7 @@ async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_m
     assert len(await store.overdue(9)) == 2, "in the store they live on for as long as was said then"
 
 
-async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
+async def test_saved_tokens_are_charged_when_the_worker_ends(
     leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
     one = record()
@@ -123,7 +123,7 @@ async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
 
 
 @pytest.mark.parametrize("way", ["tick", "note"])
-async def test_a_call_that_was_taken_for_lost_while_its_worker_lives_is_charged_for_what_still_comes(
+async def test_orphaned_call_of_a_living_worker_is_charged_for_later_tokens(
     leases: Leases, store: MemoryStore, record: MakeRecord, way: str
 ) -> None:
     one, delivered = opened(record()), 0
@@ -143,7 +143,7 @@ async def test_a_call_that_was_taken_for_lost_while_its_worker_lives_is_charged_
     assert (totals.calls, totals.input_tokens, totals.output_tokens) == (1, 90, 720), "its own record is the last word"
 
 
-async def test_what_still_comes_of_a_call_taken_for_lost_is_journalled_where_the_store_cannot_take_it(
+async def test_later_tokens_of_an_orphaned_call_are_journaled_if_the_store_refuses_them(
     record: MakeRecord,
 ) -> None:
     class Damaged(Gone):
@@ -158,7 +158,7 @@ async def test_what_still_comes_of_a_call_taken_for_lost_is_journalled_where_the
     assert lease.is_known
 
 
-async def test_the_first_look_at_a_store_that_was_away_takes_no_call_for_lost(clock: Clock, record: MakeRecord) -> None:
+async def test_first_sweep_after_an_outage_settles_no_call(clock: Clock, record: MakeRecord) -> None:
     store = Gone(moment=clock)
     leases = Leases(store, store.settle, lease_s=60)
     await taken(store, record())
@@ -173,7 +173,7 @@ async def test_the_first_look_at_a_store_that_was_away_takes_no_call_for_lost(cl
     assert (await store.totals(KEY)).calls == 1
 
 
-async def test_holds_of_its_own_that_are_overdue_hide_no_others(
+async def test_own_overdue_holds_do_not_hide_others(
     leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
     for number in range(121):
@@ -188,7 +188,7 @@ async def test_holds_of_its_own_that_are_overdue_hide_no_others(
     assert (await store.totals(SessionKey("alice", "ours"))).calls == 0
 
 
-async def test_calls_that_are_left_and_cannot_be_settled_hide_no_others(
+async def test_overdue_calls_that_cannot_be_settled_do_not_hide_others(
     store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
     async def refuse(orphaned: CallRecord) -> None:
@@ -207,7 +207,7 @@ async def test_calls_that_are_left_and_cannot_be_settled_hide_no_others(
 
 
 class Counting(MemoryStore):
-    """Tells which holds are taken and renewed, and lets something be done while one is taken."""
+    """A store that records which holds are taken and renewed, and runs a function while one is taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ async def test_a_call_that_ends_soon_or_has_nothing_new_costs_the_store_nothing(
     assert (store.taken, store.renewed) == ([one.call_id], [])
 
 
-async def test_a_hold_that_was_put_off_is_taken_once_and_noted_from_then_on(record: MakeRecord) -> None:
+async def test_pending_hold_is_taken_once_and_then_renewed(record: MakeRecord) -> None:
     store, delivered = Counting(), 0
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
     first, second = opened(record()), opened(record())
@@ -254,7 +254,7 @@ async def test_a_hold_that_was_put_off_is_taken_once_and_noted_from_then_on(reco
     assert store.renewed == [{first.hold.id: 7, second.hold.id: 7}]
 
 
-async def test_a_hold_of_a_call_that_is_taken_while_the_store_is_away_waits_for_it(record: MakeRecord) -> None:
+async def test_hold_of_a_call_accepted_in_an_outage_waits_for_the_store(record: MakeRecord) -> None:
     store, is_unavailable, told = Counting(), True, list[Granted]()
     leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_unavailable=lambda: is_unavailable)
     one = opened(record())
@@ -283,7 +283,7 @@ async def test_a_hold_grows_with_its_stream_until_there_is_no_more(
     assert lease.is_over
 
 
-async def test_a_hold_that_is_final_neither_grows_nor_ends_its_answer(
+async def test_final_hold_neither_grows_nor_ends_its_response(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
     """The provider has its limit: what has come is estimated, and may seem to be more."""
@@ -331,7 +331,7 @@ async def test_a_unit_of_several_answers_holds_a_token_of_each(
     assert lease.tokens == 100 + 50 * 3
 
 
-async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
+async def test_hold_that_cannot_be_made_does_not_stop_other_renewals(
     store: MemoryStore, clock: Clock, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> OpenHold:
@@ -343,7 +343,7 @@ async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
     with caplog.at_level(logging.ERROR, "gateway"):
         leases.start()
         leases.open(Lease("bad", 60, 0, pending=fails))
-        await eventually(lambda: any("not looked after" in entry.getMessage() for entry in caplog.records))
+        await eventually(lambda: any("holds were not renewed" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
         lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
         await eventually(lambda: lease.noted)
@@ -353,7 +353,7 @@ async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
     assert overdue.noted == 7
 
 
-async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: MakeRecord) -> None:
+async def test_outage_ends_no_response_within_its_hold(store: MemoryStore, record: MakeRecord) -> None:
     class Away(MemoryStore):
         renewals = looks = 0
 
@@ -376,7 +376,7 @@ async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: Mak
 
 
 class Gone(MemoryStore):
-    """A store that goes away when it is told to."""
+    """A store that a test can make unavailable."""
 
     is_gone = False
     asked = 0
@@ -400,7 +400,7 @@ class Gone(MemoryStore):
 
 
 @pytest.mark.parametrize("way", ["look", "tick"])
-async def test_an_answer_ends_where_its_hold_does_while_the_store_is_away(record: MakeRecord, way: str) -> None:
+async def test_response_ends_with_its_hold_during_an_outage(record: MakeRecord, way: str) -> None:
     store, one = Gone(), record()
     leases = Leases(store, store.settle, lease_s=60)
     granted = await taken(store, one)
@@ -415,7 +415,7 @@ async def test_an_answer_ends_where_its_hold_does_while_the_store_is_away(record
     assert balance.held.tokens == 100 + lease.tokens
 
 
-async def test_an_answer_goes_on_when_the_store_is_back_in_time(record: MakeRecord) -> None:
+async def test_response_continues_if_the_store_is_available_in_time(record: MakeRecord) -> None:
     store, one, delivered = Gone(), record(), 1_900
     leases = Leases(store, store.settle, lease_s=60)
     granted = await taken(store, one)
@@ -435,7 +435,7 @@ def _same(one: OpenHold) -> OpenHold:
 
 
 class Notes:
-    """What is written down while the store is away, as a worker writes it."""
+    """The notes that a worker writes while the store is unavailable."""
 
     def __init__(self, store: Gone) -> None:
         self.store, self.is_unavailable, self.written = store, False, list[dict[str, int]]()
@@ -467,7 +467,7 @@ async def kept(notes: Notes, record: CallRecord) -> Lease:
     return notes.leases.open(Lease(record.call_id, 60, granted.units, opened=opened(record)))
 
 
-async def test_what_a_stream_brings_while_the_store_is_away_is_noted_until_the_store_knows_it(
+async def test_stream_progress_is_journaled_until_the_store_knows_it(
     record: MakeRecord,
 ) -> None:
     notes, one = Notes(Gone()), record()
@@ -478,7 +478,7 @@ async def test_what_a_stream_brings_while_the_store_is_away_is_noted_until_the_s
         await notes.tick()
     assert notes.is_unavailable, "found out although no call came"
     assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
-    assert still.journalled is None
+    assert still.journaled is None
     notes.is_unavailable = notes.store.is_gone = False
     await notes.tick()
     await notes.tick()
@@ -486,7 +486,7 @@ async def test_what_a_stream_brings_while_the_store_is_away_is_noted_until_the_s
     assert lease.noted == 9
 
 
-async def test_a_call_that_the_store_has_not_heard_of_is_noted_once_something_came_of_it_or_it_lasts(
+async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_a_tick(
     record: MakeRecord,
 ) -> None:
     notes = Notes(Gone())
@@ -509,9 +509,7 @@ async def test_a_call_that_the_store_has_not_heard_of_is_noted_once_something_ca
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at_once(
-    record: MakeRecord, *, is_gone: bool
-) -> None:
+async def test_fast_streams_are_saved_every_256_tokens_and_together(record: MakeRecord, *, is_gone: bool) -> None:
     notes, delivered = Notes(Gone()), 0
     leases = [await kept(notes, record()) for _ in range(4)]
     for lease in leases:
@@ -520,7 +518,7 @@ async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
         await asyncio.gather(*(notes.leases.note(lease, 9 * delivered) for lease in leases))
-        assert delivered - (leases[0].journalled or leases[0].noted) < 256
+        assert delivered - (leases[0].journaled or leases[0].noted) < 256
     if is_gone:
         written = [noted for noted, _ in groupby(notes.written)]
         assert written == [dict.fromkeys((lease.id for lease in leases), come) for come in (256, 512, 768)]
@@ -531,7 +529,7 @@ async def test_a_fast_stream_is_noted_every_256_tokens_and_those_side_by_side_at
         assert notes.store.asked == asked + 3 * len(leases)
 
 
-async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: MakeRecord) -> None:
+async def test_no_response_waits_for_a_store_known_to_be_unavailable(record: MakeRecord) -> None:
     store, one, found = Gone(), record(), list[StoreUnavailable]()
     leases = Leases(store, store.settle, lease_s=60, is_unavailable=lambda: bool(found), away=found.append)
     granted = await taken(store, one)
@@ -542,7 +540,7 @@ async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: Make
     assert (len(found), store.asked) == (1, 1)
 
 
-async def test_a_stream_that_was_taken_for_lost_goes_on_where_its_budget_has_room(
+async def test_orphaned_stream_continues_while_its_budget_has_room(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
     one, delivered = opened(record()), 0
@@ -558,7 +556,7 @@ async def test_a_stream_that_was_taken_for_lost_goes_on_where_its_budget_has_roo
     assert lease.is_over, "nothing is left"
 
 
-async def test_streams_taken_for_lost_go_no_further_beyond_their_budget_than_a_step_each(
+async def test_orphaned_streams_exceed_their_budget_by_one_step_each_at_most(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
     delivered, going = {}, list[Lease]()
@@ -578,7 +576,7 @@ async def test_streams_taken_for_lost_go_no_further_beyond_their_budget_than_a_s
     assert 10_000 <= balance.used.tokens <= 10_000 + 3 * 2_048
 
 
-def test_a_dense_answer_is_looked_at_again_before_what_is_left_has_come() -> None:
+def test_dense_response_is_checked_before_its_hold_is_used_up() -> None:
     lease = Lease("h", 60, 4_000, most=6_500)
     assert (lease.is_bounded, lease.end, lease.look_bytes) == (True, 6_500, 2_048)
     for come, delivered, next_look in (
@@ -592,7 +590,7 @@ def test_a_dense_answer_is_looked_at_again_before_what_is_left_has_come() -> Non
         assert (lease.looked_at, lease.look_bytes) == (come, next_look)
 
 
-def test_an_answer_whose_hold_does_not_end_it_is_never_looked_at() -> None:
+def test_response_without_a_bound_is_never_checked() -> None:
     assert not Lease("h", 60, 4_000).is_bounded
     assert Lease("h", 60, 4_000, step=2_048).is_bounded
     assert Lease("h", 60, 4_000, step=2_048).end == 4_000

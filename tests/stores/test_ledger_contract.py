@@ -59,7 +59,7 @@ Make = Callable[..., OpenHold]
 
 @pytest.fixture
 def hold(record: MakeRecord) -> Make:
-    """Makes a hold, of 10 tokens and no unit unless told; its id is that of the record that would be written for it."""
+    """Make a hold, of 10 tokens and no unit by default; its id is that of the record that settles it."""
 
     def make(*claims: Claim, fixed: Amount = TEN, session: str | None = "s", **fields: Any) -> OpenHold:
         keys = tuple(one.key for one in claims)
@@ -244,7 +244,7 @@ async def test_the_first_account_of_a_call_that_refuses_is_named(store: Store, h
 
 
 async def test_what_will_not_come_back_is_named_before_what_may(store: Store, hold: Make) -> None:
-    """Whoever is told to wait must not wait in vain."""
+    """A client that is asked to retry must be able to succeed."""
     await granted(store, hold(claim(KEY, 100), fixed=Amount(90)))
     spent = hold(claim(S))
     await granted(store, spent)

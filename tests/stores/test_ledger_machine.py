@@ -1,4 +1,4 @@
-"""Each store beside the pure arithmetic: whatever is done in whatever order, both say the same."""
+"""Compare each store with the pure arithmetic: after the same operations in any order, both have the same balances."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class Reference:
     #: how often the end of a call, or anybody else, has moved a session's state
     steps: dict[SessionKey, int] = field(default_factory=dict)
     resets: dict[SessionKey, int] = field(default_factory=dict)
-    #: of calls that were taken for lost: after how many resets of their session they were charged, in which epochs
+    #: of orphaned calls: resets of their session, and budget periods of their accounts, when they were charged
     assumed: dict[str, tuple[int, ledger.Periods]] = field(default_factory=dict)
-    #: of each session: what calls have spent whose own records came since it began anew
+    #: of each session: the costs of calls whose own records came after its last reset
     spent: dict[AccountKey, Amount] = field(default_factory=dict)
 
     def balances(self, claims: Sequence[Claim], now: Moment) -> tuple[Balance, ...]:
@@ -184,7 +184,7 @@ def _replaces(record: CallRecord, known: CallRecord) -> bool:
 
 
 def alike(said: object, expected: object) -> bool:
-    """The same but for the time a server's clock has gone on."""
+    """The same balances, except for the time that has passed on a server's clock."""
     if isinstance(said, tuple) and isinstance(expected, tuple) and not isinstance(said, Amount):
         return len(said) == len(expected) and all(map(alike, said, expected))
     if isinstance(said, Balance) and isinstance(expected, Balance):
@@ -322,7 +322,7 @@ class LedgerMachine(RuleBasedStateMachine):
         between=st.sampled_from(["reset", "delete", "time"]),
     )
     def settle_late(self, session: SessionKey, parent: SessionKey | None, spent: Amount, between: str) -> None:
-        """A call is taken for lost, its accounts begin anew, another one uses them; then its own record comes."""
+        """A call is orphaned, its accounts are reset, another call uses them; then the call's own record comes."""
         for _ in range(2):
             self.reserve(
                 session=session,

@@ -112,14 +112,14 @@ async def until_it_works(work: Callable[[], Awaitable[object]], seconds: float =
 
 
 class Proxy:
-    """Lets requests through, and replies after a while, or breaks off in their place."""
+    """A proxy that passes requests on, delays the replies, or breaks the connection instead."""
 
     def __init__(self, port: int, delay_s: float = 0.0, *, bytewise: bool = False) -> None:
         self._port = port
         self._delay_s = delay_s
         self._bytewise = bytewise
         self.loses_replies = False
-        #: comes behind each reply
+        #: bytes to send after each reply
         self.tail = b""
         self._server: asyncio.Server | None = None
         self._tasks = set[asyncio.Task[None]]()
@@ -148,7 +148,7 @@ class Proxy:
         }
 
     def say(self, data: bytes) -> None:
-        """What nobody has asked for, to all who are connected."""
+        """Send an unexpected reply to all connections."""
         for writer in self._writers[::2]:
             writer.write(data)
 
@@ -161,7 +161,7 @@ class Proxy:
             writer.transport.abort()
 
     def go_silent(self) -> None:
-        """Whoever is connected now gets no answer any more, not even to a packet; whoever comes anew does."""
+        """Stop replying on open connections, not even at the level of TCP; new connections work."""
         for writer in self._writers[::2]:
             mute(writer.get_extra_info("socket"))
 
@@ -196,7 +196,7 @@ class Proxy:
                 await writer.wait_closed()
 
 
-# --- servers that are away ------------------------------------------------------------------------------------------------
+# --- servers that are unavailable -------------------------------------------------------------------------------------
 
 
 async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_every_verb(
@@ -236,7 +236,7 @@ async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_
         with in_time(at_least=TIMEOUT_S * 0.9):
             results = await asyncio.gather(*(verb() for verb in verbs), return_exceptions=True)
         assert [type(result) for result in results] == [StoreUnavailable] * len(verbs)
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.ping()
         server.send_signal(signal.SIGCONT)
         await until_it_works(store.ping)
@@ -248,7 +248,7 @@ async def test_each_exchange_over_a_connection_has_the_whole_deadline_for_itself
         await until_it_works(store.ping)
         await asyncio.sleep(0.5)
         server.send_signal(signal.SIGSTOP)
-        with in_time(at_least=0.9), pytest.raises(StoreUnavailable, match="no answer in time"):
+        with in_time(at_least=0.9), pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.totals(KEY)
         server.send_signal(signal.SIGCONT)
         await until_it_works(store.ping)
@@ -370,7 +370,7 @@ async def test_a_server_that_is_no_master_any_more_is_left(start: StartServer) -
 
 
 def is_master(server: RedisServer) -> bool:
-    """Whoever asks in the moment in which it becomes one is cut off."""
+    """Return True if the server is a master. A client that asks while it becomes one is disconnected."""
     with contextlib.suppress(subprocess.CalledProcessError):
         return "role:master" in server.cli("info", "replication")
     return False
@@ -414,7 +414,7 @@ async def test_a_master_that_sentinels_do_not_name_any_more_is_left_although_it_
         async with opened(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", timeout_s=5) as store:
             await asyncio.gather(*(store.totals(KEY) for _ in range(300)))
             assert _clients(frozen)
-            # As after a failover of which the old master, awake again, has not heard: sentinels tell it after 10 s.
+            # As after a failover that the old master has not noticed yet: sentinels inform it after 10 s.
             sentinel.cli("sentinel", "remove", "main")
             sentinel.cli("sentinel", "monitor", "main", "127.0.0.1", str(promoted.port), "1")
             await until_it_works(lambda: _settled_at(promoted, store, record))
@@ -522,7 +522,7 @@ async def test_connections_that_a_firewall_has_forgotten_cost_one_call_and_not_o
         assert isinstance(link, SingleLink)
         await eventually(lambda: len(link._idle) > 1, "there are several")
         proxy.go_silent()
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.settle(spent(record()))
         assert (await store.settle(spent(record()))).calls == 601
 
@@ -742,23 +742,19 @@ async def test_sentinels_that_are_silent_keep_nobody_from_those_that_know(start:
 # --- settings of servers --------------------------------------------------------------------------------------------------
 
 
-async def test_settings_that_lose_what_is_kept_are_said_once(
-    start: StartServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_settings_that_lose_data_are_logged_once(start: StartServer, caplog: pytest.LogCaptureFixture) -> None:
     server = start("--maxmemory-policy", "volatile-lru")
     with caplog.at_level(logging.WARNING, "gateway"):
         async with opened(server.url) as store:
             await store.overdue(1)
             await store.ping()
-    assert [message.partition(";")[0] for message in caplog.messages] == [
-        f"the store {server.url}: maxmemory-policy is volatile-lru",
-        f"the store {server.url}: appendonly is off",
+    assert [message.removeprefix(f"the store {server.url}: ").partition(":")[0] for message in caplog.messages] == [
+        "maxmemory-policy is volatile-lru",
+        "appendonly is off",
     ]
 
 
-async def test_a_server_with_good_settings_or_one_that_does_not_say_is_not_complained_of(
-    start: StartServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_good_or_hidden_settings_are_not_logged(start: StartServer, caplog: pytest.LogCaptureFixture) -> None:
     server = start()
     server.cli("config", "set", "appendonly", "yes")
     silent = start()
@@ -1111,12 +1107,12 @@ async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_lon
 
 
 class _Beside:
-    """A store's way to its server, beside which somebody else changes the session's state."""
+    """A link to the server of a store, with another worker that changes the session's state."""
 
     def __init__(self, store: RedisStore) -> None:
         self.link = store._link
         made: Any = store
-        made._link = made._books._link = made._moves._link = self
+        made._link = made._ledger._link = made._updates._link = self
 
     async def overtake(self) -> None:
         await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
@@ -1130,7 +1126,7 @@ class _Beside:
 
 async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore, record: MakeRecord) -> None:
     class Contended(_Beside):
-        """Somebody else is always a moment faster."""
+        """Another worker is always slightly faster."""
 
         async def call(self, *commands: Command) -> list[Any]:
             if commands[0][0] == "EVALSHA":
@@ -1174,7 +1170,7 @@ async def test_calls_that_wait_behind_a_change_wait_for_a_frozen_server_together
 
 async def test_a_change_is_made_of_what_others_made_while_it_paused(store: RedisStore, record: MakeRecord) -> None:
     class Overtaken(_Beside):
-        """Somebody else goes on just after each try, and not while the next is made."""
+        """Another worker changes the state right after each try, but not during the next one."""
 
         tries = 0
 

@@ -99,16 +99,16 @@ class Cut:
 
 async def cut(store: RedisStore, after: int, work: Callable[[], Awaitable[object]], *, is_done: bool) -> bool:
     """Do something as a process that ends after so many round trips; whether it came to its end before."""
-    books: Any = store._books
-    link = books._link
-    books._link = Cut(link, after, is_done=is_done)
+    ledger: Any = store._ledger
+    link = ledger._link
+    ledger._link = Cut(link, after, is_done=is_done)
     try:
         await work()
     except StoreUnavailable:
         await asyncio.sleep(0.01)
         return False
     finally:
-        books._link = link
+        ledger._link = link
     return True
 
 
@@ -200,8 +200,8 @@ async def test_a_hold_is_never_taken_after_its_lease_has_ended(
     clustered: RedisStore, record: MakeRecord, ahead: Ahead
 ) -> None:
     store = clustered
-    books: Any = store._books
-    link = books._link
+    ledger: Any = store._ledger
+    link = ledger._link
 
     class Slow:
         """Stands still after the first word."""
@@ -211,10 +211,10 @@ async def test_a_hold_is_never_taken_after_its_lease_has_ended(
             ahead.seconds += LEASE_S + 1
             return replies
 
-    books._link = Slow()
+    ledger._link = Slow()
     with pytest.raises(StoreUnavailable, match="longer than the lease"):
         await store.reserve(held(record()), LEASE_S)
-    books._link = link
+    ledger._link = link
     assert await store.overdue(10) == []
     assert await balance(store) == [(NOTHING, NOTHING)] * 3
 
@@ -263,8 +263,8 @@ async def test_what_was_taken_is_given_back_when_a_later_account_refuses_request
 
 async def test_of_two_calls_at_once_with_room_for_one_one_is_granted(clustered: RedisStore, record: MakeRecord) -> None:
     """Each would lack what the other has, if the accounts were taken in any order."""
-    books: Any = clustered._books
-    link = books._link
+    ledger: Any = clustered._ledger
+    link = ledger._link
     first, second = held(record()), held(replace(record(), session=SessionKey("alice", "other")))
     done = {place: asyncio.Event() for place in ("{alice}", "{alice/parent}")}
     #: whom the one call lets go first, and where
@@ -288,9 +288,9 @@ async def test_of_two_calls_at_once_with_room_for_one_one_is_granted(clustered: 
         claims = (Claim(CLIENT, Limits(15)), Claim(PARENT, Limits(15)))
         return replace(opened, hold=replace(opened.hold, claims=claims))
 
-    books._link = InTurn()
+    ledger._link = InTurn()
     outcomes = await asyncio.gather(*(clustered.reserve(scarce(one), LEASE_S) for one in (first, second)))
-    books._link = link
+    ledger._link = link
     assert sorted(type(one).__name__ for one in outcomes) == ["Granted", "Refused"]
 
 

@@ -67,7 +67,7 @@ async def store(servers: RedisServer | RedisCluster) -> AsyncIterator[RedisStore
 
 def counted(store: RedisStore) -> Counted:
     made: Any = store
-    made._link = made._books._link = made._moves._link = made._lists._link = link = Counted(made._link)
+    made._link = made._ledger._link = made._updates._link = made._lists._link = link = Counted(made._link)
     return link
 
 

@@ -1,4 +1,4 @@
-"""No settlement is lost while the store is away, and none is counted twice when it is back."""
+"""No settlement is lost while the store is unavailable, and none is counted twice after that."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def accepts_calls(settler: Settler) -> None:
     settler.check()
 
 
-async def test_while_the_store_is_there_a_settlement_goes_straight_to_it(store: FlakyStore, record: MakeRecord) -> None:
+async def test_settlement_goes_straight_to_an_available_store(store: FlakyStore, record: MakeRecord) -> None:
     settler = Settler(store)
     totals = await settler.settle(record())
     assert totals is not None
@@ -65,7 +65,7 @@ async def test_while_the_store_is_there_a_settlement_goes_straight_to_it(store: 
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-async def test_a_journal_that_cannot_be_written_is_said_at_the_start(
+async def test_unwritable_journal_is_logged_at_start(
     store: FlakyStore, tmp_path: Path, heard: pytest.LogCaptureFixture, is_good: bool
 ) -> None:
     (tmp_path / "file").touch()
@@ -77,18 +77,16 @@ async def test_a_journal_that_cannot_be_written_is_said_at_the_start(
     )
 
 
-async def test_while_the_store_is_away_new_calls_are_refused_and_settlements_kept(
-    store: FlakyStore, record: MakeRecord
-) -> None:
+async def test_outage_refuses_new_calls_and_keeps_settlements(store: FlakyStore, record: MakeRecord) -> None:
     settler = Settler(store)
     store.away = True
     assert [await settler.settle(record()) for _ in range(2)] == [None, None]
-    with pytest.raises(StoreUnavailable, match=r"away\. Settled calls that wait for it: 2\."):
+    with pytest.raises(StoreUnavailable, match=r"unavailable\. Ended calls that wait for it: 2\."):
         settler.check()
     await settler.aclose()
 
 
-async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls_are_taken_again(
+async def test_after_an_outage_settlements_are_written_once_and_calls_accepted(
     store: FlakyStore, record: MakeRecord
 ) -> None:
     settler = Settler(store)
@@ -106,7 +104,7 @@ async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls
     assert (await store.totals(KEY)).calls == 5
 
 
-async def test_what_waits_is_offered_together_and_what_is_not_taken_goes_on_waiting(record: MakeRecord) -> None:
+async def test_waiting_records_are_settled_in_parallel_and_failed_ones_stay(record: MakeRecord) -> None:
     """A store that is far away, and calls that go on: one by one they would wait faster than they are taken."""
 
     class FarStore(FlakyStore):
@@ -136,7 +134,7 @@ async def test_what_waits_is_offered_together_and_what_is_not_taken_goes_on_wait
     await settler.aclose()
 
 
-async def test_a_store_is_back_though_calls_never_cease_to_end(record: MakeRecord) -> None:
+async def test_store_becomes_available_while_calls_keep_ending(record: MakeRecord) -> None:
     class SlowStore(FlakyStore):
         async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
             await asyncio.sleep(0.02)
@@ -160,7 +158,7 @@ async def test_a_store_is_back_though_calls_never_cease_to_end(record: MakeRecor
     assert (await store.totals(KEY)).calls == len(ended)
 
 
-async def test_a_store_that_went_away_before_anything_was_settled_is_found_again_once_it_answers() -> None:
+async def test_outage_before_the_first_settlement_ends_when_the_store_replies() -> None:
     class Silent(FlakyStore):
         pings = 0
 
@@ -181,7 +179,7 @@ async def test_a_store_that_went_away_before_anything_was_settled_is_found_again
     await settler.aclose()
 
 
-async def test_damage_in_one_place_keeps_nobody_else_out_and_is_named_once(
+async def test_damage_is_logged_once_and_blocks_no_other_call(
     store: FlakyStore, heard: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store)
@@ -196,7 +194,7 @@ async def test_damage_in_one_place_keeps_nobody_else_out_and_is_named_once(
 @pytest.mark.parametrize(
     ("refusal", "is_unavailable"), [(StoreConflict("moved"), False), (StoreUnavailable("gone"), True)]
 )
-async def test_a_record_that_is_not_settled_with_what_it_moves_is_left_to_be_settled_without_it(
+async def test_record_that_fails_with_its_ending_can_be_settled_without_it(
     refusal: StoreUnavailable, is_unavailable: bool, record: MakeRecord
 ) -> None:
     class Refusing(MemoryStore):
@@ -210,9 +208,7 @@ async def test_a_record_that_is_not_settled_with_what_it_moves_is_left_to_be_set
     await settler.aclose()
 
 
-async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(
-    store: FlakyStore, record: MakeRecord
-) -> None:
+async def test_unavailable_store_is_asked_at_intervals(store: FlakyStore, record: MakeRecord) -> None:
     settler = Settler(store)
     store.away = True
     for _ in range(20):
@@ -226,7 +222,7 @@ async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(
     await settler.aclose()
 
 
-async def test_a_store_that_goes_away_twice_loses_nothing(store: FlakyStore, record: MakeRecord) -> None:
+async def test_second_outage_loses_nothing(store: FlakyStore, record: MakeRecord) -> None:
     settler = Settler(store)
     for _ in range(2):
         store.away = True
@@ -237,9 +233,7 @@ async def test_a_store_that_goes_away_twice_loses_nothing(store: FlakyStore, rec
     await settler.aclose()
 
 
-async def test_a_settlement_that_was_written_although_the_store_denied_it_counts_once(
-    store: FlakyStore, record: MakeRecord
-) -> None:
+async def test_settlement_that_was_written_despite_an_error_counts_once(store: FlakyStore, record: MakeRecord) -> None:
     settler = Settler(store)
     store.deaf = True
     assert await settler.settle(record()) is None
@@ -249,7 +243,7 @@ async def test_a_settlement_that_was_written_although_the_store_denied_it_counts
     await settler.aclose()
 
 
-async def test_closing_offers_what_is_waiting_one_last_time(store: FlakyStore, record: MakeRecord) -> None:
+async def test_closing_settles_waiting_records_with_a_last_try(store: FlakyStore, record: MakeRecord) -> None:
     settler = Settler(store)
     store.away = True
     for _ in range(3):
@@ -260,7 +254,7 @@ async def test_closing_offers_what_is_waiting_one_last_time(store: FlakyStore, r
     settler.check()
 
 
-async def test_a_settlement_lost_at_the_end_is_named_in_the_log(
+async def test_settlement_lost_at_shutdown_is_logged(
     store: FlakyStore, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store)
@@ -280,7 +274,7 @@ def full(tmp_path: Path) -> Path:
     return blocked
 
 
-async def test_calls_under_way_go_on_where_what_came_of_them_cannot_be_journalled_and_the_log_says_so_once(
+async def test_running_calls_continue_if_progress_cannot_be_journaled_and_it_is_logged_once(
     store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler, none = Settler(store, Journal(full)), Settler(store)
@@ -291,14 +285,14 @@ async def test_calls_under_way_go_on_where_what_came_of_them_cannot_be_journalle
         full.unlink()
         await settler.note([record()])
     assert [*map(logging.LogRecord.getMessage, caplog.records)] == [
-        f"what has come of calls under way cannot be journalled: [Errno 17] File exists: '{full}'"
+        f"the progress of running calls cannot be journaled: [Errno 17] File exists: '{full}'"
     ]
     assert len([*full.glob("*.journal")]) == 1
     await settler.aclose()
     await none.aclose()
 
 
-async def test_a_journal_that_has_room_again_before_the_store_is_back_gets_what_waits_in_memory(
+async def test_records_in_memory_are_journaled_when_the_disk_has_room_again(
     store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store, Journal(full))
@@ -319,7 +313,7 @@ async def test_a_journal_that_has_room_again_before_the_store_is_back_gets_what_
     await settler.aclose()
 
 
-async def test_a_journal_that_has_room_at_the_end_gets_what_waits_in_memory(
+async def test_records_in_memory_are_journaled_at_shutdown(
     store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store, Journal(full))
@@ -332,7 +326,7 @@ async def test_a_journal_that_has_room_at_the_end_gets_what_waits_in_memory(
     assert "lost" not in caplog.text
 
 
-async def test_what_neither_store_nor_journal_takes_at_the_end_is_named_in_the_log(
+async def test_record_that_neither_store_nor_journal_takes_at_shutdown_is_logged(
     store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store, Journal(full))
@@ -349,7 +343,7 @@ def written_in(folder: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.journal"))
 
 
-async def test_an_outage_and_its_end_are_said_once_each(
+async def test_outage_and_its_end_are_logged_once_each(
     store: FlakyStore, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store)
@@ -361,11 +355,11 @@ async def test_an_outage_and_its_end_are_said_once_each(
         await accepts_calls(settler)
         await settler.aclose()
     said = [entry.getMessage() for entry in caplog.records]
-    assert sum("store away" in text for text in said) == 1
-    assert sum("store back" in text for text in said) == 1
+    assert sum("store unavailable" in text for text in said) == 1
+    assert sum("store available again" in text for text in said) == 1
 
 
-async def test_what_waits_is_bounded_and_what_is_beyond_is_named_in_the_log(
+async def test_waiting_records_are_bounded_and_lost_ones_logged(
     store: FlakyStore, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(store)
@@ -383,7 +377,7 @@ async def test_what_waits_is_bounded_and_what_is_beyond_is_named_in_the_log(
     assert (await store.totals(KEY)).calls == 10_000
 
 
-async def test_a_settlement_whose_caller_is_cancelled_is_offered_again(store: FlakyStore, record: MakeRecord) -> None:
+async def test_settlement_of_a_cancelled_caller_is_tried_again(store: FlakyStore, record: MakeRecord) -> None:
     waiting = asyncio.Event()
 
     class SlowOnce(FlakyStore):
@@ -415,7 +409,7 @@ def lesson_of(item: CallRecord) -> CallRecord:
 
 
 @pytest.mark.parametrize("is_unavailable", [False, True])
-async def test_what_a_record_teaches_is_learned_with_it_and_once(
+async def test_lesson_of_a_record_is_learned_once(
     store: FlakyStore, record: MakeRecord, *, is_unavailable: bool
 ) -> None:
     settler, item = Settler(store), record()
@@ -433,9 +427,7 @@ async def test_what_a_record_teaches_is_learned_with_it_and_once(
     await settler.aclose()
 
 
-async def test_what_a_record_teaches_is_learned_where_it_comes_from_the_journal_of_a_worker_that_is_gone(
-    store: FlakyStore, record: MakeRecord, tmp_path: Path
-) -> None:
+async def test_lesson_of_a_recovered_record_is_learned(store: FlakyStore, record: MakeRecord, tmp_path: Path) -> None:
     item, gone, other = record(), Settler(store, Journal(tmp_path)), Settler(store, Journal(tmp_path))
     store.away = True
     await gone.settle(lesson_of(item))
@@ -447,7 +439,7 @@ async def test_what_a_record_teaches_is_learned_where_it_comes_from_the_journal_
     await other.aclose()
 
 
-async def test_a_record_is_not_settled_before_what_it_teaches_is_learned(record: MakeRecord) -> None:
+async def test_record_is_settled_after_its_lesson_is_learned(record: MakeRecord) -> None:
     class DullStore(FlakyStore):
         async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
             if self.away:
@@ -468,7 +460,7 @@ async def test_a_record_is_not_settled_before_what_it_teaches_is_learned(record:
     await settler.aclose()
 
 
-async def test_what_waits_on_the_disk_alone_is_settled_though_somebody_deleted_it(
+async def test_records_only_on_disk_are_settled_even_if_the_file_was_deleted(
     store: FlakyStore, record: MakeRecord, tmp_path: Path
 ) -> None:
     folder = tmp_path / "j"
@@ -484,7 +476,7 @@ async def test_what_waits_on_the_disk_alone_is_settled_though_somebody_deleted_i
     await settler.aclose()
 
 
-async def test_what_is_noted_of_calls_under_way_is_not_left_to_others_with_what_waits_on_the_disk_alone(
+async def test_notes_about_running_calls_stay_when_the_journal_is_left_to_others(
     store: FlakyStore, record: MakeRecord, tmp_path: Path
 ) -> None:
     journal = Journal(tmp_path / "j")

@@ -78,7 +78,7 @@ async def each(one: Callable[[tuple[int, ...]], Awaitable[bool]]) -> int:
 
 @pytest.mark.parametrize("with_ending", [False, True], ids=["alone", "with its session's state"])
 @pytest.mark.parametrize("trouble", [None, "away", "deaf"])
-async def test_a_record_is_settled_once_by_itself_when_the_store_is_well(
+async def test_record_is_settled_once_by_its_own_worker(
     trouble: str | None, with_ending: bool, store: TroubledStore, record: MakeRecord, journals: Path
 ) -> None:
     settler, calls = Settler(store, Journal(journals)), 0
@@ -110,7 +110,7 @@ async def test_a_record_is_settled_once_by_itself_when_the_store_is_well(
     assert list(journals.glob("*")) == []
 
 
-async def test_a_record_that_waits_on_the_disk_alone_is_not_deleted_with_those_that_were_settled(
+async def test_record_only_on_disk_is_not_deleted_with_settled_ones(
     store: TroubledStore, record: MakeRecord, journals: Path
 ) -> None:
     calls = 0
@@ -157,9 +157,7 @@ async def test_a_record_that_the_store_cannot_take_is_set_aside(
     assert await each(once) > 0
 
 
-async def test_what_is_on_its_way_to_the_disk_gets_there_before_the_settler_closes(
-    store: TroubledStore, record: MakeRecord, journals: Path
-) -> None:
+async def test_closing_waits_for_writes_to_the_disk(store: TroubledStore, record: MakeRecord, journals: Path) -> None:
     store.trouble = "away"
     settler, one = Settler(store, Journal(journals)), record()
     task = asyncio.create_task(settler.settle(one))

@@ -104,7 +104,7 @@ async def test_a_long_file_is_settled_in_parts_and_the_records_of_each_at_once(
     await settler.aclose()
 
 
-async def test_once_started_a_settler_looks_by_itself_for_what_others_left(journals: Path, record: MakeRecord) -> None:
+async def test_started_settler_recovers_journals_by_itself(journals: Path, record: MakeRecord) -> None:
     store = MemoryStore()
     settler = Settler(store, Journal(journals))
     file = left(journals, record())
@@ -130,7 +130,7 @@ async def test_a_file_that_breaks_again_is_named_again(
         file.write_bytes(value)
 
 
-async def test_when_the_store_goes_away_the_rest_is_left_for_later(journals: Path, record: MakeRecord) -> None:
+async def test_recovery_stops_when_the_store_becomes_unavailable(journals: Path, record: MakeRecord) -> None:
     class Going(MemoryStore):
         tries = 0
 
@@ -181,7 +181,7 @@ async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_j
 
 
 @pytest.mark.parametrize("fails_at", [0, 1])
-async def test_what_others_left_is_deleted_only_once_each_record_is_settled_or_set_aside(
+async def test_recovered_file_is_deleted_after_each_record_is_settled_or_set_aside(
     fails_at: int, journals: Path, record: MakeRecord
 ) -> None:
     class Refusing(MemoryStore):
@@ -206,7 +206,7 @@ async def test_what_others_left_is_deleted_only_once_each_record_is_settled_or_s
     await settler.aclose()
 
 
-async def test_a_journal_that_cannot_be_deleted_does_not_keep_the_store_away(
+async def test_undeletable_journal_does_not_prolong_the_outage(
     tmp_path: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stuck(Journal):
@@ -226,7 +226,7 @@ async def test_a_journal_that_cannot_be_deleted_does_not_keep_the_store_away(
     await settler.aclose()
 
 
-async def test_a_worker_says_once_at_its_start_where_other_journals_wait(
+async def test_journals_of_other_stores_are_logged_once_at_start(
     tmp_path: Path, record: MakeRecord, heard: pytest.LogCaptureFixture
 ) -> None:
     file = left(tmp_path / ("a" * 12), record())

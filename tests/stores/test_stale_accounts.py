@@ -1,4 +1,4 @@
-"""While the store is away a worker spends what was left when it last looked, and no more."""
+"""While the store is unavailable, a worker spends at most what was left when it last read the balances."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hold(tokens: int, claim: Claim = CLAIM, number: int = 1) -> Hold:
     return Hold(f"h{number}", (claim,), Amount(tokens, 0, 1))
 
 
-def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
+def test_last_known_usage_and_holds_count_as_spent() -> None:
     blind = Blind()
     blind.saw([Balance(KEY, CLAIM.configured, Amount(50), Amount(20))])
     assert isinstance(blind.reserve(hold(31)), Refused)
@@ -58,7 +58,7 @@ def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
     ],
     ids=["lost", "without a limit", "used", "in a window", "of a session"],
 )
-def test_a_client_keys_account_that_the_store_has_lost_is_named_once(
+def test_lost_account_of_a_client_key_is_logged_once(
     key: AccountKey, limits: Limits, now: Amount, is_said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     blind, seen = Blind(), Balance(key, limits, Amount(800, 0, 8), Amount())
@@ -90,7 +90,7 @@ USED = Balance(KEY, Limits(tokens=1_000), Amount(800, 0, 8), Amount())
     ],
     ids=["new", "gone", "reset", "expired", "lost before this worker saw it", "lost twice"],
 )
-def test_a_session_that_the_store_has_lost_is_named_once(
+def test_lost_session_is_logged_once(
     told: list[Balance], idle_s: float, errors: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -105,13 +105,13 @@ def test_a_session_that_the_store_has_lost_is_named_once(
     assert told[0] is not USED or not said or "800 tokens in 8 calls" in said[0]
 
 
-def test_a_session_nobody_saw_has_its_configured_budget() -> None:
+def test_unknown_session_has_its_configured_budget() -> None:
     blind = Blind()
     assert isinstance(blind.reserve(hold(100)), Granted)
     assert isinstance(blind.reserve(hold(1, number=2)), Refused)
 
 
-def test_what_a_call_cost_takes_the_place_of_its_hold() -> None:
+def test_cost_of_a_call_replaces_its_hold() -> None:
     blind = Blind()
     first = hold(90)
     assert isinstance(blind.reserve(first), Granted)
@@ -119,7 +119,7 @@ def test_what_a_call_cost_takes_the_place_of_its_hold() -> None:
     assert blind.balances([CLAIM])[0].left("tokens") == 90
 
 
-def test_limits_that_an_operator_set_hold_on() -> None:
+def test_limits_of_an_operator_stay_in_force() -> None:
     blind = Blind()
     blind.saw([Balance(KEY, Limits(tokens=500), Amount(), Amount())])
     (claim,) = blind.claims([CLAIM])
@@ -128,7 +128,7 @@ def test_limits_that_an_operator_set_hold_on() -> None:
     assert lower.declared == Limits(tokens=7)
 
 
-def test_what_one_call_declares_is_no_other_calls_limit() -> None:
+def test_declared_limit_applies_to_its_own_call_only() -> None:
     blind = Blind()
     blind.saw([Balance(KEY, CLAIM.configured, Amount(), Amount())])
     blind.saw_used(
@@ -140,7 +140,7 @@ def test_what_one_call_declares_is_no_other_calls_limit() -> None:
     assert blind.balances([Claim(OTHER, Limits(100))])[0].left("tokens") == 100, "nobody saw its limits"
 
 
-def test_what_a_call_holds_counts_until_it_ends_whatever_the_store_that_does_not_know_of_it_says() -> None:
+def test_hold_unknown_to_the_store_counts_until_its_call_ends() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
     blind.forget()
@@ -152,7 +152,7 @@ def test_what_a_call_holds_counts_until_it_ends_whatever_the_store_that_does_not
     assert blind.balances([CLAIM])[0].left("tokens") == 80
 
 
-def test_what_a_call_has_spent_that_ended_since_the_store_came_back_is_spent() -> None:
+def test_cost_of_a_call_that_ended_after_the_outage_counts() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
     blind.forget()
@@ -162,7 +162,7 @@ def test_what_a_call_has_spent_that_ended_since_the_store_came_back_is_spent() -
     assert blind.balances([CLAIM])[0].left("tokens") == 88
 
 
-def test_a_hold_that_the_store_has_taken_counts_as_the_store_says() -> None:
+def test_hold_taken_by_the_store_counts_in_its_balances() -> None:
     blind, first, second = Blind(), hold(60), hold(30, number=2)
     blind.reserve(first)
     blind.forget()
@@ -175,7 +175,7 @@ def test_a_hold_that_the_store_has_taken_counts_as_the_store_says() -> None:
     assert blind.balances([CLAIM])[0].left("tokens") == 9
 
 
-def test_a_hold_that_the_store_took_as_it_went_again_counts_as_spent() -> None:
+def test_hold_taken_before_the_next_outage_counts_as_spent() -> None:
     blind, first = Blind(), hold(60)
     blind.reserve(first)
     blind.handed_over(first.id, [])
@@ -184,7 +184,7 @@ def test_a_hold_that_the_store_took_as_it_went_again_counts_as_spent() -> None:
     assert blind.balances([CLAIM])[0].left("tokens") == 40
 
 
-def test_requests_that_were_counted_while_the_store_was_away_count_for_the_rest_of_their_minute() -> None:
+def test_requests_of_an_outage_count_for_the_rest_of_their_minute() -> None:
     clock = Clock()
     blind, claim = Blind(clock), Claim(RATE, Limits(calls=2, window_s=60))
     for number in range(2):
@@ -199,7 +199,7 @@ def test_requests_that_were_counted_while_the_store_was_away_count_for_the_rest_
     assert isinstance(blind.reserve(hold(0, claim, 5)), Refused)
 
 
-def test_a_window_refills_while_the_store_is_away() -> None:
+def test_window_refills_during_an_outage() -> None:
     clock = Clock()
     blind, claim = Blind(clock), Claim(KEY, Limits(tokens=100, window_s=60))
     assert isinstance(blind.reserve(hold(100, claim)), Granted)
@@ -209,7 +209,7 @@ def test_a_window_refills_while_the_store_is_away() -> None:
     assert isinstance(blind.reserve(hold(100, claim, 3)), Granted)
 
 
-def test_what_was_spent_blindly_stays_spent_if_the_store_goes_again_before_it_was_read() -> None:
+def test_spending_of_an_outage_stays_if_the_next_one_starts_before_a_read() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
     blind.settle(first.id, Amount(90, 0, 1))
@@ -231,7 +231,7 @@ def used(blind: Blind, claim: Claim) -> int:
     return blind.balances([claim])[0].used.tokens
 
 
-def test_sessions_without_a_limit_are_forgotten_once_there_are_many_and_those_used_longest_ago_first() -> None:
+def test_least_recently_used_sessions_without_limits_are_dropped_first() -> None:
     blind = Blind()
     first, second = spent(blind, -2), spent(blind, -1)
     spent(blind, -2)
@@ -242,7 +242,7 @@ def test_sessions_without_a_limit_are_forgotten_once_there_are_many_and_those_us
     assert used(blind, first) == 0
 
 
-def test_what_is_held_or_limited_is_never_forgotten() -> None:
+def test_accounts_with_holds_or_limits_are_never_dropped() -> None:
     blind = Blind()
     limited, declared = spent(blind, -1, Limits(tokens=100)), spent(blind, -2)
     lowered = Claim(declared.key, declared=Limits(tokens=200))

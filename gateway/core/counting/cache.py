@@ -32,6 +32,7 @@ class CountCache:
     def __init__(self, limit_bytes: int = 32 * 1024 * 1024, lock: AbstractContextManager[object] | None = None) -> None:
         self._limit = limit_bytes
         self._lock = lock if lock is not None else nullcontext()
+        #: not a BoundedDict: it is bounded by bytes, and an entry that is read stays longer
         self._table: dict[Hashable, tuple[object, int]] = {}
         self._bytes = 0
 

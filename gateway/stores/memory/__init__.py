@@ -1,19 +1,17 @@
-"""Store everything in the memory of one process.
-
-First-class: `memory://`, and what most tests run on.
-"""
+"""Store everything in the memory of one process (`memory://`). Most tests run on it."""
 
 from __future__ import annotations
 
 import heapq
 import time
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Periods, Refused
@@ -46,14 +44,14 @@ from gateway.stores.memory.accounts import MemoryLedger
 from gateway.stores.memory.lists import CallsInOrder, SortedSessions, merged
 from gateway.stores.sums import stopped
 
-#: records kept of one session, and call ids remembered of all; totals are not affected by what is forgotten here
+#: Records kept per session, and call ids kept for all sessions. Totals do not change when a record is dropped.
 CALLS_PER_SESSION: Final = 1000
 CALLS_IN_ALL: Final = 100_000
-#: states and lessons kept; those that were not changed for longest go first. What is gone is decided or learned anew
+#: States and lessons kept. The ones changed longest ago are dropped first, and are decided or learned again.
 STATES_IN_ALL: Final = 10_000
 LESSONS_IN_ALL: Final = 10_000
 
-#: in the place of the resets of a session that was deleted since: none has so many
+#: the number of resets of a deleted session: no existing session has it
 _DELETED: Final = -1
 
 K = TypeVar("K", bound=Hashable)
@@ -61,11 +59,10 @@ V = TypeVar("V")
 
 
 class _Newest(Generic[K, V]):
-    """The `most` values that were changed last, with when each was (Unix seconds)."""
+    """The `most` newest values, with the time of their last change (Unix seconds)."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._values = BoundedDict[K, tuple[float, V]](most)
 
     def __contains__(self, key: K) -> bool:
         return key in self._values
@@ -76,9 +73,6 @@ class _Newest(Generic[K, V]):
 
     def put(self, key: K, value: V, now: float) -> None:
         self._values[key] = (now, value)
-        self._values.move_to_end(key)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:
         self._values.pop(key, None)
@@ -89,7 +83,7 @@ class _Newest(Generic[K, V]):
 
 @dataclass(slots=True)
 class _Results:
-    """A session's tool results by handle, the bytes of all as UTF-8, and when any was kept last (Unix seconds)."""
+    """A session's tool results by handle, their size in bytes as UTF-8, and the last change (Unix seconds)."""
 
     texts: dict[str, str] = field(default_factory=dict)
     size: int = 0
@@ -97,46 +91,47 @@ class _Results:
 
 
 @dataclass(frozen=True, slots=True)
-class _Assumed:
-    """When a call that was taken for lost was charged: after how many resets of its session, and in which epochs."""
+class _OrphanCharge:
+    """When an orphaned call was charged: the resets of its session, and the budget periods of its accounts, by then."""
 
     resets: int = 0
     periods: Periods = field(default_factory=dict)
 
 
 class MemoryStore:
-    """Sessions in a dict. No method awaits between reading and writing, so each is one step for every caller.
+    """A `Store` of dicts. No method awaits between reading and writing, so each method is atomic.
 
-    `now` gives the time of day, `moment` the time for holds.
+    `now` returns Unix seconds, `moment` the time for holds.
     """
 
     def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
         self._now = now
-        self._books = MemoryLedger(now, moment)
+        self._ledger = MemoryLedger(now, moment)
         self._keys: dict[str, StoredKey] = {}
         self._results: dict[SessionKey, _Results] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
-        #: the same in each order
+        #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
-        #: the same of all sessions of a namespace
+        #: the calls of all sessions of each namespace
         self._in_order: defaultdict[str, CallsInOrder] = defaultdict(CallsInOrder)
+        #: not a BoundedDict: dropping a call also drops what is kept about it in other tables, see `_drop_call`
         self._by_id: dict[str, CallRecord] = {}
-        #: ids of calls by the namespace and the answer of each; the newest one where several had the same
+        #: call ids by namespace and response id; of several calls with the same response id, the newest
         self._by_answer: dict[tuple[str, str], str] = {}
-        #: ids of those that were deleted with their sessions: nobody sees them, and nobody is charged for them again
-        self._gone: set[str] = set()
-        self._assumed: dict[str, _Assumed] = {}
+        #: ids of calls that were deleted with their sessions: they are not shown, and not charged again
+        self._deleted: set[str] = set()
+        self._orphan_charges: dict[str, _OrphanCharge] = {}
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._kept_by_provider: dict[SessionKey, str] = {}
-        #: who is above sessions: as long as their accounts, however many states there are
+        #: The parents of sessions. They are kept as long as the accounts, even if the states are dropped.
         self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
-        #: calls settled in all: the place of the last one in their order
-        self._noted = 0
+        #: number of all settled calls, which is the position of the last one in `latest`
+        self._settled = 0
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
@@ -145,7 +140,7 @@ class MemoryStore:
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
-        return CallClosing(await self.settle(record, ending), self._books.balances(claims))
+        return CallClosing(await self.settle(record, ending), self._ledger.balances(claims))
 
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
@@ -158,27 +153,27 @@ class MemoryStore:
             self._remember(record)
             self._charge(record, known)
         totals = self._totals(record.session) if record.session is not None else None
-        # A call taken for lost that goes on, and is charged for more: nobody has to hear of it before it ends.
+        # An orphaned call that still runs and is charged for more is listed again only when it ends.
         if is_new and not (known is not None and record.is_provisional):
             self._latest.append((record.call_id, totals))
-            self._noted += 1
+            self._settled += 1
         return totals or Totals()
 
     def _charge(self, record: CallRecord, orphaned: CallRecord | None) -> None:
-        """Charge a call; `orphaned`: what it was charged as when it was taken for lost, which is taken back."""
-        key, assumed = record.session, self._assumed.pop(record.call_id, _Assumed())
+        """Charge a call. `orphaned`: its earlier record as an orphaned call, whose charge is taken back."""
+        key, earlier = record.session, self._orphan_charges.pop(record.call_id, _OrphanCharge())
         if orphaned is None:
-            self._books.settle(record)
+            self._ledger.settle(record)
         else:
-            self._books.correct(record, orphaned, assumed.periods)
+            self._ledger.correct(record, orphaned, earlier.periods)
         resets = self._resets.get(key, 0) if key is not None else 0
         if key is not None:
-            self._add(key, record, orphaned if assumed.resets == resets else None)
+            self._add(key, record, orphaned if earlier.resets == resets else None)
         if record.is_provisional:
-            self._assumed[record.call_id] = _Assumed(resets, self._books.periods(record.accounts))
+            self._orphan_charges[record.call_id] = _OrphanCharge(resets, self._ledger.periods(record.accounts))
 
     def _add(self, key: SessionKey, record: CallRecord, orphaned: CallRecord | None) -> None:
-        """Add a call to its session's totals; `orphaned`: what it was charged as there before, None: nothing."""
+        """Add a call to its session's totals. `orphaned`: its record that these totals contain, or None."""
         wrong = orphaned.charge if orphaned is not None else None
         view = self._sessions.get(key)
         totals, tools = (view.totals, view.tools) if view else (Totals(), ToolUse())
@@ -203,22 +198,22 @@ class MemoryStore:
             self._kept_by_provider[key] = (record.counted_kept + self._kept_by_provider.get(key, ""))[:MAX_KEPT]
 
     def _show(self, view: SessionView) -> None:
-        """Put a session into the lists as it is now."""
+        """Update a session in the lists."""
         self._sessions[view.key] = view
-        for one in self._sorted.values():
-            one.change(view.key)
+        for ordered in self._sorted.values():
+            ordered.change(view.key)
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id
-        self._gone.discard(record.call_id)
+        self._deleted.discard(record.call_id)
         self._by_id[record.call_id] = record
         if len(self._by_id) > CALLS_IN_ALL:
             self._drop_call(next(iter(self._by_id)))
         if record.session is None:
             return
         if record.answer is not None:
-            place = record.session.namespace, record.answer
-            self._by_answer[place] = max(record.call_id, self._by_answer.get(place, ""))
+            key = record.session.namespace, record.answer
+            self._by_answer[key] = max(record.call_id, self._by_answer.get(key, ""))
         calls = self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
         in_order = self._in_order[record.session.namespace]
         if is_new and len(calls) == CALLS_PER_SESSION:
@@ -233,31 +228,31 @@ class MemoryStore:
     def _drop_call(self, call_id: str) -> None:
         record = self._by_id.pop(call_id, None)
         if record is not None and record.session is not None and record.answer is not None:
-            place = record.session.namespace, record.answer
-            if self._by_answer.get(place) == call_id:
-                del self._by_answer[place]
-        self._gone.discard(call_id)
-        self._assumed.pop(call_id, None)
+            key = record.session.namespace, record.answer
+            if self._by_answer.get(key) == call_id:
+                del self._by_answer[key]
+        self._deleted.discard(call_id)
+        self._orphan_charges.pop(call_id, None)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
-        return self._books.reserve(opened, lease_s, is_settled=opened.hold.id in self._by_id)
+        return self._ledger.reserve(opened, lease_s, is_settled=opened.hold.id in self._by_id)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
         """See `Store.extend`."""
-        return self._books.extend(hold_id, units)
+        return self._ledger.extend(hold_id, units)
 
     async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        return self._books.renew(noted)
+        return self._ledger.renew(noted)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
-        return self._books.overdue(limit)
+        return self._ledger.overdue(limit)
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         """See `Store.balances`."""
-        return self._books.balances(claims)
+        return self._ledger.balances(claims)
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
@@ -265,11 +260,11 @@ class MemoryStore:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
         parents = tuple([self._parents.get(key) for key in above])
-        return CallOpening(await self.remembered(session), self._books.balances(claims), totals, parents)
+        return CallOpening(await self.remembered(session), self._ledger.balances(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
-        self._books.decide(account, limits)
+        self._ledger.decide(account, limits)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
         """See `Store.missing_results`."""
@@ -363,9 +358,9 @@ class MemoryStore:
         """See `Store.sessions`."""
         places = self._sorted[sort].places(self._sessions)
         end = bisect_left(places, Cursor.parse(cursor)) if cursor else len(places)
-        listed = (place for place in islice(reversed(places), len(places) - end, None))
-        own = (place for place in listed if namespace is None or place.namespace == namespace)
-        chosen, more = page_of(own, Names(namespace, part), limit)
+        after = islice(reversed(places), len(places) - end, None)
+        visible = (place for place in after if namespace is None or place.namespace == namespace)
+        chosen, more = page_of(visible, Names(namespace, part), limit)
         return Page([replace(self._sessions[place.key], tools=ToolUse()) for place in chosen], more)
 
     async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
@@ -382,8 +377,8 @@ class MemoryStore:
         """See `Store.call`."""
 
         def visible(record: CallRecord) -> bool:
-            is_of = namespace is None or (record.session is not None and record.session.namespace == namespace)
-            return is_of and self._is_shown(record.call_id)
+            is_own = namespace is None or (record.session is not None and record.session.namespace == namespace)
+            return is_own and self._is_shown(record.call_id)
 
         own = self._by_id.get(request_id)
         if own is not None and visible(own):
@@ -397,21 +392,21 @@ class MemoryStore:
         return self._by_id[call_id] if self._is_shown(call_id) else None
 
     def _is_shown(self, call_id: str) -> bool:
-        return call_id in self._by_id and call_id not in self._gone
+        return call_id in self._by_id and call_id not in self._deleted
 
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.latest`."""
         if after is None:
-            return LatestCalls((), self._noted)
-        forgotten = self._noted - len(self._latest)
-        begin = max(after, forgotten) - forgotten
-        noted = list(islice(self._latest, begin, begin + limit))
-        settled = [Settled(self._by_id[one], totals) for one, totals in noted if self._is_shown(one)]
-        return LatestCalls(settled, forgotten + begin + len(noted), max(0, forgotten - after))
+            return LatestCalls((), self._settled)
+        dropped = self._settled - len(self._latest)
+        begin = max(after, dropped) - dropped
+        entries = list(islice(self._latest, begin, begin + limit))
+        settled = [Settled(self._by_id[call_id], totals) for call_id, totals in entries if self._is_shown(call_id)]
+        return LatestCalls(settled, dropped + begin + len(entries), max(0, dropped - after))
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
-        self._books.clear(session.account)
+        self._ledger.clear(session.account)
         view = self._sessions.get(session)
         if view is None:
             return False
@@ -423,31 +418,31 @@ class MemoryStore:
         """See `Store.delete`."""
         self._states.drop(session)
         self._parents.pop(session, None)
-        self._books.forget(session.account)
-        for record in self._taken_calls(session):
-            self._gone.add(record.call_id)
-            assumed = self._assumed.get(record.call_id)
-            if assumed is not None:
-                self._assumed[record.call_id] = _Assumed(_DELETED, assumed.periods)
+        self._ledger.forget(session.account)
+        for record in self._unlisted_calls(session):
+            self._deleted.add(record.call_id)
+            charge = self._orphan_charges.get(record.call_id)
+            if charge is not None:
+                self._orphan_charges[record.call_id] = _OrphanCharge(_DELETED, charge.periods)
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:
-        found = self._sessions.pop(session, None) is not None
-        for one in self._sorted.values():
-            one.change(session)
+        existed = self._sessions.pop(session, None) is not None
+        for ordered in self._sorted.values():
+            ordered.change(session)
         self._last_turns.pop(session, None)
         self._kept_by_provider.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
-        for record in self._taken_calls(session):
+        for record in self._unlisted_calls(session):
             self._drop_call(record.call_id)
-        return found
+        return existed
 
-    def _taken_calls(self, session: SessionKey) -> Sequence[CallRecord]:
-        """The calls of a session, which lists none any more."""
+    def _unlisted_calls(self, session: SessionKey) -> Sequence[CallRecord]:
+        """Remove the calls of a session from all lists, and return them."""
         listed = self._calls.pop(session, ())
         self._in_order[session.namespace].forget(call.call_id for call in listed)
-        # Not all are listed where there were many; to look through the calls of all sessions each time takes too long.
+        # Only a full list may be incomplete. Searching the calls of all sessions each time takes too long.
         is_all = len(listed) < CALLS_PER_SESSION
         return [*listed] if is_all else [call for call in self._by_id.values() if call.session == session]
 
@@ -460,10 +455,10 @@ class MemoryStore:
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)
-        for account in self._books.changed_before(before):
-            # A client key's account stays: it must not begin anew because the key was not used for a while.
+        for account in self._ledger.changed_before(before):
+            # The account of a client key stays: it must not start from zero because the key was unused for a while.
             if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
-                self._books.expire(account)
+                self._ledger.expire(account)
         self._expire_parents()
         for key in [key for key, kept in self._results.items() if kept.changed_at < before]:
             if key not in self._sessions:
@@ -474,7 +469,7 @@ class MemoryStore:
 
     def _expire_parents(self) -> None:
         for key in [*self._parents]:
-            if not (key in self._sessions or key in self._states or key.account in self._books):
+            if not (key in self._sessions or key in self._states or key.account in self._ledger):
                 del self._parents[key]
 
     def _expire_calls(self, oldest_kept: str) -> None:

@@ -14,8 +14,8 @@ from gateway.core.values import dataclass
 
 
 @dataclass(slots=True)
-class _Leased:
-    """A hold, when it was last renewed, and for how many seconds it lives on after that."""
+class _LeasedHold:
+    """A hold, the time of its last renewal, and the seconds until its lease ends."""
 
     opened: OpenHold
     renewed: Moment
@@ -23,36 +23,36 @@ class _Leased:
 
 
 class MemoryLedger:
-    """The arithmetic of `core/ledger/arithmetic.py`, applied to dicts.
+    """Apply the arithmetic of `core/ledger/arithmetic.py` to dicts of accounts and holds.
 
-    `now` gives the time of day, `moment` the time for holds.
+    `now` returns Unix seconds, `moment` the time for holds.
     """
 
     def __init__(self, now: Callable[[], float], moment: Callable[[], Moment]) -> None:
         self._now = now
         self._moment = moment
         self._accounts: dict[AccountKey, ledger.Account] = {}
-        #: when each was changed last (Unix seconds)
+        #: time of each account's last change (Unix seconds)
         self._changed: dict[AccountKey, float] = {}
-        self._holds: dict[str, _Leased] = {}
+        self._holds: dict[str, _LeasedHold] = {}
 
     def __contains__(self, key: AccountKey) -> bool:
         return key in self._accounts
 
     def reserve(self, opened: OpenHold, lease_s: float, *, is_settled: bool) -> Granted | Refused:
-        """See `Store.reserve`. `is_settled`: its call is over."""
+        """See `Store.reserve`. `is_settled`: the call is settled already."""
         leased = self._holds.get(opened.hold.id)
         if leased is not None:
             return Granted(leased.opened.units, self.balances(opened.hold.claims))
         if is_settled:
-            # This comes late: a hold that is taken now would never be given back.
+            # The reservation comes too late: a hold that is taken now would never be given back.
             return Granted(opened.hold.least, self.balances(opened.hold.claims))
         outcome = ledger.reserve(self._accounts, opened.hold, self._moment())
         if isinstance(outcome, Refused):
             return outcome
         granted, changes = outcome
         self._keep(changes)
-        self._holds[opened.hold.id] = _Leased(replace(opened, units=granted.units), self._moment(), lease_s)
+        self._holds[opened.hold.id] = _LeasedHold(replace(opened, units=granted.units), self._moment(), lease_s)
         return granted
 
     def extend(self, hold_id: str, units: int) -> Granted | None:
@@ -77,7 +77,7 @@ class MemoryLedger:
     def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
         now = self._moment()
-        over = (one.opened for one in self._holds.values() if ledger.is_over(one.renewed, one.lease_s, now))
+        over = (held.opened for held in self._holds.values() if ledger.is_over(held.renewed, held.lease_s, now))
         return list(islice(over, limit))
 
     def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
@@ -92,7 +92,7 @@ class MemoryLedger:
         self._keep({key: replace(account, decided=decided)})
 
     def settle(self, record: CallRecord) -> None:
-        """Give back what a call held, and add what it spent."""
+        """Give back the hold of a call, and charge what it spent."""
         leased = self._holds.pop(record.call_id, None)
         if leased is not None:
             held = leased.opened.hold.amount(leased.opened.units)
@@ -101,31 +101,31 @@ class MemoryLedger:
         self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
 
     def correct(self, record: CallRecord, orphaned: CallRecord, periods: ledger.Periods) -> None:
-        """Charge a call that was charged as `orphaned` before, in these epochs."""
+        """Replace the charge of an orphaned call. `orphaned`: its earlier record; `periods`: when that was charged."""
         self._keep(ledger.correct(self._accounts, record.accounts, orphaned.spent, record.spent, periods))
 
     def periods(self, keys: Sequence[AccountKey]) -> ledger.Periods:
-        """The epochs that accounts are in."""
+        """Return the current budget periods of accounts."""
         return ledger.periods(self._accounts, keys)
 
     def clear(self, key: AccountKey) -> None:
-        """Let what is used of an account begin anew; it is no younger for that."""
+        """Set the usage of an account to zero, without changing its age."""
         account = self._accounts.get(key)
         if account is not None:
             self._accounts[key] = ledger.anew(account)
 
     def forget(self, key: AccountKey) -> None:
-        """Let an account begin anew, without the limits that were decided for it."""
+        """Set the usage of an account to zero, and remove the limits that an operator set."""
         account = self._accounts.get(key)
         if account is not None:
             self._keep({key: ledger.forgotten(account)})
 
     def changed_before(self, before: float) -> list[AccountKey]:
-        """Accounts that were not changed since."""
+        """Return the accounts that were last changed before a time (Unix seconds)."""
         return [key for key, changed_at in self._changed.items() if changed_at < before]
 
     def expire(self, key: AccountKey) -> None:
-        """Drop an account; one on which calls under way hold something stays until a later time."""
+        """Drop an account, unless running calls hold something on it."""
         if self._accounts[key].held == ledger.NOTHING:
             del self._accounts[key], self._changed[key]
 

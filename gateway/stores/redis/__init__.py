@@ -1,8 +1,8 @@
 """Store in Redis 6.2 or newer, or Valkey: one server, sentinels or a cluster.
 
-Each verb is a Lua script that runs in one step, by the server's clock, and has effect once per id. Every request has a
-deadline; whatever goes wrong is StoreUnavailable. Redis itself forgets what it has not yet put on disk when its machine
-loses power: with `appendonly yes` and `appendfsync everysec` up to a second.
+Each write is a Lua script that runs atomically, uses the server's clock, and has effect once per id. Every request has
+a deadline, and every failure is raised as StoreUnavailable. If the server's machine loses power, Redis loses what it
+has not synced to disk: up to a second with `appendonly yes` and `appendfsync everysec`.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.state_updates import TRIES, StateUpdates, pause
 from gateway.stores.redis.values import StoredState
 
-#: Keys live this many seconds longer than what they hold is kept, or up to an hour less (see `live` in prelude.lua),
-#: so that the hourly clearing comes first.
+#: Seconds that keys live longer than their data is kept, or up to an hour less, see `live` in prelude.lua. So the
+#: hourly `expire` comes first.
 _GRACE_S: Final = 10_800.0
-#: fields of a session: its last turn, and what it remembers of what its provider keeps
+#: fields of a session: its last turn, and content that its provider stores
 _LAST_TURN: Final = ("last_key", "residual", "frames", "kept")
 
 
 class RedisStore:
-    """See the module. Construct it where an event loop runs.
+    """A `Store` in Redis or Valkey. Create it while an event loop runs.
 
     Args:
         url: see `gateway.core.redis_url`.
-        timeout_s: how long a request may take, from when it is sent.
-        ttl_s: seconds for which sessions are kept; a server that no gateway clears any more forgets them by itself.
+        timeout_s: deadline of a request, from the moment it is sent.
+        ttl_s: seconds for which sessions are kept. The server drops them by itself if no gateway runs any more.
         prefix: of all keys, so that several gateways can share a server.
-        connections: at most, to each server; each has many requests under way.
-        now: gives the time of day, for what is called old.
-        moment: gives seconds of a clock that nobody sets, against which the server's is held.
-        ahead_s: by how much the server's clock is taken to be ahead; for tests alone.
+        connections: most connections to each server. Each carries many requests at once.
+        now: returns Unix seconds, for the age of sessions.
+        moment: returns seconds of a monotonic clock, with which the server's clock is compared.
+        ahead_s: seconds added to the server's clock, for tests only.
 
     Raises:
-        ValueError: the URL is none of a Redis.
+        ValueError: the URL is not one of Redis.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RedisStore:
         scripts = Scripts(ahead_s)
         self._now = now
         self._shown = address.shown
-        self._is_looked_at = False
+        self._are_settings_checked = False
         self._unread_keys = UnreadKeys()
         self._unread_sessions = UnreadSessions()
         self._keys = Keys(prefix)
@@ -100,11 +100,11 @@ class RedisStore:
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
         is_cluster = address.kind == "cluster"
         self._link: Link = ClusterLink(address, open_node, timeout_s) if is_cluster else open_node(address)
-        self._clerk = LedgerScripts(self._keys, scripts, ttl_s + _GRACE_S, now)
-        books = PerSlotLedger if is_cluster else PerServerLedger
-        self._books: LedgerVerbs = books(self._link, self._clerk, moment)
-        self._lists = Lists(self._link, self._clerk, self._unread_sessions)
-        self._moves = StateUpdates(self._link, self._keys, scripts, self._clerk, self._books)
+        self._scripts = LedgerScripts(self._keys, scripts, ttl_s + _GRACE_S, now)
+        ledger = PerSlotLedger if is_cluster else PerServerLedger
+        self._ledger: LedgerVerbs = ledger(self._link, self._scripts, moment)
+        self._lists = Lists(self._link, self._scripts, self._unread_sessions)
+        self._updates = StateUpdates(self._link, self._scripts, self._ledger)
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
 
     # --- budgets ------------------------------------------------------------------------------------------------------
@@ -116,37 +116,37 @@ class RedisStore:
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
         with Refusing(record.call_id):
-            return await self._moves.settle(record, ending, claims)
+            return await self._updates.settle(record, ending, claims)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
-        return await self._books.reserve(opened, lease_s)
+        return await self._ledger.reserve(opened, lease_s)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
         """See `Store.extend`."""
-        return await self._books.extend(hold_id, units)
+        return await self._ledger.extend(hold_id, units)
 
     async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
         """See `Store.renew`."""
-        return await self._books.renew(noted)
+        return await self._ledger.renew(noted)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
-        # Every gateway that serves asks this first, and no command of an operator asks it.
-        await self._look()
-        return await self._books.overdue(limit)
+        # Every serving gateway calls this first, and no command of an operator calls it.
+        await self._check_settings()
+        return await self._ledger.overdue(limit)
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         """See `Store.balances`."""
-        asked = self._books.ask_balances(claims)
-        return self._books.balances(claims, await self._link.call(*asked)) if asked else ()
+        asked = self._ledger.ask_balances(claims)
+        return self._ledger.balances(claims, await self._link.call(*asked)) if asked else ()
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallOpening:
         """See `Store.opening`."""
         tag = _tag(session)
-        asked = self._books.ask_balances(claims)
+        asked = self._ledger.ask_balances(claims)
         (version, state), (key, residual, frames, kept, *sums), *replies = await self._link.call(
             ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
@@ -154,25 +154,21 @@ class RedisStore:
             *[("HGET", self._keys.state(_tag(one)), "s") for one in above],
         )
         if state is not None:
-            self._moves.saw(session, StoredState.of(version, state))
-        balance = self._books.balances(claims, replies[: len(asked)])
+            self._updates.remember(session, StoredState.of(version, state))
+        balances = self._ledger.balances(claims, replies[: len(asked)])
         remembered = _remembered(state, key, residual, frames, kept)
         parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
-        return CallOpening(remembered, balance, values.totals(sums) if with_totals else None, parents)
+        return CallOpening(remembered, balances, values.totals(sums) if with_totals else None, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
-        arguments = self._clerk.basic() | {"kind": account.kind}
+        arguments = self._scripts.basic() | {"kind": account.kind}
         if limits is not None:
             fields = {name: f"d{number}" for number, name in enumerate(DIMENSIONS, 1)}
             arguments["limits"] = [(fields[name], -1 if one is None else one) for name, one in limits.items()]
-        await self._each(
-            self._verb("decide", (self._keys.account(account),), arguments), *self._clerk.noticed([account])
-        )
-
-    async def _each(self, *commands: Command) -> None:
-        """Commands whose keys may lie on different servers."""
-        for command in commands:
+        # One after the other: their keys may be on different servers.
+        await self._link.call(self._verb("decide", (self._keys.account(account),), arguments))
+        for command in self._scripts.list_accounts([account]):
             await self._link.call(command)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -196,7 +192,7 @@ class RedisStore:
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
-        return await self._moves.update(session, change)
+        return await self._updates.update(session, change)
 
     # --- lessons ------------------------------------------------------------------------------------------------------
 
@@ -221,10 +217,10 @@ class RedisStore:
             if not new:
                 return results
             was = [old[name] for name in new]
-            arguments = self._clerk.basic() | {"names": list(new), "was": [one is not None for one in was]}
-            compressed = (*(one or b"" for one in was), *new.values())
+            arguments = self._scripts.basic() | {"names": list(new), "was": [one is not None for one in was]}
+            contents = (*(one or b"" for one in was), *new.values())
             keys = (self._keys.lessons, self._keys.lesson_times)
-            [(done, *rest)] = await self._link.call(self._verb("teach", keys, arguments, *compressed))
+            [(done, *rest)] = await self._link.call(self._verb("teach", keys, arguments, *contents))
             if done:
                 return results
             old |= dict(zip(new, rest[0], strict=True))
@@ -239,29 +235,29 @@ class RedisStore:
         if not handles:
             return []
         texts = self._keys.results(_tag(session))
-        looks: list[Command] = []
+        lookups: list[Command] = []
         for handle in handles:
-            # The names by which a text is found are to live as long as it is kept from now on.
-            living = [("PEXPIRE", name, self._clerk.ttl_ms) for name in self._names(session, handle)]
-            looks += [("HEXISTS", texts, f"={handle}"), *living]
-        replies = iter(await self._link.call(*looks))
-        missing, nameless = list[str](), list[str]()
-        for handle, (is_there, *named) in zip(handles, zip(replies, replies, replies, strict=True), strict=True):
-            if not is_there:
+            # Extend the life of the keys that lead to a text to that of the text.
+            extended = [("PEXPIRE", name, self._scripts.ttl_ms) for name in self._names(session, handle)]
+            lookups += [("HEXISTS", texts, f"={handle}"), *extended]
+        replies = iter(await self._link.call(*lookups))
+        missing, unlisted = list[str](), list[str]()
+        for handle, (exists, *listed) in zip(handles, zip(replies, replies, replies, strict=True), strict=True):
+            if not exists:
                 missing.append(handle)
-            elif not all(named):
-                nameless.append(handle)
-        if nameless:
-            await self._link.call(*self._leads(session, nameless))
+            elif not all(listed):
+                unlisted.append(handle)
+        if unlisted:
+            await self._link.call(*self._list_handles(session, unlisted))
         return missing
 
     def _names(self, session: SessionKey, handle: str) -> tuple[str, str]:
-        """The names under which a handle is looked for: over all namespaces, and in its own."""
+        """Return the keys that lead from a handle to sessions: of all namespaces, and of the session's namespace."""
         return self._keys.handled(None, handle), self._keys.handled(session.namespace, handle)
 
-    def _leads(self, session: SessionKey, handles: Iterable[str]) -> list[Command]:
-        """The verbs that make the names of handles lead to their session."""
-        arguments = {"place": _tag(session), "most": NAMESAKES, "ttl": self._clerk.ttl_ms}
+    def _list_handles(self, session: SessionKey, handles: Iterable[str]) -> list[Command]:
+        """Return the commands that make handles lead to their session."""
+        arguments = {"place": _tag(session), "most": NAMESAKES, "ttl": self._scripts.ttl_ms}
         names = [name for handle in handles for name in self._names(session, handle)]
         return [self._verb("name", (name,), arguments) for name in names]
 
@@ -272,16 +268,16 @@ class RedisStore:
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        keep = await asyncio.to_thread(self._keeping, session, texts, most)
-        # A text that is kept without its names gets them when it is looked for: see `missing_results`.
-        names = [*self._leads(session, texts), *self._clerk.noticed([session.account])]
-        *_, refused = await self._link.call(*names, keep)
+        keep = await asyncio.to_thread(self._keep_command, session, texts, most)
+        # If a text is kept and its handle is not listed, `missing_results` lists it later.
+        lists = [*self._list_handles(session, texts), *self._scripts.list_accounts([session.account])]
+        *_, refused = await self._link.call(*lists, keep)
         return [handle.decode() for handle in refused]
 
-    def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
+    def _keep_command(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
         compressed = [*map(Compressed.of, texts.values())]
         sizes = [one.size for one in compressed]
-        arguments = self._clerk.basic() | {"handles": list(texts), "sizes": sizes, "most": most}
+        arguments = self._scripts.basic() | {"handles": list(texts), "sizes": sizes, "most": most}
         name = self._keys.results(_tag(session))
         return self._verb("keep_results", (name,), arguments, *(one.text for one in compressed))
 
@@ -364,19 +360,19 @@ class RedisStore:
     async def ping(self) -> None:
         """See `Store.ping`."""
         await self._link.call(("SET", self._keys.ping, "", "PX", 1_000))
-        await self._look()
+        await self._check_settings()
 
-    async def _look(self) -> None:
-        """Once: whether the servers are set so that they keep what they are given."""
-        if not self._is_looked_at:
-            # One server of many may be away; the others have their work to do, and the next look is soon.
+    async def _check_settings(self) -> None:
+        """Warn once of server settings that can lose data."""
+        if not self._are_settings_checked:
+            # One server of many may be unavailable. The others still work, and the next check comes soon.
             with contextlib.suppress(StoreUnavailable):
                 await warn_of_loss(self._link, self._shown)
-                self._is_looked_at = True
+                self._are_settings_checked = True
 
     async def aclose(self) -> None:
-        """See `Store.aclose`. What is still waiting to be written is written."""
-        await self._moves.drain()
+        """See `Store.aclose`. Waiting changes are written first."""
+        await self._updates.drain()
         await self._lessons.drain()
         await self._link.aclose()
 
@@ -386,7 +382,7 @@ def _remembered(
 ) -> Remembered:
     last = None
     if key is not None and residual is not None:
-        # An older version kept no frames.
+        # An older version stored no frames.
         last = LastTurn(key.decode(), int(residual), *map(int, (frames or b"").split()))
     return Remembered(states.read(state), last, (kept or b"").decode("ascii", "replace"))
 
@@ -403,7 +399,7 @@ def _taught(
     for some in lessons:
         try:
             taught = {name: lesson(new.get(name, known[name])) for name, lesson in some.items()}
-        except Exception as error:  # noqa: BLE001  # a caller's own, and given to it
+        except Exception as error:  # noqa: BLE001  # raised again in the caller that made the lesson
             results.append(error)
         else:
             new |= taught

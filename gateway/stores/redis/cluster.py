@@ -1,8 +1,10 @@
 """Send commands to the right server of a cluster.
 
-redis-py finds the servers and knows who has which keys. Sending is ours: its `RedisCluster` takes a connection for each
-command under way and raises `MaxConnectionsError` where there is none left, instead of waiting; it sleeps and asks
-again where a server is down, beyond our deadline; and it puts no commands of different callers together.
+redis-py finds the servers and the slots of keys, but does not send the commands, for three reasons. Its `RedisCluster`
+
+- takes a connection for each running command, and raises `MaxConnectionsError` instead of waiting for a free one,
+- sleeps and retries beyond the deadline of this store when a server is down,
+- does not combine commands of different callers.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ from gateway.stores.redis.link import OpenNode, SingleLink, checked, unavailable
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.servers import cluster_of
 
-#: servers that one command is sent on to, while keys move
+#: redirections that one command follows while keys move between servers
 _HOPS: Final = 5
-#: the place of the first key in the command that runs a script
+#: position of the first key in a command that runs a script
 _FIRST_KEY: Final = 3
-#: what can go wrong while the servers are asked for each other
+#: errors while asking servers for the cluster's layout
 _FAULTS: Final = (RedisError, RedisClusterException, OSError)
 
 Node = tuple[str, int]
 
 
 class ClusterLink:
-    """See the module, and `Link`. `open_node` makes the way to one server."""
+    """A `Link` to a cluster, see the module. `open_node` opens the link to one server."""
 
     def __init__(self, address: Address, open_node: OpenNode, timeout_s: float) -> None:
         self._address = address
@@ -40,23 +42,23 @@ class ClusterLink:
         self._timeout_s = timeout_s
         self._cluster = cluster_of(address, timeout_s)
         self._links: dict[Node, SingleLink] = {}
-        #: whether it is known which server has which keys
+        #: the servers of all slots are known
         self._is_known = False
-        #: the server that did not answer since
+        #: the last server that did not respond
         self._silent: Node | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._discovery: asyncio.Task[None] | None = None
 
     async def call(self, *commands: Command) -> list[Any]:
-        """See `Link.call`. What goes to one server is sent together."""
+        """See `Link.call`. Commands for the same server are sent together."""
         if not self._is_known:
-            await self._learn()
+            await self._discover()
         nodes = [self._node_of(command) for command in commands]
         replies: list[Any] = [None] * len(commands)
         sent = [
             self._send(node, commands, [at for at, one in enumerate(nodes) if one == node], replies)
             for node in dict.fromkeys(nodes)
         ]
-        if len(sent) == 1:  # nearly always, and a task by itself takes its time
+        if len(sent) == 1:  # nearly always, and a task costs time
             await sent[0]
         else:
             await asyncio.gather(*sent)
@@ -65,22 +67,22 @@ class ClusterLink:
     async def everywhere(self, *commands: Command) -> list[list[Any]]:
         """See `Link.everywhere`."""
         if not self._is_known:
-            await self._learn()
+            await self._discover()
         nodes = [(node.host, int(node.port)) for node in self._cluster.get_primaries()]
         return await asyncio.gather(*(self._link(node).ask(*commands) for node in nodes))
 
     async def _send(self, node: Node, commands: Sequence[Command], at: Sequence[int], replies: list[Any]) -> None:
         try:
-            found = await self._link(node).ask(*(commands[one] for one in at))
+            found = await self._link(node).ask(*(commands[index] for index in at))
         except StoreUnavailable:
-            # Another server may have its keys by now.
+            # Another server may have these keys by now.
             self._is_known, self._silent = False, node
             raise
-        for one, reply in zip(at, found, strict=True):
-            replies[one] = await self._sent_on(node, commands[one], reply)
+        for index, reply in zip(at, found, strict=True):
+            replies[index] = await self._redirected(node, commands[index], reply)
 
-    async def _sent_on(self, node: Node, command: Command, reply: Any) -> Any:
-        """The reply; where that does nothing but name another server, the reply of the other one."""
+    async def _redirected(self, node: Node, command: Command, reply: Any) -> Any:
+        """Follow redirections to other servers, and return the last reply."""
         for _ in range(_HOPS):
             if isinstance(reply, (MovedError, ClusterDownError)):
                 self._is_known = False
@@ -98,7 +100,7 @@ class ClusterLink:
         except RedisClusterException as error:
             self._is_known = False
             raise unavailable(self._address.shown, error) from error
-        if node is None:  # pragma: no cover  # only where a replica is asked for
+        if node is None:  # pragma: no cover  # only if a replica were asked for
             raise TypeError(key)
         return node.host, int(node.port)
 
@@ -107,14 +109,14 @@ class ClusterLink:
             self._links[node] = self._open_node(replace(self._address, kind="single", hosts=(node,)))
         return self._links[node]
 
-    async def _learn(self) -> None:
-        """Ask who has which keys, once for all who wait."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.shield(self._asking)
+    async def _discover(self) -> None:
+        """Find the servers of all slots, once for all callers that wait."""
+        if self._discovery is None or self._discovery.done():
+            self._discovery = asyncio.create_task(self._find_servers())
+        await asyncio.shield(self._discovery)
 
-    async def _ask(self) -> None:
-        # Not `RedisCluster.initialize`: that also reads the table of all commands, for routing that is ours.
+    async def _find_servers(self) -> None:
+        # Not `RedisCluster.initialize`: it also reads the table of all commands, which is not needed here.
         manager = self._cluster.nodes_manager
         silent = None if self._silent is None else f"{self._silent[0]}:{self._silent[1]}"
         try:
@@ -123,11 +125,11 @@ class ClusterLink:
         except _FAULTS as error:
             raise unavailable(self._address.shown, error) from error
         finally:
-            await self._hang_up()
+            await self._close_discovery()
         self._is_known, self._silent = True, None
 
-    async def _hang_up(self) -> None:
-        """Close the connections that this was asked over. One that fails to close in time is closed all the same."""
+    async def _close_discovery(self) -> None:
+        """Close the connections of the discovery. redis-py drops one that fails to close in time as well."""
         manager = self._cluster.nodes_manager
         for nodes in ("nodes_cache", "startup_nodes"):
             with contextlib.suppress(*_FAULTS):
@@ -135,7 +137,7 @@ class ClusterLink:
 
     async def aclose(self) -> None:
         """See `Link.aclose`."""
-        if self._asking is not None:
-            await asyncio.wait({self._asking})
+        if self._discovery is not None:
+            await asyncio.wait({self._discovery})
         for link in self._links.values():
             await link.aclose()

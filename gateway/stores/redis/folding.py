@@ -11,7 +11,10 @@ W = TypeVar("W")
 
 
 class Folding(Generic[K, W]):
-    """`write` makes all changes of a thing that wait, in one step; it gives a result, or an exception, for each."""
+    """Combine waiting changes of the same key into one call of `write`.
+
+    `write` makes all of them in one step, and returns a result or an exception for each.
+    """
 
     def __init__(self, write: Callable[[K, Sequence[W]], Awaitable[Sequence[Any]]]) -> None:
         self._write = write
@@ -19,11 +22,11 @@ class Folding(Generic[K, W]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, key: K) -> bool:
-        """Whether changes of this thing are under way."""
+        """Return True while changes of this key are waiting or being written."""
         return key in self._waiting
 
     async def add(self, key: K, work: W) -> Any:
-        """The result of this change. It is made even if its caller is cancelled meanwhile."""
+        """Make a change and return its result. It is made even if the caller is cancelled meanwhile."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if key in self._waiting:
             self._waiting[key].append((work, done))
@@ -40,7 +43,7 @@ class Folding(Generic[K, W]):
             results: Sequence[Any]
             try:
                 results = await self._write(key, [work for work, _ in batch])
-            except Exception as error:  # noqa: BLE001  # given to each who waits for it
+            except Exception as error:  # noqa: BLE001  # raised again in each waiting caller
                 results = [error] * len(batch)
             for (_, done), result in zip(batch, results, strict=True):
                 if done.done():
@@ -52,6 +55,6 @@ class Folding(Generic[K, W]):
         del self._waiting[key]
 
     async def drain(self) -> None:
-        """Return when nothing is under way any more."""
+        """Wait until all changes are written."""
         while self._tasks:
             await asyncio.wait(self._tasks)

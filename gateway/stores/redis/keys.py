@@ -1,7 +1,7 @@
 """Name the keys in Redis.
 
-What belongs to one session carries one hash tag and so lies on one server of a cluster; so does what belongs to one
-client key. Lists that go over sessions have keys of their own.
+All keys of one session have the same hash tag, so that they are on one server of a cluster. The same holds for the
+keys of one client key. Lists of several sessions have keys of their own.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from gateway.core.ledger.arithmetic import AccountKey
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import Sort
 
-#: parts of the list of open holds in a cluster, so that no one server keeps them all
+#: parts of the list of open holds in a cluster, so that not all are on one server
 SHARDS: Final = 16
-#: places that are kept under a request id, an answer or a handle
+#: calls or sessions listed under one request id, response id or handle
 NAMESAKES: Final = 32
-#: names that are remembered
+#: key names to cache
 _NAMES: Final = 16_384
 
 
 @lru_cache(_NAMES)
 def tag_of(namespace: str, session_id: str) -> str:
-    """The hash tag of a session. Quoted, neither of the two has the slash that stands between them, nor a brace."""
+    """Return the hash tag of a session. Quoting removes slashes and braces, so the slash between both is unique."""
     return f"{quote(namespace, safe='')}/{quote(session_id, safe='')}"
 
 
 def tag_of_account(key: AccountKey) -> str:
-    """The hash tag of an account: its session's, or its client key's, which has no slash."""
+    """Return the hash tag of an account: of its session, or of its client key, which has no slash."""
     return tag_of(key.namespace, key.id) if key.kind == "session" else quote(key.namespace, safe="")
 
 
 def tag_of_call(call_id: str) -> str:
-    """The hash tag of a call without a session; no session's begins with two slashes."""
+    """Return the hash tag of a call without a session. No tag of a session begins with two slashes."""
     return f"//{quote(call_id, safe='')}"
 
 
 def session_of(tag: str) -> SessionKey | None:
-    """Whose tag it is; None for that of a call without a session."""
+    """Return the session of a tag; None for the tag of a call without a session."""
     if tag.startswith("//"):
         return None
     namespace, _, session_id = tag.partition("/")
@@ -48,37 +48,37 @@ def session_of(tag: str) -> SessionKey | None:
 
 
 def member_of(key: SessionKey) -> str:
-    """A session in a sorted list: compares as namespace and id do."""
+    """Return a session's member in sorted lists, which sorts by namespace and id."""
     return f"{key.namespace}\0{key.id}"
 
 
 def session_of_member(member: bytes) -> SessionKey:
-    """What `member_of` was made of."""
+    """Return the session of a member of sorted lists."""
     namespace, _, session_id = member.decode().partition("\0")
     return SessionKey(namespace, session_id)
 
 
 @lru_cache(_NAMES)
 def _account(key: AccountKey) -> str:
-    """The name of an account, behind any prefix."""
+    """Return the name of an account, without the prefix."""
     name = "a" if key.kind == "session" else f"{key.kind}:{quote(key.id, safe='')}"
     return f"{{{tag_of_account(key)}}}:{name}"
 
 
 @lru_cache(_NAMES)
 def _list(namespace: str | None, name: str) -> str:
-    """The name of a list of one namespace, or of all, behind any prefix."""
+    """Return the name of a list of one namespace (None: of all), without the prefix."""
     return name if namespace is None else f"{name}:{quote(namespace, safe='')}"
 
 
 @lru_cache(_NAMES)
 def _under(prefix: str, tag: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of things that belong to one session, client key or call."""
+    """Return the names of several keys with the same tag."""
     return tuple([f"{prefix}{{{tag}}}:{name}" for name in names])
 
 
 class Keys:
-    """The names under one prefix."""
+    """Builds the names of keys with one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -87,84 +87,85 @@ class Keys:
         self.holds = f"{prefix}{{holds}}"
         self.places = f"{prefix}{{holds}}:p"
         self.client_keys = f"{prefix}{{keys}}"
-        #: the calls that were settled last, and how many there were in all
+        #: the calls that were settled last, and the number of all settled calls
         self.latest = f"{prefix}{{latest}}", f"{prefix}{{latest}}:n"
-        #: tags of sessions with an account or a state, by when that was noted last: finds those that never called
+        #: Tags of sessions with an account or a state, by the time of their last change. It leads to those that never
+        #: made a call.
         self.alone = f"{prefix}alone"
-        #: tags, by when the oldest call that is kept under them began (ms)
+        #: tags, by the start of the oldest call that is kept under them (ms)
         self.oldest = f"{prefix}oldest"
         self.ping = f"{prefix}ping"
 
     def under(self, tag: str, name: str) -> str:
-        """Something that belongs to a session, a client key or a call."""
+        """Return the key of a value that belongs to a session, a client key or a call."""
         return f"{self._prefix}{{{tag}}}:{name}"
 
     def session(self, tag: str) -> str:
-        """Totals and times."""
+        """Return the key of a session's totals and times."""
         return self.under(tag, "s")
 
     def state(self, tag: str) -> str:
-        """What the session remembers of its conversations."""
+        """Return the key of a session's state."""
         return self.under(tag, "t")
 
     def results(self, tag: str) -> str:
-        """Tool results by handle."""
+        """Return the key of a session's tool results by handle."""
         return self.under(tag, "x")
 
     def tools(self, tag: str) -> tuple[str, str]:
-        """How often the session's calls asked for each tool, and for which ones they did last."""
+        """Return the keys of a session's tool calls: their counts by tool, and the names of the last ones."""
         return self.under(tag, "u"), self.under(tag, "w")
 
     def all_of(self, tag: str) -> tuple[str, ...]:
-        """All keys of a session, in the order in which settle.lua (behind the hold) and forget.lua name them."""
+        """Return all keys of a session in the order of KEYS of forget.lua, and of settle.lua after the hold."""
         return _under(self._prefix, tag, ("i", "c", "l", "s", "t", "x", "a", "u", "w"))
 
     def calls(self, tag: str) -> tuple[str, str, str]:
-        """Ids of the calls, their records, and what is known of those taken for lost."""
+        """Return the keys of calls: their ids, their records, and the charges of orphaned calls."""
         return self.under(tag, "i"), self.under(tag, "c"), self.under(tag, "l")
 
     def account(self, key: AccountKey) -> str:
-        """An account."""
+        """Return the key of an account."""
         return self._prefix + _account(key)
 
     def hold(self, hold_id: str, tag: str | None = None) -> str:
-        """A hold; with `tag`, the part of it that lies in the slot of that tag."""
+        """Return the key of a hold; with `tag`, of its part in the slot of that tag."""
         return f"{self._prefix}h:{hold_id}" if tag is None else self.under(tag, f"h:{hold_id}")
 
     def settled(self, tag: str, call_id: str) -> str:
-        """What says that a call was charged to accounts that lie under this tag."""
+        """Return the key that marks a call as charged to the accounts under this tag."""
         return self.under(tag, f"z:{call_id}")
 
     def shard(self, number: int) -> tuple[str, str]:
-        """Deadlines and places of some open holds."""
+        """Return the keys of one part of the list of open holds: their deadlines, and their tags."""
         return f"{self._prefix}{{holds{number}}}", f"{self._prefix}{{holds{number}}}:p"
 
     def shard_of(self, hold_id: str) -> tuple[str, str]:
-        """The deadlines and places that a hold is among."""
+        """Return the keys of the part of the list that a hold is in."""
         return self.shard(zlib.crc32(hold_id.encode()) % SHARDS)
 
     def place(self, call_id: str) -> str:
-        """What says under which tag a call's record is."""
+        """Return the key that leads from a call id to the tag of its record."""
         return f"{self._prefix}p:{call_id}"
 
     def handled(self, namespace: str | None, handle: str) -> str:
-        """What says which sessions have a text under a handle: of one namespace, or of all."""
+        """Return the key that leads from a handle to the sessions with a text under it, in a namespace (None: all)."""
         scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
         return f"{self._prefix}x:{scope}{quote(handle, safe='')}"
 
     def named(self, namespace: str | None, request_id: str) -> str:
-        """What says where the records of calls with a request id are: of one namespace, or of all."""
+        """Return the key that leads from a request id to the records of its calls, in a namespace (None: in all)."""
         scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
         return f"{self._prefix}r:{scope}{quote(request_id, safe='')}"
 
     def answered(self, namespace: str, answer: str) -> str:
-        """What says where the records of calls with an answer are."""
+        """Return the key that leads from a response id to the records of its calls."""
         return f"{self._prefix}n:{quote(namespace, safe='')}/{answer}"
 
     def sorted_list(self, namespace: str | None, sort: Sort) -> str:
-        """Return the name of the sorted list of a namespace's sessions (None: of all)."""
+        """Return the key of the sorted list of a namespace's sessions (None: of all)."""
         return self._prefix + _list(namespace, sort)
 
     def newest(self, namespace: str | None) -> str:
-        """Return the name of the list of places of the newest calls of a namespace (None: of all)."""
+        """Return the key of the list of the newest calls of a namespace (None: of all)."""
         return self._prefix + _list(namespace, "calls")

@@ -1,9 +1,10 @@
 """Send commands in few round trips, over a bounded number of connections, with a deadline.
 
-Connections are redis-py's; what goes over them is put together here. What is asked for in one turn of the event loop
-goes out together, and its answers are read as they come: a command by itself costs several times as much of this
-process. Time runs from the moment a request is sent: waiting for a connection is our own queue and not the
-server's silence. Nothing is sent again by itself, but for a script that the server says it does not know.
+redis-py makes the connections, and this module batches the commands. Commands of one turn of the event loop are sent
+together, as a command on its own costs several times as much processor time.
+
+The deadline starts when a request is sent: waiting for a free connection is this worker's queue, not a slow server.
+Nothing is retried, except a script that the server has not cached.
 """
 
 from __future__ import annotations
@@ -28,40 +29,41 @@ from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
 from gateway.stores.redis.wire import PendingCommands, Wire
 
-#: requests of one batch, at most: all their answers must come within the deadline of one
+#: Most requests of one batch: all their replies have to arrive within one deadline.
 _BATCH: Final = 128
-#: seconds between two looks at whom the sentinels name: what a former master takes before it hears of that is lost
-_LOOK_S: Final = 1.0
-_SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
-#: what can go wrong on the way to a server
+#: Seconds between two questions to the sentinels: writes to a former master before it notices the change are lost.
+_MASTER_CHECK_S: Final = 1.0
+_TIMEOUTS: Final = (TimeoutError, exceptions.TimeoutError)
+#: errors of connections and commands
 _FAULTS: Final = (RedisError, OSError, EOFError)
-_MOVED_ON: Final = ConnectionError("another server is to be asked")
-#: a script failed by itself; behind an @ is the place of a command that the server refused, maybe for its own reasons
+_SERVER_CHANGED: Final = ConnectionError("another server has to be used")
+#: An error of the script itself. After an @, the position is that of a command that the server refused, maybe for its
+#: own reasons.
 _SCRIPT_FAILED: Final = re.compile(r"(?<!@)user_script:\d+: |WRONGTYPE")
-#: what a script says of an account that it cannot read
+#: the error of a script that cannot read an account
 _NO_ACCOUNT: Final = re.compile(r"account (\S+) cannot be read")
 
 
 class ScriptFailed(StoreDamaged):
-    """A script of ours failed at what it found or was given; the server is well."""
+    """A script of the gateway failed because of stored data or its arguments; the server works."""
 
 
 class Link(Protocol):
-    """Sends commands. All of one call are sent together, in their order."""
+    """Sends commands. The commands of one call are sent together, in order."""
 
     async def call(self, *commands: Command) -> list[Any]:
-        """What the server says to each.
+        """Return the reply to each command.
 
         Raises:
-            StoreUnavailable: there was no answer in time, or one of them is an error.
+            StoreUnavailable: there was no reply in time, or a reply is an error.
         """
         ...
 
     async def everywhere(self, *commands: Command) -> list[list[Any]]:
-        """The replies of each server to all of them, errors among them.
+        """Send all commands to each server, and return each server's replies, including errors.
 
         Raises:
-            StoreUnavailable: one of the servers did not answer in time.
+            StoreUnavailable: one of the servers did not reply in time.
         """
         ...
 
@@ -71,10 +73,10 @@ class Link(Protocol):
 
 
 def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
-    """What callers are told; `shown`: the address of the store as it may be shown."""
+    """Return the error for callers. `shown`: the address of the store without its password."""
     code = getattr(error, "status_code", None)
     reason = f"{code or ''} {error}".strip() or type(error).__name__
-    reason = "no answer in time" if isinstance(error, _SILENCE) else reason
+    reason = "no reply in time" if isinstance(error, _TIMEOUTS) else reason
     account = _NO_ACCOUNT.search(reason)
     if account is not None:
         return ScriptFailed(unreadable(account[1], shown))
@@ -84,10 +86,10 @@ def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
 
 
 def checked(shown: str, replies: list[Any]) -> list[Any]:
-    """The replies.
+    """Return the replies.
 
     Raises:
-        StoreUnavailable: one is an error.
+        StoreUnavailable: one of them is an error.
     """
     for reply in replies:
         if isinstance(reply, RedisError):
@@ -96,29 +98,29 @@ def checked(shown: str, replies: list[Any]) -> list[Any]:
 
 
 async def each(link: Link, commands: Sequence[Command]) -> list[Any]:
-    """The reply to each; StoreDamaged in the place of one that meets what cannot be used.
+    """Return the reply to each command; a StoreDamaged instead of a reply if its data cannot be used.
 
     Raises:
-        StoreUnavailable: there was no answer in time, or one of them is another error.
+        StoreUnavailable: there was no reply in time, or a reply is another error.
     """
     try:
         return await link.call(*commands) if commands else []
     except StoreDamaged:
-        return await asyncio.gather(*(_alone(link, command) for command in commands))
+        return await asyncio.gather(*(_reply_or_damage(link, command) for command in commands))
 
 
 def sound(reply: Any) -> Any:
-    """What `each` gives, if it is what was asked for.
+    """Return a reply of `each`.
 
     Raises:
-        StoreDamaged: it is not.
+        StoreDamaged: `each` returned that instead of a reply.
     """
     if isinstance(reply, StoreDamaged):
         raise reply
     return reply
 
 
-async def _alone(link: Link, command: Command) -> Any:
+async def _reply_or_damage(link: Link, command: Command) -> Any:
     try:
         [reply] = await link.call(command)
     except StoreDamaged as error:
@@ -127,28 +129,28 @@ async def _alone(link: Link, command: Command) -> Any:
 
 
 class SingleLink:
-    """To one server, or to the one that the sentinels name. Connects when it is first used."""
+    """A `Link` to one server, or to the master that the sentinels name. Connects when it is first used."""
 
     def __init__(self, address: Address, scripts: Scripts, *, timeout_s: float, connections: int) -> None:
         self._address = address
         self._scripts = scripts
         self._timeout_s = timeout_s
         self._pool = pool_of(address, timeout_s, connections)
-        #: how many connections may be taken, made already or not
+        #: connections that may be used for a batch, whether they are open or not
         self._free = connections
         self._idle: list[Wire] = []
-        #: connections that were taken from the pool for good, and are closed now
+        #: closed connections that are not given back to the pool, but opened again
         self._spare: list[AbstractConnection] = []
-        #: connections to the server that is to be asked: any other is closed once its batch is answered
-        self._good: set[Wire] = set()
+        #: connections to the current server: any other connection is closed after its batch
+        self._current: set[Wire] = set()
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[PendingCommands] = deque()
-        self._is_starting = False
+        self._is_scheduled = False
         self._running: set[asyncio.Future[list[Any]]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        #: whom the sentinels named when they were asked last
+        #: address of the master that the sentinels named last
         self._master: object = None
-        self._looked_at = -math.inf
+        self._master_checked_at = -math.inf
 
     async def call(self, *commands: Command) -> list[Any]:
         """See `Link.call`."""
@@ -159,15 +161,15 @@ class SingleLink:
         return [await self.ask(*commands)]
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """The reply to each, errors among them.
+        """Return the reply to each command, including errors.
 
         Raises:
-            StoreUnavailable: there was no answer in time.
+            StoreUnavailable: there was no reply in time.
         """
         replies = await self._send(commands) if commands else []
         unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            # What was to be read after it was read before it.
+            # Reads after the first unknown script have run before that script, so they are sent again as well.
             after = range(unknown[0], len(commands))
             missed = [one for one in after if one in unknown or self._scripts.is_reading(commands[one])]
             again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in missed))
@@ -178,49 +180,50 @@ class SingleLink:
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         done: asyncio.Future[list[Any]] = self._loop.create_future()
         self._waiting.append(PendingCommands.of(commands, done))
-        self._start()
+        self._schedule_batch()
         self._running.add(done)
         try:
             return await done
         finally:
             self._running.discard(done)
 
-    def _start(self) -> None:
-        if self._waiting and self._free and not self._is_starting:
-            # In the next turn of the loop: what comes meanwhile goes out together.
-            self._is_starting = True
-            self._loop.call_soon(self._begin)
+    def _schedule_batch(self) -> None:
+        if self._waiting and self._free and not self._is_scheduled:
+            # In the next turn of the loop, so that requests of this turn are sent together.
+            self._is_scheduled = True
+            self._loop.call_soon(self._send_batch)
 
-    def _begin(self) -> None:
-        self._is_starting = False
+    def _send_batch(self) -> None:
+        self._is_scheduled = False
         if not (self._waiting and self._free):
             return
         self._free -= 1
         if self._idle:
-            self._idle.pop().ask(self._taken(), self._loop.time() + self._timeout_s)
+            self._idle.pop().ask(self._next_batch(), self._loop.time() + self._timeout_s)
         else:
-            self._go(self._connect(self._taken()))
-        if isinstance(self._pool, SentinelConnectionPool) and self._loop.time() - self._looked_at >= _LOOK_S:
-            self._looked_at = self._loop.time()
-            self._go(self._look(self._pool))
+            self._start_task(self._connect(self._next_batch()))
+        now = self._loop.time()
+        if isinstance(self._pool, SentinelConnectionPool) and now - self._master_checked_at >= _MASTER_CHECK_S:
+            self._master_checked_at = now
+            self._start_task(self._check_master(self._pool))
 
-    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, pool: SentinelConnectionPool) -> None:
-        """Leave a master in whose place the sentinels have put another: it answers until it hears of that."""
+    async def _check_master(self, pool: SentinelConnectionPool) -> None:
+        """Stop using a master that the sentinels have replaced: it still replies until it notices the change."""
         with contextlib.suppress(*_FAULTS):
             async with asyncio.timeout(self._timeout_s):
                 master = await pool.get_master_address()  # type: ignore[no-untyped-call]
             known, self._master = self._master, master
             if known not in (None, master):
-                self.sent_elsewhere()
+                self.server_changed()
 
-    def _taken(self) -> list[PendingCommands]:
+    def _next_batch(self) -> list[PendingCommands]:
         batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-        self._start()
+        self._schedule_batch()
         return batch
 
     async def _connect(self, batch: Sequence[PendingCommands]) -> None:
@@ -237,59 +240,59 @@ class SingleLink:
                 self._fail(batch, ConnectionError("the gateway is stopping"))
                 raise
             self._fail(batch, error)
-            self._start()
+            self._schedule_batch()
         else:
             wire = Wire(connection, self)
-            self._good.add(wire)
+            self._current.add(wire)
             wire.ask(batch, deadline)
 
-    def rested(self, wire: Wire) -> None:
-        """See `Owner`."""
-        if wire not in self._good:
-            wire.close(_MOVED_ON)
+    def batch_done(self, wire: Wire) -> None:
+        """See `WireOwner`."""
+        if wire not in self._current:
+            wire.close(_SERVER_CHANGED)
         elif self._waiting:
-            wire.ask(self._taken(), self._loop.time() + self._timeout_s)
+            wire.ask(self._next_batch(), self._loop.time() + self._timeout_s)
         else:
             self._idle.append(wire)
             self._free += 1
 
-    def orphaned(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
-        """See `Owner`."""
-        self._good.discard(wire)
+    def wire_closed(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
+        """See `WireOwner`."""
+        self._current.discard(wire)
         if wire in self._idle:
             self._idle.remove(wire)
         else:
             self._free += 1
         self._spare.append(wire.connection)
-        if isinstance(error, _SILENCE):
-            # What took this one away without a word has done so with those that were as quiet.
+        if isinstance(error, _TIMEOUTS):
+            # Whatever broke this connection silently has probably broken the idle ones too.
             for idle in [*self._idle]:
-                idle.close(_MOVED_ON)
-        if unanswered:  # else it was idle, and those that wait are about to have another
+                idle.close(_SERVER_CHANGED)
+        if unanswered:  # otherwise it was idle, and waiting requests are about to get another connection
             self._fail(unanswered, error)
-        self._start()
+        self._schedule_batch()
 
-    def sent_elsewhere(self) -> None:
-        """See `Owner`."""
-        self._good.clear()
+    def server_changed(self) -> None:
+        """See `WireOwner`."""
+        self._current.clear()
         for wire in [*self._idle]:
-            wire.close(_MOVED_ON)
+            wire.close(_SERVER_CHANGED)
 
     def _fail(self, batch: Sequence[PendingCommands], error: BaseException) -> None:
-        if isinstance(error, _SILENCE):
-            # Those that wait for a connection would each wait for the same silence once more.
+        if isinstance(error, _TIMEOUTS):
+            # Requests that wait for a connection would each run into the same timeout.
             batch = [*batch, *self._waiting]
             self._waiting.clear()
         for request in batch:
             request.fail(unavailable(self._address.shown, error))
 
     async def aclose(self) -> None:
-        """See `Link.aclose`. What was asked for is answered first."""
+        """See `Link.aclose`. Waits for the replies of running requests first."""
         while self._running or self._tasks:
-            under_way: list[asyncio.Future[Any]] = [*self._running, *self._tasks]
-            # `gather` would not let their callbacks run, from Python 3.12 on, once all of them are done.
-            await asyncio.wait(under_way)
-        # A connection that is slow to close is closed all the same.
+            unfinished: list[asyncio.Future[Any]] = [*self._running, *self._tasks]
+            # Not `gather`: from Python 3.12 on it does not let callbacks run if all of them are done.
+            await asyncio.wait(unfinished)
+        # redis-py drops a connection that fails to close in time as well.
         with contextlib.suppress(*_FAULTS):
             await self._pool.aclose()
         if isinstance(self._pool, SentinelConnectionPool):

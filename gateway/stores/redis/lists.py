@@ -1,7 +1,8 @@
 """List sessions and calls, and delete expired ones.
 
-In a cluster these keys lie elsewhere than the sessions and are written after them: they may be a moment behind, and
-name what is gone. So whoever reads them looks at the session itself, and takes out what is not there.
+In a cluster the lists are on other servers than the sessions and are written after them. So they may be slightly out of
+date, and name sessions or calls that are deleted. Each reader therefore reads the session itself, and removes deleted
+ones from the list.
 """
 
 from __future__ import annotations
@@ -24,29 +25,26 @@ from gateway.stores.redis.per_server import LedgerScripts, home_of
 from gateway.stores.redis.scripts import Command
 from gateway.stores.sums import SUMS
 
-#: what is looked at in one round trip
+#: sessions or calls to read in one round trip
 _CHUNK: Final = 200
-#: names that are read in one round trip where a part of them is searched
+#: names to read in one round trip of a search by a part of a name
 _SEARCH: Final = 1_000
-#: ids that are read at once at the least
+#: least number of call ids to read at once
 _LEAST_PAGE: Final = 100
-#: records of a session that are read at once where the newest of all sessions are searched
+#: records of one session to read at once in a search for the newest calls of all sessions
 _RECORDS: Final = 20
-#: In a list of calls, before all of them: no older ones are known. It is the first that a list too long loses.
+#: The first member of a list of calls that is complete: there are no older calls. A list that is cut to its most
+#: members loses this one first.
 _BEGIN: Final = b""
-#: digits of a call's id that are its time
+#: first digits of a call id, which are its time
 _TIME_DIGITS: Final = 12
-
-
 #: the field of a session with its cost
 _COST: Final = values.TOTALS[SUMS.index("cost_pico_usd") :][:1]
-
-
 _NO_TOOLS: Final = ToolUse()
 
 
 class SessionList(NamedTuple):
-    """A list of the sessions of a namespace (None: of all) with a part in their names (empty: all)."""
+    """A request for sessions of a namespace (None: of all) that have `part` in their names (empty: all)."""
 
     namespace: str | None
     sort: Sort
@@ -54,13 +52,13 @@ class SessionList(NamedTuple):
 
 
 class Lists:
-    """See the module."""
+    """Reads lists of sessions and calls, and deletes from them; see the module."""
 
-    def __init__(self, link: Link, clerk: LedgerScripts, unread: UnreadSessions) -> None:
+    def __init__(self, link: Link, scripts: LedgerScripts, unread: UnreadSessions) -> None:
         self._link = link
-        self._keys = clerk.keys
-        self._verb = clerk.call
-        self._ttl_ms = clerk.ttl_ms
+        self._keys = scripts.keys
+        self._verb = scripts.call
+        self._ttl_ms = scripts.ttl_ms
         self._unread = UnreadRecords()
         self._unread_sessions = unread
 
@@ -73,18 +71,18 @@ class Lists:
         )
         return values.view(session, row, values.tool_use(calls, recent))
 
-    async def _look(self, sessions: Sequence[SessionKey]) -> tuple[list[SessionView | None], list[SessionKey]]:
-        """Sessions as they are now, None for what cannot be shown, and those of them that are not there any more."""
+    async def _read_sessions(self, sessions: Sequence[SessionKey]) -> tuple[list[SessionView | None], list[SessionKey]]:
+        """Return the views of sessions, with None for each that cannot be shown, and the sessions that do not exist."""
         tags = [tag_of(key.namespace, key.id) for key in sessions]
-        found = await each(self._link, [("HMGET", self._keys.session(tag), *values.VIEW) for tag in tags])
+        rows = await each(self._link, [("HMGET", self._keys.session(tag), *values.VIEW) for tag in tags])
         views: list[SessionView | None] = [None] * len(sessions)
-        gone: list[SessionKey] = []
-        for at, (key, tag, row) in enumerate(zip(sessions, tags, found, strict=True)):
+        deleted: list[SessionKey] = []
+        for index, (key, tag, row) in enumerate(zip(sessions, tags, rows, strict=True)):
             with self._unread_sessions.passed_over(tag):
-                views[at] = values.view(key, sound(row), _NO_TOOLS)
-                if views[at] is None:
-                    gone.append(key)
-        return views, gone
+                views[index] = values.view(key, sound(row), _NO_TOOLS)
+                if views[index] is None:
+                    deleted.append(key)
+        return views, deleted
 
     async def page(self, asked: SessionList, limit: int, after: Cursor | None) -> Page:
         """See `Store.sessions`."""
@@ -94,7 +92,7 @@ class Lists:
         found: list[tuple[SessionView, Cursor]] = []
         searched = 0
         while len(found) <= limit:
-            # Reading thousands of replies in one go would keep calls out of the loop for as long.
+            # Reading thousands of replies at once would block the event loop.
             most = min(limit + 1 - len(found), _CHUNK)
             wanted = _SEARCH if asked.part else most
             rows = await self._rows(name, wanted, after)
@@ -113,10 +111,10 @@ class Lists:
         return Page([view for view, _ in found[:limit]], more)
 
     async def _shown(self, asked: SessionList, places: Sequence[Cursor]) -> list[tuple[SessionView, Cursor]]:
-        """Return the sessions that can be shown, with their places. Those that are gone leave the list."""
-        views, gone = await self._look([place.key for place in places])
+        """Return the sessions that can be shown, with their places, and remove deleted ones from the list."""
+        views, deleted = await self._read_sessions([place.key for place in places])
         name = self._keys.sorted_list(asked.namespace, asked.sort)
-        await self._take_out(name, [member_of(key).encode() for key in gone])
+        await self._remove(name, [member_of(key).encode() for key in deleted])
         return [(view, place) for view, place in zip(views, places, strict=True) if view is not None]
 
     async def _rows(self, name: str, limit: int, after: Cursor | None) -> list[Cursor]:
@@ -128,7 +126,7 @@ class Lists:
         return [Cursor(float(score), key.namespace, key.id) for key, score in zip(keys, reply[1::2], strict=True)]
 
     async def _rank_by_cost(self, namespace: str | None) -> None:
-        """Sort in by cost what an older version has listed: it knew no such order."""
+        """Add sessions to the list by cost that an older version listed only in other orders."""
         recent, by_cost = (self._keys.sorted_list(namespace, sort) for sort in ("recent", "cost"))
         listed, ranked = await self._link.call(("ZCARD", recent), ("ZCARD", by_cost))
         for begin in range(0, listed if ranked < listed else 0, _CHUNK):
@@ -140,38 +138,38 @@ class Lists:
             await self._add_costs(by_cost, missing)
 
     async def _add_costs(self, by_cost: str, members: Sequence[bytes]) -> None:
-        """Add sessions by their costs, else they would be looked for each time.
+        """Add sessions by their costs, as they would be searched for each time otherwise.
 
-        A session that is gone leaves all lists. One that cannot be read is added as one without costs.
+        A deleted session is removed from all lists. One that cannot be read is added with a cost of zero.
         """
         keys = [session_of_member(member) for member in members]
         tags = [tag_of(key.namespace, key.id) for key in keys]
-        found = await each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
-        for key, tag, reply in zip(keys, tags, found, strict=True):
-            is_gone, cost = False, 0
+        replies = await each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
+        for key, tag, reply in zip(keys, tags, replies, strict=True):
+            is_deleted, cost = False, 0
             with self._unread_sessions.passed_over(tag):
                 created, sum_of_costs = sound(reply)
-                is_gone, cost = created is None, int(sum_of_costs or 0)
-            if is_gone:
+                is_deleted, cost = created is None, int(sum_of_costs or 0)
+            if is_deleted:
                 await self._leave_lists(key)
             else:
-                # A call that is settled meanwhile knows better.
+                # NX: a call that was settled meanwhile has written a newer cost.
                 await self._link.call(("ZADD", by_cost, "NX", cost, member_of(key)))
         await self._link.call(("PEXPIRE", by_cost, self._ttl_ms))
 
-    async def _take_out(self, name: str, members: Sequence[bytes]) -> None:
+    async def _remove(self, name: str, members: Sequence[bytes]) -> None:
         if members:
             await self._link.call(("ZREM", name, *members))
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
-        """See `Store.calls`. In the place of each that cannot be read, an older one."""
+        """See `Store.calls`. A record that cannot be read is replaced by an older one."""
         ids, records, _ = self._keys.calls(tag_of(session.namespace, session.id))
         [left] = await self._link.call(("HLEN", records))
         found: list[CallRecord] = []
-        # Of calls that were deleted there are ids without records.
+        # Deleted calls leave ids without records.
         while len(found) < limit and left > 0:
             wanted = max(limit - len(found), _LEAST_PAGE)
-            # All have the score 0: they lie in the order of their ids.
+            # All have the score 0, so they are in the order of their ids.
             end = "+" if before is None else f"({before}"
             [newest] = await self._link.call(("ZREVRANGEBYLEX", ids, end, "-", "LIMIT", 0, wanted))
             if not newest:
@@ -185,7 +183,7 @@ class Lists:
         return found[:limit]
 
     def _read(self, call_id: bytes, value: bytes | None) -> CallRecord | None:
-        """A record; None where it is gone, or cannot be read."""
+        """Decode a record; return None if it is deleted or cannot be read."""
         return self._unread.read(call_id.decode(), value) if value is not None else None
 
     async def newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
@@ -204,25 +202,25 @@ class Lists:
         return await self._list_newest(namespace, limit)
 
     async def _listed(self, name: str, members: Sequence[bytes]) -> list[CallRecord]:
-        """Return the records of these members. Calls that are gone leave the list."""
+        """Return the records of these members, and remove deleted calls from the list."""
         places = _places(members)
         replies = await each(self._link, [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag in places])
-        found, gone = list[CallRecord](), list[bytes]()
+        records, deleted = list[CallRecord](), list[bytes]()
         for member, (call_id, tag), reply in zip(members, places, replies, strict=True):
             with self._unread_sessions.passed_over(tag):
                 row = sound(reply)
                 if row is None:
-                    gone.append(member)
+                    deleted.append(member)
                 elif (record := self._unread.read(call_id, row)) is not None:
-                    found.append(record)
-        await self._take_out(name, gone)
-        return found
+                    records.append(record)
+        await self._remove(name, deleted)
+        return records
 
     async def _list_newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
         """Find the newest calls among the sessions, and list them.
 
-        Needed once after an older version, which listed none, and where so many calls were deleted with their sessions
-        that the list has too few.
+        This is needed once after an older version, which had no such list. It is also needed if so many calls were
+        deleted with their sessions that the list has too few.
         """
         found, is_whole = await self._search_newest(namespace, limit)
         if found:
@@ -234,11 +232,11 @@ class Lists:
         return found
 
     async def _search_newest(self, namespace: str | None, limit: int) -> tuple[list[CallRecord], bool]:
-        """Return the newest calls of sessions, those called last first, and whether these are all calls."""
+        """Return the newest calls, and True if there are no others. Sessions with the latest calls are read first."""
         found, after, is_whole = list[CallRecord](), None, True
         while rows := await self._rows(self._keys.sorted_list(namespace, "recent"), _CHUNK, after):
             oldest = found[-1].call_id if len(found) == limit else ""
-            # No call began after the last one of its session had ended.
+            # No call of a session began after its last call had ended, so older sessions need not be read.
             keys = [place.key for place in rows if first_id_at(place.value + 0.001) > oldest]
             for records in await asyncio.gather(*(self._newer(key, oldest, limit) for key in keys)):
                 found += records
@@ -251,7 +249,7 @@ class Lists:
         return found, is_whole
 
     async def _newer(self, session: SessionKey, oldest: str, limit: int) -> list[CallRecord]:
-        """Return the newest calls of a session, those from an id on and no more than asked for."""
+        """Return the newest calls of a session with ids from `oldest` on, about `limit` of them."""
         found, before = list[CallRecord](), None
         with self._unread_sessions.passed_over(tag_of(session.namespace, session.id)):
             while len(found) < limit:
@@ -277,13 +275,13 @@ class Lists:
         return await self._first(namespace, _places(places))
 
     async def _first(self, namespace: str | None, candidates: Sequence[tuple[str, str]]) -> CallRecord | None:
-        """The first record that is there, of calls with their tags; only of sessions of a namespace (None: of any)."""
-        for call_id, where in candidates:
-            session = session_of(where)
+        """Return the first record that exists among calls (id and tag) of sessions of a namespace (None: of any)."""
+        for call_id, tag in candidates:
+            session = session_of(tag)
             if namespace is not None and (session is None or session.namespace != namespace):
                 continue
-            with self._unread_sessions.passed_over(where):
-                [row] = await self._link.call(("HGET", self._keys.calls(where)[1], call_id))
+            with self._unread_sessions.passed_over(tag):
+                [row] = await self._link.call(("HGET", self._keys.calls(tag)[1], call_id))
                 if row is not None:
                     return self._unread.read(call_id, row)
         return None
@@ -315,12 +313,12 @@ class Lists:
         return bool(found)
 
     async def forget(self, session: SessionKey, before: float | None = None) -> bool:
-        """Forget a session with all that belongs to it, if it was called last before this time (None: in any case)."""
+        """Delete a session with all its data, if its last call was before this time (None: in any case)."""
         tag = tag_of(session.namespace, session.id)
         arguments = {} if before is None else {"before": before}
         [found] = await self._link.call(self._verb("forget", self._keys.all_of(tag), arguments))
-        [gone] = await self._link.call(("EXISTS", self._keys.session(tag)))
-        if not gone:
+        [exists] = await self._link.call(("EXISTS", self._keys.session(tag)))
+        if not exists:
             await self._leave_lists(session)
             await self._link.call(("ZREM", self._keys.oldest, tag))
         return bool(found)
@@ -328,28 +326,28 @@ class Lists:
     async def _leave_lists(self, session: SessionKey) -> None:
         for scope in (None, session.namespace):
             for sort in SORTS:
-                await self._take_out(self._keys.sorted_list(scope, sort), [member_of(session).encode()])
+                await self._remove(self._keys.sorted_list(scope, sort), [member_of(session).encode()])
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
-        gone = await self._expire_sessions(before)
+        deleted = await self._expire_sessions(before)
         await self._expire_calls(before)
         await self._expire_alone(before)
         names = (self._keys.lessons, self._keys.lesson_times)
         verb = self._verb("unlearn", names, {"before": before, "limit": _CHUNK})
         while (await self._link.call(verb))[0]:
             pass
-        return gone
+        return deleted
 
     async def _expire_sessions(self, before: float) -> int:
-        gone = 0
+        deleted = 0
         name = self._keys.sorted_list(None, "recent")
         while members := await self._old(name, before):
             for member in members:
-                gone += await self.forget(session_of_member(member), before)
-            # One that was called again meanwhile is put back by that call.
-            await self._take_out(name, members)
-        return gone
+                deleted += await self.forget(session_of_member(member), before)
+            # If a session was called again meanwhile, that call adds it again.
+            await self._remove(name, members)
+        return deleted
 
     async def _expire_calls(self, before: float) -> None:
         oldest_kept = first_id_at(before)
@@ -366,7 +364,7 @@ class Lists:
 
     async def _expire_alone(self, before: float) -> None:
         while tags := await self._old(self._keys.alone, before):
-            await self._take_out(self._keys.alone, tags)
+            await self._remove(self._keys.alone, tags)
             for tag in tags:
                 names = self._keys.all_of(tag.decode())[3:7]
                 await self._link.call(self._verb("forget_alone", names, {"before": before}))
@@ -377,10 +375,10 @@ class Lists:
 
 
 def _places(members: Sequence[bytes]) -> list[tuple[str, str]]:
-    """Calls and the tags that they lie under, of what a name leads to."""
+    """Decode members of a list of calls into call ids and the tags of their records."""
     return [(call_id, tag) for call_id, _, tag in (member.decode().partition("\n") for member in members)]
 
 
 def _place(record: CallRecord) -> bytes:
-    """Return where the record of a call is, as the lists of calls name it."""
+    """Return the member of a call in lists of calls: its id, and the tag of its record."""
     return f"{record.call_id}\n{home_of(record)}".encode()

@@ -20,28 +20,30 @@ from gateway.stores.redis.link import Link, each, sound
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.values import StateUpdate, StoredState
 
-#: records kept of one session; totals are not affected by what is forgotten here
+#: Records kept per session. Totals do not change when a record is dropped.
 CALLS_PER_SESSION: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a call ends with; `version`: of its session's state, None where that was not changed."""
+    """The result of a settlement. `version`: of the session's changed state; None if the state did not change."""
 
     closing: CallClosing
     version: int | None = None
 
 
 class LedgerVerbs(Protocol):
-    """What of a store deals with budgets; see `Store` for each.
+    """The methods of a store that handle budgets; see `Store` for each.
 
-    A settlement with a `move` changes its session's state in the same step; where the state is another one by now,
-    nothing is written, and that state is given. `claims`: of accounts that are read after it. `ask_balances` gives the
-    commands that ask how accounts stand, to be sent together with others; `balances` reads their replies.
+    `settle` with an `update` changes the session's state in the same step. If the state has changed meanwhile, it
+    writes nothing and returns the newer state. `claims`: accounts to read after the settlement.
+
+    `ask_balances` returns the commands that read balances, to be sent together with others. `balances` decodes their
+    replies.
     """
 
     async def settle(  # noqa: D102
-        self, record: CallRecord, move: StateUpdate | None, claims: Sequence[Claim]
+        self, record: CallRecord, update: StateUpdate | None, claims: Sequence[Claim]
     ) -> Settlement | StoredState: ...
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
@@ -52,20 +54,20 @@ class LedgerVerbs(Protocol):
 
 
 def home_of(record: CallRecord) -> str:
-    """The hash tag of what belongs to a call."""
+    """Return the hash tag under which a call is stored: of its session, or of the call if it has none."""
     key = record.session
     return tag_of(key.namespace, key.id) if key is not None else tag_of_call(record.call_id)
 
 
 def settlement(record: CallRecord, reply: Sequence[Any], balances: tuple[Balance, ...] | None) -> Settlement:
-    """What the verb says of a settlement, and how accounts stand after it."""
+    """Combine the reply of settle.lua with the balances after it."""
     _, sums, _, version = reply
     totals = values.totals(sums) if record.session is not None else Totals()
     return Settlement(CallClosing(totals, balances), version)
 
 
 class LedgerScripts:
-    """What both kinds of books need: keys, scripts, and the arguments that nearly all verbs take."""
+    """Keys, scripts, and their common arguments, for both kinds of ledger."""
 
     def __init__(self, keys: Keys, scripts: Scripts, ttl_s: float, now: Callable[[], float]) -> None:
         self.keys = keys
@@ -75,11 +77,11 @@ class LedgerScripts:
         self.now = now
 
     def basic(self) -> dict[str, Any]:
-        """How long keys live (ms), and the time of day (seconds) by which `expire` tells what is old."""
+        """Return the arguments of all scripts that write: time to live (ms), and Unix seconds for `expire`."""
         return {"ttl": self.ttl_ms, "at": repr(self.now())}
 
-    def taking(self, opened: OpenHold, lease_s: float) -> dict[str, Any]:
-        """The arguments of a reservation."""
+    def reserve_arguments(self, opened: OpenHold, lease_s: float) -> dict[str, Any]:
+        """Return the arguments of reserve.lua."""
         hold = opened.hold
         return self.basic() | {
             "id": hold.id,
@@ -89,8 +91,8 @@ class LedgerScripts:
             "home": True,
         }
 
-    def settling(self, record: CallRecord, accounts: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """The arguments of a settlement."""
+    def settle_arguments(self, record: CallRecord, accounts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """Return the arguments of settle.lua."""
         return self.basic() | {
             "id": record.call_id,
             "lost": record.outcome if record.is_provisional else False,
@@ -109,17 +111,17 @@ class LedgerScripts:
         }
 
     def settle(
-        self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, move: StateUpdate | None
+        self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, update: StateUpdate | None
     ) -> Command:
-        """The verb that settles, with the state that it moves."""
+        """Return the command that settles a call and updates its session's state."""
         more = [values.encode_json(record)]
-        if move is not None:
-            arguments |= values.compared(move.version)
-            more += [move.value] if move.value is not None else []
+        if update is not None:
+            arguments |= values.compared(update.version)
+            more += [update.value] if update.value is not None else []
         return self.call("settle", keys, arguments, *more)
 
-    def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
-        """Commands that note which sessions have accounts: `expire` finds those that never called by it."""
+    def list_accounts(self, accounts: Sequence[AccountKey]) -> list[Command]:
+        """Return commands that list sessions with accounts, so that `expire` finds those that never made a call."""
         now = repr(self.now())
         tags = [tag_of_account(key) for key in accounts if key.kind == "session"]
         if not tags:
@@ -127,7 +129,7 @@ class LedgerScripts:
         return [("ZADD", self.keys.alone, "GT", *(part for tag in tags for part in (now, tag)))]
 
     def names(self, record: CallRecord) -> list[str]:
-        """The keys under which a call is found by the request id that a client gave it, and by its answer."""
+        """Return the keys that lead to a call: by the client's request id, and by the response id."""
         names = list[str]()
         if record.request_id != record.call_id:
             scopes = [None] if record.session is None else [None, record.session.namespace]
@@ -146,7 +148,7 @@ class LedgerScripts:
         ]
 
     def index(self, record: CallRecord) -> dict[str, Any]:
-        """The argument `index` of settle.lua: where a call and its session are to be found."""
+        """Return the argument `index` of settle.lua: the lists in which the call and its session appear."""
         tag = home_of(record)
         return {
             "holds": self.keys.holds,
@@ -165,54 +167,55 @@ class LedgerScripts:
 
 
 class PerServerLedger:
-    """See the module."""
+    """A ledger whose keys are all on one server."""
 
-    def __init__(self, link: Link, clerk: LedgerScripts, moment: Callable[[], float]) -> None:
+    def __init__(self, link: Link, scripts: LedgerScripts, moment: Callable[[], float]) -> None:
         self._link = link
-        self._clerk = clerk
-        self._keys = clerk.keys
+        self._scripts = scripts
+        self._keys = scripts.keys
         self._unread = UnreadHolds()
-        self._leaps = ClockJumps(moment)
+        self._clock_jumps = ClockJumps(moment)
 
     async def settle(
-        self, record: CallRecord, move: StateUpdate | None, claims: Sequence[Claim]
+        self, record: CallRecord, update: StateUpdate | None, claims: Sequence[Claim]
     ) -> Settlement | StoredState:
         """See `Store.closing`."""
-        clerk, tag = self._clerk, home_of(record)
-        arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
-        arguments["index"] = clerk.index(record)
+        scripts, tag = self._scripts, home_of(record)
+        arguments = scripts.settle_arguments(record, values.accounts_of(record.accounts, self._keys))
+        arguments["index"] = scripts.index(record)
         keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
-        commands = [clerk.settle(keys, arguments, record, move), *self.ask_balances(claims)]
-        # Settled is settled, also where an account cannot be read after it.
+        commands = [scripts.settle(keys, arguments, record, update), *self.ask_balances(claims)]
+        # The call is settled even if an account cannot be read after it.
         reply, *balance = await each(self._link, commands)
         reply = sound(reply)
-        return values.kept(reply) or settlement(record, reply, self._found(claims, balance) if claims else ())
+        newer = values.newer_state(reply)
+        return newer or settlement(record, reply, self._readable_balances(claims, balance) if claims else ())
 
-    def _found(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...] | None:
+    def _readable_balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...] | None:
         is_damaged = any(isinstance(reply, StoreDamaged) for reply in replies)
         return None if is_damaged else self.balances(claims, replies)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
-        clerk, hold = self._clerk, opened.hold
+        scripts, hold = self._scripts, opened.hold
         keys = (
             self._keys.hold(hold.id),
             self._keys.calls(home_of(opened.orphaned))[0],
             *(self._keys.account(claim.key) for claim in hold.claims),
         )
-        noticed = clerk.noticed([claim.key for claim in hold.claims])
-        arguments = clerk.taking(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
-        compressed = values.held(hold, hold.claims, self._keys)
-        verb = clerk.call("reserve", keys, arguments, compressed, values.encode_json(opened))
+        noticed = scripts.list_accounts([claim.key for claim in hold.claims])
+        arguments = scripts.reserve_arguments(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
+        held = values.held(hold, hold.claims, self._keys)
+        verb = scripts.call("reserve", keys, arguments, held, values.encode_json(opened))
         [(status, *reply)] = await self._link.call(verb)
         return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
         """See `Store.extend`."""
         hold = self._keys.hold(hold_id)
-        arguments = self._clerk.basic() | {"units": units}
+        arguments = self._scripts.basic() | {"units": units}
         reply, kept = await self._link.call(
-            self._clerk.call("extend", (hold,), arguments), ("HMGET", hold, "u", "n", "v")
+            self._scripts.call("extend", (hold,), arguments), ("HMGET", hold, "u", "n", "v")
         )
         opened = values.opened(kept)
         return values.granted(opened.hold.claims, reply) if reply is not None and opened is not None else None
@@ -223,38 +226,38 @@ class PerServerLedger:
             return frozenset()
         arguments = {"noted": list(noted.values()), "ids": list(noted), "index": self._keys.holds}
         holds = [self._keys.hold(one) for one in noted]
-        [leases] = await self._link.call(self._clerk.call("renew", holds, arguments))
+        [leases] = await self._link.call(self._scripts.call("renew", holds, arguments))
         return frozenset(one for one, lease in zip(noted, leases, strict=True) if not lease)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
         keys = (self._keys.holds, self._keys.places)
-        [(now, ids)] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit + len(self._unread)}))
-        self._leaps.look(now)
+        [(now, ids)] = await self._link.call(self._scripts.call("overdue", keys, {"limit": limit + len(self._unread)}))
+        self._clock_jumps.check(now)
         if not ids:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
         kept = await each(self._link, [("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names])
-        found, gone = list[OpenHold](), list[str]()
+        overdue, missing = list[OpenHold](), list[str]()
         for name, reply in zip(names, kept, strict=True):
             with self._unread.passed_over(name):
                 *row, lease = sound(reply)
-                if self._leaps.leaves(lease):
+                if self._clock_jumps.may_be_renewed(lease):
                     continue
                 opened = values.opened(row)
                 if opened is not None:
-                    found.append(opened)
+                    overdue.append(opened)
                 else:
-                    gone.append(name)
-        if gone:
-            # The server has lost these, as by an eviction. Left in the list, they would keep others from being found.
-            await self._link.call(("ZREM", self._keys.holds, *gone))
-        return found[:limit]
+                    missing.append(name)
+        if missing:
+            # The server has lost these holds, for example by an eviction. In the list they would hide others.
+            await self._link.call(("ZREM", self._keys.holds, *missing))
+        return overdue[:limit]
 
     def ask_balances(self, claims: Sequence[Claim]) -> list[Command]:
-        """See `LedgerVerbs`. One verb for all."""
+        """See `LedgerVerbs`. One script reads all accounts."""
         keys = [self._keys.account(claim.key) for claim in claims]
-        return [self._clerk.call("standings", keys, {})] if keys else []
+        return [self._scripts.call("standings", keys, {})] if keys else []
 
     def balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...]:
         """See `Store.balances`."""

@@ -1,4 +1,4 @@
-"""Define the Lua scripts, which a server runs atomically."""
+"""Load the Lua scripts, which a server runs atomically, and build the commands that call them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Command = tuple[str | bytes | int | float, ...]
 
 _FOLDER: Final = Path(__file__).parent / "lua"
 _PRELUDE: Final = "prelude"
-#: the verb that only reads, and is sent together with others
+#: the script that only reads, and is sent together with others
 _READING: Final = "standings"
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
@@ -26,7 +26,7 @@ def _load() -> dict[str, tuple[str, bytes]]:
 
 
 class Scripts:
-    """Calls of the verbs. `ahead_s`: by how many seconds the server's clock is taken to be ahead; for tests alone."""
+    """Builds commands that run a script. `ahead_s`: seconds added to the server's clock, for tests only."""
 
     def __init__(self, ahead_s: Callable[[], float] | None = None) -> None:
         self._scripts = _load()
@@ -34,14 +34,14 @@ class Scripts:
         self._ahead_s = ahead_s
 
     def call(self, verb: str, keys: Sequence[str], arguments: object, *more: bytes) -> Command:
-        """The command that runs a verb."""
+        """Return the command that runs the script `verb`. `more`: arguments that are sent as raw bytes."""
         ahead = 0 if self._ahead_s is None else int(self._ahead_s() * 1e6)
         return ("EVALSHA", self._scripts[verb][0], len(keys), *keys, ahead, _ENCODE(arguments), *more)
 
     def spelled_out(self, command: Command) -> Command:
-        """The same for a server that does not know the script yet; it does from then on."""
+        """Return the same command with the script's source, for a server that has not cached the script yet."""
         return ("EVAL", self._sources[str(command[1])], *command[2:])
 
     def is_reading(self, command: Command) -> bool:
-        """Whether this runs a verb that changes nothing, and so may be run once more."""
+        """Return True if the command runs a script that changes nothing, so that it may run again."""
         return command[1] == self._scripts[_READING][0]

@@ -1,6 +1,6 @@
 """Connect through redis-py: to one server, to the master of sentinels, or to a cluster.
 
-It retries nothing by itself: only whoever asked knows what may be done twice. Deadlines are those of `link`.
+redis-py does not retry here: only the caller knows which commands may run twice. `link.py` enforces the deadlines.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from redis.backoff import NoBackoff
 
 from gateway.core.redis_url import Address
 
-#: Seconds of quiet until the other side is asked for a sign of life, between two asks, and asks in vain until the end:
-#: firewalls and NATs forget a connection that was quiet for some minutes, and say nothing.
-_ASKING: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+#: TCP keepalive: seconds of silence before the first probe, seconds between probes, and failed probes before the
+#: connection is closed. Firewalls and NATs silently forget a connection that was idle for some minutes.
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
-def _options(address: Address, timeout_s: float, silence_s: float | None) -> dict[str, Any]:
-    """What every connection is told; `silence_s`: the longest wait for one answer, None where others look after it."""
-    asked: dict[str, Any] = {name: value for name, value in address.options if name.startswith("ssl_")}
-    if "ssl_check_hostname" in asked:
-        asked |= {"ssl_check_hostname": asked["ssl_check_hostname"] == "true"}
-    return asked | {
-        "socket_timeout": silence_s,
+def _options(address: Address, timeout_s: float, reply_s: float | None) -> dict[str, Any]:
+    """Return the options of every connection. `reply_s`: longest wait for a reply; None if the caller limits it."""
+    options: dict[str, Any] = {name: value for name, value in address.options if name.startswith("ssl_")}
+    if "ssl_check_hostname" in options:
+        options |= {"ssl_check_hostname": options["ssl_check_hostname"] == "true"}
+    return options | {
+        "socket_timeout": reply_s,
         "socket_connect_timeout": timeout_s,
         "socket_keepalive": True,
-        # Where a system has no such option, its own value holds.
+        # A system without such an option uses its own value.
         "socket_keepalive_options": {
-            getattr(socket, name): value for name, value in _ASKING.items() if hasattr(socket, name)
+            getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)
         },
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
-        # Else each new connection tells the server name and version of the library, at the price of a round trip.
+        # Otherwise each new connection sends the library's name and version, which costs a round trip.
         "driver_info": None,
     }
 
 
 def pool_of(address: Address, timeout_s: float, connections: int) -> ConnectionPool:
-    """Connections to one server, or to the one that the sentinels name."""
+    """Return a pool of connections to one server, or to the master that the sentinels name."""
     options = _options(address, timeout_s, None)
     options |= {"username": address.username, "password": address.password, "db": address.db}
     options["max_connections"] = connections
@@ -57,23 +57,23 @@ def pool_of(address: Address, timeout_s: float, connections: int) -> ConnectionP
 
 
 def _sentinel(address: Address, timeout_s: float) -> Sentinel:
-    """The sentinels. One that is silent leaves time to ask the others."""
+    """Return a client of the sentinels. Each has a share of the timeout: a silent one leaves time for others."""
     max_wait_s = timeout_s / len(address.hosts)
-    told = dict(address.options)
-    asked = _options(address, max_wait_s, max_wait_s) | {
+    given = dict(address.options)
+    options = _options(address, max_wait_s, max_wait_s) | {
         "ssl": address.tls,
-        "username": told.get("sentinel_username"),
-        "password": told.get("sentinel_password"),
+        "username": given.get("sentinel_username"),
+        "password": given.get("sentinel_password"),
     }
-    return Sentinel(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    return Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
 
 
 def cluster_of(address: Address, timeout_s: float) -> RedisCluster:
-    """A client of a cluster, which is asked where keys are, and for nothing else."""
-    max_wait_s = timeout_s / 3  # behind two servers that are silent there is time for a third
+    """Return a client of a cluster, which is only used to find the servers of keys."""
+    max_wait_s = timeout_s / 3  # after two silent servers there is time for a third
     return RedisCluster(
         startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
-        # A part of the keys without a server is no reason not to serve the others.
+        # If no server has a part of the keys, the others are served nevertheless.
         require_full_coverage=False,
         ssl=address.tls,
         username=address.username,

@@ -10,20 +10,20 @@ from gateway.stores.redis.link import Link
 
 logger = logging.getLogger("gateway")
 
-#: not CONFIG GET, which managed servers forbid more often
+#: Not CONFIG GET: managed servers forbid it more often.
 _ASKED: Final = (("INFO", "memory"), ("INFO", "persistence"))
 
 
 async def warn_of_loss(link: Link, shown: str) -> None:
-    """Log what is wrong with them. A server that does not say is not asked again.
+    """Log settings of the servers that can lose data. A server that hides its settings is not asked again.
 
     Raises:
-        StoreUnavailable: one of them did not answer in time.
+        StoreUnavailable: one of them did not respond in time.
     """
-    wrong: dict[str, None] = {}
+    problems: dict[str, None] = {}
     for replies in await link.everywhere(*_ASKED):
-        wrong |= dict.fromkeys(_problems(_fields(replies)))
-    for problem in wrong:
+        problems |= dict.fromkeys(_problems(_fields(replies)))
+    for problem in problems:
         logger.warning("the store %s: %s", shown, problem)
 
 
@@ -36,6 +36,6 @@ def _fields(replies: list[Any]) -> Mapping[str, str]:
 def _problems(fields: Mapping[str, str]) -> Iterator[str]:
     policy = fields.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield f"maxmemory-policy is {policy}; when memory is short it deletes budgets and holds. Set it to noeviction"
+        yield f"maxmemory-policy is {policy}: when memory is short it deletes budgets and holds. Set it to noeviction"
     if fields.get("aof_enabled", "1") == "0":
-        yield "appendonly is off; a restart of the server forgets what was used since its last snapshot. Set it to yes"
+        yield "appendonly is off: a restart of the server loses the usage since its last snapshot. Set it to yes"

@@ -1,18 +1,18 @@
-"""Update the state of a session, if its version has not changed.
+"""Update the state of a session if its version has not changed (optimistic locking).
 
-A change is made of the state as this worker saw it last. Where somebody else was faster, the server answers with the
-state that it has, and the change is made of that. Changes of a session in one worker take turns.
+A change is applied to the state that this worker saw last. If another worker has changed it since, the server returns
+its current state, and the change is applied to that. Changes of a session in one worker take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, TypeGuard
 from weakref import WeakValueDictionary
 
+from gateway.core.bounded import BoundedDict
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.session_key import SessionKey
@@ -23,44 +23,41 @@ from gateway.core.usage import Totals
 from gateway.stores import states
 from gateway.stores.redis import values
 from gateway.stores.redis.folding import Folding
-from gateway.stores.redis.keys import Keys, tag_of
+from gateway.stores.redis.keys import tag_of
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, Settlement
-from gateway.stores.redis.scripts import Scripts
 from gateway.stores.redis.values import StateUpdate, StoredState
 
-#: tries until a change is given up, as somebody else was faster each time
+#: tries of a change until it fails with a conflict, if other workers were faster each time
 TRIES: Final = 12
 #: seconds by which the longest pause grows from one try to the next
 _PAUSE_S: Final = 0.004
-#: first tries of a call that ends, which go by the state as it was seen last; for later ones it is looked up
-_BY_LAST_SEEN: Final = 2
+#: Tries of a settlement that use the last known state. Later tries read the state again.
+_WITH_LAST_STATE: Final = 2
 #: states that stay known
-_SEEN: Final = 256
-#: how a call ends, and the accounts to read after it
+_MOST_STATES: Final = 256
+#: the ending of a call, and the accounts to read after it
 _Work = tuple[Ending, Sequence[Claim]]
-#: versions are times of day in microseconds, or a little more; only an older release has smaller ones
+#: Versions are Unix times in microseconds, or a little more. Only an older release has smaller ones.
 _FIRST_VERSION: Final = 10**15
 
 
 class StateUpdates:
-    """Changes of states, and calls that end in one."""
+    """Changes the states of sessions, alone or together with the settlement of a call."""
 
-    def __init__(self, link: Link, keys: Keys, scripts: Scripts, clerk: LedgerScripts, books: LedgerVerbs) -> None:
+    def __init__(self, link: Link, scripts: LedgerScripts, ledger: LedgerVerbs) -> None:
         self._link = link
-        self._keys = keys
-        self._verb = scripts.call
-        self._clerk = clerk
-        self._books = books
+        self._scripts = scripts
+        self._ledger = ledger
         self._changes = Folding[SessionKey, Change](self._change_in_turn)
         self._endings = Folding[SessionKey, _Work](self._end_in_turn)
-        #: Both queues of a session take turns, or many calls would always be faster than a change.
+        #: Changes and settlements of a session take turns. Otherwise many calls would always be faster than a change.
         self._turns = WeakValueDictionary[SessionKey, asyncio.Lock]()
-        self._kept = _Seen()
+        self._last_states = _LastStates()
 
-    def saw(self, session: SessionKey, kept: StoredState) -> None:
-        """Remember what a server was seen to have."""
-        self._kept.put(session, kept)
+    def remember(self, session: SessionKey, stored: StoredState) -> None:
+        """Remember the state that a server returned."""
+        self._last_states.put(session, stored)
 
     async def settle(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
@@ -69,9 +66,9 @@ class StateUpdates:
             return await self._settle(record, claims)
         work, closing = (ending, claims), None
         if session not in self._changes and session not in self._endings:
-            kept = self._kept.get(session) or await self._look_up(session)
-            closing = await self._end(session, work, kept)
-        # Somebody else was faster, or others of this worker wait already: those of this worker take turns.
+            stored = self._last_states.get(session) or await self._look_up(session)
+            closing = await self._end(session, work, stored)
+        # Another worker was faster, or changes of this worker are waiting: join their queue.
         return closing or await self._endings.add(session, work)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
@@ -80,27 +77,27 @@ class StateUpdates:
         return state
 
     async def drain(self) -> None:
-        """Until nothing waits to be written."""
+        """Wait until all changes are written."""
         await self._changes.drain()
         await self._endings.drain()
 
     async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing:
-        done = await self._books.settle(record, None, claims)
+        done = await self._ledger.settle(record, None, claims)
         return (
             done.closing if isinstance(done, Settlement) else CallClosing(Totals())
-        )  # pragma: no branch  # it moves nothing
+        )  # pragma: no branch  # it changes no state
 
-    async def _end(self, session: SessionKey, work: _Work, kept: StoredState) -> CallClosing | None:
-        """Settle a call that ends in this state; None where its session is in another one by now."""
-        (ending, claims), state = work, states.read(kept.value)
+    async def _end(self, session: SessionKey, work: _Work, stored: StoredState) -> CallClosing | None:
+        """Settle a call with an ending that starts from this state; return None if the state has changed since."""
+        (ending, claims), state = work, states.read(stored.value)
         steps, record = ending(state.steps)
         value = None if steps is state.steps else states.written(state.with_steps(steps))
-        done = await self._books.settle(record, StateUpdate(kept.version, value), claims)
+        done = await self._ledger.settle(record, StateUpdate(stored.version, value), claims)
         if isinstance(done, StoredState):
-            self._kept.put(session, done)
+            self._last_states.put(session, done)
             return None
         if value is not None and done.version is not None:
-            self._kept.put(session, StoredState(done.version, value))
+            self._last_states.put(session, StoredState(done.version, value))
         return done.closing
 
     def _turn(self, session: SessionKey) -> asyncio.Lock:
@@ -115,83 +112,82 @@ class StateUpdates:
 
     async def _end_in_turn(self, session: SessionKey, works: Sequence[_Work]) -> Sequence[CallClosing | Exception]:
         results = list[CallClosing | Exception]()
-        away: Exception | None = None
+        unavailable: Exception | None = None
         for work in works:
-            if away is None:
+            if unavailable is None:
                 async with self._turn(session):
-                    result = await self._ended(session, work)
-                # Each of the others would wait for an absent store anew.
-                away = result if _is_unavailable(result) else None
-            results.append(away or result)
+                    result = await self._try_to_end(session, work)
+                # Each of the others would run into the same timeout.
+                unavailable = result if _is_unavailable(result) else None
+            results.append(unavailable or result)
         return results
 
-    async def _ended(self, session: SessionKey, work: _Work) -> CallClosing | Exception:
+    async def _try_to_end(self, session: SessionKey, work: _Work) -> CallClosing | Exception:
         try:
             for number in range(TRIES):
-                # After a pause others have been faster again.
-                kept = (self._kept.get(session) if number < _BY_LAST_SEEN else None) or await self._look_up(session)
-                closing = await self._end(session, work, kept)
+                # After a pause, other workers have probably changed the state again.
+                last = self._last_states.get(session) if number < _WITH_LAST_STATE else None
+                closing = await self._end(session, work, last or await self._look_up(session))
                 if closing is not None:
                     return closing
                 await pause(number)
-        except Exception as error:  # noqa: BLE001  # given to the one who waits for it
+        except Exception as error:  # noqa: BLE001  # raised again in the waiting caller
             return error
         return _conflict(session)
 
     async def _look_up(self, session: SessionKey) -> StoredState:
-        [found] = await self._link.call(("HMGET", self._name(session), "v", "s"))
-        return self._kept.put(session, StoredState.of(*found))
+        [fields] = await self._link.call(("HMGET", self._name(session), "v", "s"))
+        return self._last_states.put(session, StoredState.of(*fields))
 
     def _name(self, session: SessionKey) -> str:
-        return self._keys.state(tag_of(session.namespace, session.id))
+        return self._scripts.keys.state(tag_of(session.namespace, session.id))
 
     async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
-        name, seen = self._name(session), self._kept.get(session)
-        kept = seen or await self._look_up(session)
+        name, last = self._name(session), self._last_states.get(session)
+        stored = last or await self._look_up(session)
         for number in range(TRIES):
-            state, results = _in_turn(states.read(kept.value), changes)
+            state, results = _apply_all(states.read(stored.value), changes)
             if all(isinstance(result, Exception) for result in results):
-                if kept is not seen:
+                if stored is not last:
                     return results
-                # The server may have another state by now, at which they do not fail.
-                kept = await self._look_up(session)
+                # The server may have a newer state, with which the changes do not fail.
+                stored = await self._look_up(session)
                 continue
-            arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
-            swap = self._verb("swap", (name,), arguments, value)
-            [(done, version, *rest), *_] = await self._link.call(swap, *self._clerk.noticed([session.account]))
-            is_seen, kept = kept is seen, self._kept.put(session, StoredState.of(version, value if done else rest[0]))
+            arguments, value = self._scripts.basic() | values.compared(stored.version), states.written(state)
+            swap = self._scripts.call("swap", (name,), arguments, value)
+            reply, *_ = await self._link.call(swap, *self._scripts.list_accounts([session.account]))
+            done, version, *rest = reply
+            was_last = stored is last
+            stored = self._last_states.put(session, StoredState.of(version, value if done else rest[0]))
             if done:
                 return results
-            if not is_seen:
+            if not was_last:
                 await pause(number + 1)
-                kept = await self._look_up(session)
+                stored = await self._look_up(session)
         raise _conflict(session)
 
 
-class _Seen:
-    """States as they were seen last: a guess, which a server holds against what it has."""
+class _LastStates:
+    """The states that this worker saw last. They may be out of date: the server compares their versions."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[SessionKey, StoredState] = OrderedDict()
+        self._states = BoundedDict[SessionKey, StoredState](_MOST_STATES)
 
     def get(self, session: SessionKey) -> StoredState | None:
-        return self._kept.get(session)
+        return self._states.get(session)
 
-    def put(self, session: SessionKey, kept: StoredState) -> StoredState:
-        if 0 < kept.version < _FIRST_VERSION:
-            # An older release counts from one, and again from one for a session that was deleted: such a version may be
-            # that of another state.
-            self._kept.pop(session, None)
-            return kept
-        self._kept[session] = kept
-        self._kept.move_to_end(session)
-        if len(self._kept) > _SEEN:
-            self._kept.popitem(last=False)
-        return kept
+    def put(self, session: SessionKey, stored: StoredState) -> StoredState:
+        if 0 < stored.version < _FIRST_VERSION:
+            # An older release counts versions from one, and starts at one again after a session was deleted. So such
+            # a version may also belong to another state.
+            self._states.pop(session, None)
+        else:
+            self._states[session] = stored
+        return stored
 
 
 async def pause(number: int) -> None:
-    """Wait a little longer each time that somebody else was faster."""
+    """Wait before another try, longer for each lost one."""
     await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
 
 
@@ -203,13 +199,13 @@ def _conflict(session: SessionKey) -> StoreConflict:
     return StoreConflict(f'Too many changes of session "{session.id}" at once. Try again shortly.')
 
 
-def _in_turn(state: SessionState, changes: Sequence[Change]) -> tuple[SessionState, list[SessionState | Exception]]:
-    """Each change on the one before; one that fails changes nothing."""
+def _apply_all(state: SessionState, changes: Sequence[Change]) -> tuple[SessionState, list[SessionState | Exception]]:
+    """Apply changes one after the other; a change that fails has no effect. Return the last state and all results."""
     results: list[SessionState | Exception] = []
     for change in changes:
         try:
             state = change(state)
             results.append(state)
-        except Exception as error:  # noqa: BLE001  # a caller's own, and given to it
+        except Exception as error:  # noqa: BLE001  # raised again in the caller that made the change
             results.append(error)
     return state, results

@@ -1,4 +1,4 @@
-"""Convert claims, accounts, totals and states for the scripts."""
+"""Encode claims, accounts, totals and states for the Lua scripts, and decode their replies."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from gateway.stores.redis.keys import Keys
 from gateway.stores.sums import SUMS, sums_of, totals_of
 
 _MICRO: Final = 1_000_000
-#: no limit, no window
+#: no limit, or no window
 _NONE: Final = -1
-#: status of settle.lua: nothing was written, as others have changed the state
+#: status of settle.lua: nothing was written, as the state was changed by another worker
 _CHANGED: Final = 2
 #: fields of a session: those of `SessionView`, then the totals
 VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(1, len(SUMS) + 1)))
@@ -51,32 +51,32 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A session's state as it is kept: JSON, None where there is none, and its version."""
+    """A session's state as stored: its version, and JSON (None if it has no state)."""
 
     version: int = 0
     value: bytes | None = None
 
     @classmethod
     def of(cls, version: bytes | int | None, value: bytes | None) -> StoredState:
-        """As a server gives it."""
+        """Decode the fields of a server's reply."""
         return cls(int(version or 0), value)
 
 
 @dataclass(frozen=True, slots=True)
 class StateUpdate:
-    """What becomes of a state if it still has this version; `value`: None where it stays as it is."""
+    """A new state, written only if the stored state still has this version. `value`: None keeps the stored state."""
 
     version: int
     value: bytes | None
 
 
 def compared(version: int) -> dict[str, int]:
-    """The arguments of a verb that keeps a state in the place of this version."""
+    """Return the arguments of a script that replaces a state if it has this version."""
     return {"version": version, "step": random.getrandbits(16)}
 
 
 def micro(seconds: float) -> int:
-    """Microseconds."""
+    """Convert seconds to microseconds."""
     return int(seconds * _MICRO)
 
 
@@ -93,34 +93,32 @@ def _limit(limit: int | None) -> int:
 
 
 def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
-    """ARGV[3] of reserve.lua: what a hold holds at once and for each unit, and on which accounts, with their limits."""
-    compressed = []
+    """Return ARGV[3] of reserve.lua: the fixed amount of a hold, the amount of a unit, and accounts with limits."""
+    encoded = []
     for claim in claims:
         window = claim.configured.window_s
         limits = (*_limits(claim.configured), *_limits(claim.declared))
-        compressed.append(
-            (keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits)
-        )
-    return _pack((_amount(hold.fixed), _amount(hold.unit), compressed))
+        encoded.append((keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits))
+    return _pack((_amount(hold.fixed), _amount(hold.unit), encoded))
 
 
 def accounts_of(accounts: Iterable[AccountKey], keys: Keys) -> list[tuple[str, str]]:
-    """Those that are charged when a call ends: all but counts of requests."""
+    """Return names and kinds of the accounts that a call charges: all but counts of requests."""
     return [(keys.account(key), key.kind) for key in dict.fromkeys(accounts) if key.kind != "rate"]
 
 
 def spent(record: CallRecord) -> tuple[int, int, int]:
-    """What of a call counts against budgets."""
+    """Return what a call charges to budgets."""
     return _amount(record.spent)
 
 
 def sums(record: CallRecord) -> list[str]:
-    """Return what a call adds to its session, as text: Lua would not count it exactly."""
+    """Return what a call adds to its session's totals, as text: Lua cannot count large numbers exactly."""
     return list(map(str, sums_of(record.charge, record.saved_tokens)))
 
 
 def last_turn(record: CallRecord) -> dict[str, str]:
-    """What the session remembers of the call's estimate."""
+    """Return the session's fields about the call's token estimate."""
     last = record.last_turn
     if last is None:
         return {}
@@ -130,17 +128,17 @@ def last_turn(record: CallRecord) -> dict[str, str]:
 
 
 def kept_by_provider(record: CallRecord) -> dict[str, str | int]:
-    """What the session remembers of what the call's provider keeps."""
+    """Return the session's fields about content that the call's provider stores."""
     kept = record.counted_kept
     return {"kept": kept, "most_kept": MAX_KEPT} if kept else {}
 
 
 def account(row: Sequence[int]) -> Account:
-    """An account as `view` in the scripts gives it."""
+    """Decode an account as `view` in prelude.lua returns it."""
     opened = None if row[6] == _NONE else _moment(row[6])
     decided: dict[Dimension, int | None] = {}
     for name, limit in zip(DIMENSIONS, row[7:10], strict=True):
-        if limit >= _NONE:  # a smaller one: none was decided
+        if limit >= _NONE:  # a smaller number means that no limit was set
             decided[name] = None if limit == _NONE else limit
     return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided)
 
@@ -150,7 +148,7 @@ def _moment(micros: int) -> Moment:
 
 
 def balances(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[int]]) -> tuple[Balance, ...]:
-    """How the accounts stand by the server's clock."""
+    """Return the balances of accounts at the time of the server's clock."""
     moment = _moment(now)
     return tuple(_balance_of(row, claim, moment) for claim, row in zip(claims, rows, strict=True))
 
@@ -161,30 +159,30 @@ def _balance_of(row: Sequence[int], claim: Claim, moment: Moment) -> Balance:
 
 
 def granted(claims: Sequence[Claim], reply: Sequence[Any]) -> Granted:
-    """Units, and how the accounts stand after it."""
+    """Decode granted units and the balances after the reservation."""
     units, now, rows = reply
     return Granted(units, balances(claims, now, rows))
 
 
 def refused(hold: Hold, claims: Sequence[Claim], reply: Sequence[Any]) -> Refused:
-    """Why a hold was not taken: what `ledger.reserve` says of the account that refused."""
+    """Return the refusal of a hold, as `ledger.reserve` computes it for the account that refused."""
     number, now, rows = reply
     claim = claims[number - 1]
     alone = Hold(hold.id, (claim,), hold.fixed, hold.unit, hold.least, hold.most)
     outcome = ledger.reserve({claim.key: account(rows[0])}, alone, _moment(now))
-    if not isinstance(outcome, Refused):  # pragma: no cover  # both count alike
+    if not isinstance(outcome, Refused):  # pragma: no cover  # Lua and Python count alike
         raise TypeError(f"{claim.key} has room for {hold.fixed} and was refused")
     return outcome
 
 
-def kept(reply: Sequence[Any]) -> StoredState | None:
-    """The state for which a settlement was not written; None where it was."""
+def newer_state(reply: Sequence[Any]) -> StoredState | None:
+    """Return the newer state that prevented a settlement; None if the call is settled."""
     status, *rest = reply
     return StoredState.of(*rest) if status == _CHANGED else None
 
 
 def opened(reply: Sequence[bytes | None]) -> OpenHold | None:
-    """A hold as `units, noted, value`; None where it is gone."""
+    """Decode a hold from `units, noted, value`; return None if it does not exist."""
     units, noted, value = reply
     if units is None or noted is None or value is None:
         return None
@@ -192,35 +190,35 @@ def opened(reply: Sequence[bytes | None]) -> OpenHold | None:
 
 
 def entry(call_id: str, tag: str, sums: Sequence[bytes | None]) -> bytes:
-    """What is noted of a settled call: its id, where its record is, and its session's sums after it."""
+    """Encode an entry of the list of settled calls: call id, tag of its record, and its session's sums after it."""
     return _pack((call_id, tag, [None if one is None else one.decode() for one in sums]))
 
 
-def noted(compressed: bytes) -> tuple[str, str, Totals]:
-    """What `entry` or settle.lua has packed."""
-    call_id, tag, sums = _ENTRIES.decode(compressed)
+def noted(encoded: bytes) -> tuple[str, str, Totals]:
+    """Decode what `entry` or settle.lua has encoded."""
+    call_id, tag, sums = _ENTRIES.decode(encoded)
     return call_id, tag, totals_of([int(one or 0) for one in sums])
 
 
 def totals(row: Sequence[bytes | None]) -> Totals:
-    """Totals as they are kept; zero where there are none."""
+    """Decode totals; zero if there are none."""
     return totals_of([int(one or 0) for one in row])
 
 
 def tools(record: CallRecord) -> dict[str, Any]:
-    """What the session remembers of the tools that the call asked for; nothing where it asked for none."""
+    """Return the argument about the tools that a call asked for; empty if it asked for none."""
     names = record.counted_tools
     return {"tools": {"names": names, "most": MAX_NAMES, "recent": MAX_RECENT, "others": OTHERS}} if names else {}
 
 
 def tool_use(calls: Sequence[bytes], recent: Sequence[bytes]) -> ToolUse:
-    """Calls of tools as they are kept: names and numbers in turn; the last names."""
+    """Decode the tools of a session. `calls`: names and counts in turn; `recent`: names of the last calls."""
     numbers = {name.decode(): int(number) for name, number in zip(calls[::2], calls[1::2], strict=True)}
     return ToolUse(tuple(map(bytes.decode, recent)), numbers)
 
 
 def view(key: SessionKey, row: Sequence[bytes | None], tools: ToolUse) -> SessionView | None:
-    """A session as `VIEW` reads it."""
+    """Decode a session from the fields of `VIEW`; return None if it does not exist."""
     derived, created, last = row[:3]
     if created is None or last is None:
         return None

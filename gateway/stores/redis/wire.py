@@ -1,7 +1,7 @@
 """Send a batch of commands over one connection, and read the replies in order.
 
-redis-py makes the connection: TLS, password, database. From then on bytes go straight to its transport and replies come
-straight from it, without a task, a stream or a lock of their own for each exchange, which cost more than the commands.
+redis-py opens the connection: TLS, password, database. After that, commands are written directly to its transport, and
+replies are read directly from it. A task, a stream or a lock for each exchange would cost more than the commands.
 """
 
 from __future__ import annotations
@@ -17,117 +17,117 @@ from redis.exceptions import InvalidResponse, MasterDownError, ReadOnlyError
 
 from gateway.stores.redis.scripts import Command
 
-#: replies after which another server may be the one to ask
-_ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
+#: replies that mean that another server may have to be used
+_SERVER_CHANGED: Final = (ReadOnlyError, MasterDownError)
 _ENDED: Final = "Connection closed by server"
-_UNASKED: Final = "an answer that nobody asked for"
-#: no whole reply yet
+_UNEXPECTED: Final = "an unexpected reply"
+#: no complete reply yet
 _MORE: Final = object()
 
 
 @dataclass(slots=True, eq=False)
 class PendingCommands:
-    """Commands as they are sent, how many they are, and who waits for the replies to all of them."""
+    """Encoded commands, their number, and the future that waits for all replies."""
 
-    compressed: bytes
+    encoded: bytes
     count: int
     done: asyncio.Future[list[Any]]
 
     @classmethod
     def of(cls, commands: Sequence[Command], done: asyncio.Future[list[Any]]) -> PendingCommands:
-        """These, packed at once: what cannot be packed fails for whoever asks for it, and for nobody else."""
+        """Encode commands at once, so that commands that cannot be encoded fail for their own caller only."""
         return cls(b"".join(map(pack_command, commands)), len(commands), done)  # type: ignore[arg-type]  # its stub says: one word
 
     def answer(self, replies: list[Any]) -> None:
-        """Give the replies to whoever still waits."""
+        """Return the replies to the caller, if it still waits."""
         if not self.done.done():
             self.done.set_result(replies)
 
     def fail(self, error: Exception) -> None:
-        """Say that there are none."""
+        """Raise an error in the caller instead of replies, if it still waits."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
-class Owner(Protocol):
-    """Who asks, and hears of what becomes of it."""
+class WireOwner(Protocol):
+    """The owner of a `Wire`, which is notified of its events."""
 
-    def rested(self, wire: Wire) -> None:
-        """All was answered. There may be more to ask."""
+    def batch_done(self, wire: Wire) -> None:
+        """Take back a connection whose batch has all its replies; it may get the next batch."""
 
-    def orphaned(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
-        """The connection is gone, and these have no reply."""
+    def wire_closed(self, wire: Wire, unanswered: Sequence[PendingCommands], error: Exception) -> None:
+        """Drop a closed connection; these requests have no reply."""
 
-    def sent_elsewhere(self) -> None:
-        """The server says that another one is to be asked."""
+    def server_changed(self) -> None:
+        """Stop using connections to a server that replied that it is not the master."""
 
 
 class Wire(asyncio.Protocol):
-    """See the module. `connection` is connected, and nobody else reads from it."""
+    """One connection, see the module. `connection` is open, and only this object reads from it."""
 
-    def __init__(self, connection: AbstractConnection, owner: Owner) -> None:
+    def __init__(self, connection: AbstractConnection, owner: WireOwner) -> None:
         self.connection = connection
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(InvalidResponse, DefaultParser.parse_error, notEnoughData=_MORE)
-        self._asked: Sequence[PendingCommands] = ()
-        #: requests that are answered, and the replies so far to the one behind them
+        self._batch: Sequence[PendingCommands] = ()
+        #: requests of the batch with all replies, and the replies so far to the next request
         self._answered = 0
         self._replies: list[Any] = []
-        #: by when (loop time) all must be answered, and the timer that looks: to set one for each batch costs more
+        #: The deadline of the batch (loop time), and one timer for many batches: setting one for each batch costs more.
         self._deadline = 0.0
-        self._watch: asyncio.TimerHandle | None = None
-        self._is_over = False
-        # redis-py has its transport only there. Its own reader has to hear of the end, which redis-py waits for.
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        # redis-py keeps its transport only there. It waits for its own reader to notice the end, see `connection_lost`.
         self._transport: asyncio.Transport = connection._writer.transport  # type: ignore[union-attr, assignment]  # noqa: SLF001
         self._end_of_stream: Callable[[Exception | None], None] = self._transport.get_protocol().connection_lost
         self._transport.set_protocol(self)
 
     def ask(self, batch: Sequence[PendingCommands], deadline: float) -> None:
-        """Send these; nothing else is under way. All must be answered by this time of the loop."""
-        self._asked, self._answered = batch, 0
+        """Send a batch while no other one is running. All replies have to arrive by `deadline` (loop time)."""
+        self._batch, self._answered = batch, 0
         self._deadline = deadline
-        if self._watch is None:
-            self._watch = self._loop.call_at(deadline, self._look, deadline)
-        self._transport.write(b"".join([request.compressed for request in batch]))
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._check_deadline, deadline)
+        self._transport.write(b"".join([request.encoded for request in batch]))
 
-    def _look(self, deadline: float) -> None:
-        self._watch = None
-        if self._answered == len(self._asked):
+    def _check_deadline(self, deadline: float) -> None:
+        self._timer = None
+        if self._answered == len(self._batch):
             return
         if deadline == self._deadline:
             self.close(TimeoutError())
         else:
-            self._watch = self._loop.call_at(self._deadline, self._look, self._deadline)
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline, self._deadline)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._answered == len(self._asked):
-            self.close(InvalidResponse(_UNASKED))
+        if self._answered == len(self._batch):
+            self.close(InvalidResponse(_UNEXPECTED))
             return
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets(False)) is not _MORE:  # noqa: FBT003  # by place alone: do not decode
-                self._take(reply)
+                self._add_reply(reply)
         except InvalidResponse as error:
             self.close(error)
 
-    def _take(self, reply: Any) -> None:
-        if isinstance(reply, _ELSEWHERE):
-            self._owner.sent_elsewhere()
-        request = self._asked[self._answered]
+    def _add_reply(self, reply: Any) -> None:
+        if isinstance(reply, _SERVER_CHANGED):
+            self._owner.server_changed()
+        request = self._batch[self._answered]
         self._replies.append(reply)
         if len(self._replies) == request.count:
             request.answer(self._replies)
             self._replies = []
             self._answered += 1
-            if self._answered == len(self._asked):
-                self._rest()
+            if self._answered == len(self._batch):
+                self._finish_batch()
 
-    def _rest(self) -> None:
+    def _finish_batch(self) -> None:
         if self._reader.has_data():
-            raise InvalidResponse(_UNASKED)
-        self._owner.rested(self)
+            raise InvalidResponse(_UNEXPECTED)
+        self._owner.batch_done(self)
 
     def eof_received(self) -> None:
         """See `asyncio.Protocol`."""
@@ -139,11 +139,11 @@ class Wire(asyncio.Protocol):
         self.close(exc or ConnectionError(_ENDED))
 
     def close(self, error: Exception) -> None:
-        """Close it, once, and tell the owner why."""
-        if self._is_over:
+        """Close the connection, once, and notify the owner."""
+        if self._is_closed:
             return
-        self._is_over = True
+        self._is_closed = True
         self._transport.abort()
-        if self._watch is not None:
-            self._watch.cancel()
-        self._owner.orphaned(self, self._asked[self._answered :], error)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._owner.wire_closed(self, self._batch[self._answered :], error)

@@ -1,10 +1,13 @@
 """Store in one SQLite file (WAL), shared by the workers of one machine.
 
-What is written on the way of a call runs in the loop, in shared transactions (`writer.py`): a commit in WAL mode
-without fsync costs tens of microseconds, less than handing it to a thread. So do the reads of a row or two that every
-call makes. The loop waits for no lock: a locked database raises at once and is tried again by timer until the deadline.
-Checkpoints, lists and deletions run in a thread with a connection of their own. `synchronous=NORMAL`: a commit survives
-the end of any process at once, and a power cut once it is on the disk: after the next checkpoint at the latest.
+- Writes of calls run in the event loop, in shared transactions (`writer.py`). A commit in WAL mode without fsync takes
+  tens of microseconds, less than passing it to a thread. The reads of one or two rows that every call makes run in the
+  event loop as well.
+- The event loop never waits for a lock. A locked database raises an error at once, and a timer tries again until the
+  deadline.
+- Checkpoints, lists and deletions run in a thread with its own connection.
+- Durability is `synchronous=NORMAL`: a commit survives the end of any process at once. It survives a power cut once it
+  is on the disk, after the next checkpoint at the latest.
 """
 
 from __future__ import annotations
@@ -52,25 +55,25 @@ from gateway.stores.sqlite.writer import RETRY_S, Writer
 
 T = TypeVar("T")
 
-#: commits between two checkpoints; a hold touches two pages, its settlement about eight
+#: Commits between two checkpoints. A hold changes two pages, its settlement about eight.
 _CHECKPOINT_EVERY: Final = 200
 _CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
-#: pages (of 4 KiB) of the log from which on commits wait for it to be moved
+#: Pages (of 4 KiB) in the log (-wal) above which commits wait until a checkpoint has moved it into the database.
 _LOG_PAGES: Final = 2048
-#: seconds between two transactions of a deletion: longer than a settlement waits before it tries again
+#: Seconds between two transactions of a deletion: longer than the pause before a settlement tries again.
 _DELETE_PAUSE_S: Final = 2.5 * RETRY_S
-#: as how many commits such a transaction counts towards the next checkpoint
-_DELETE_WEIGHT: Final = 25
-#: errors that pass with no further try, by their lower byte, which says what went wrong; the rest says where
+#: commits that such a transaction counts for towards the next checkpoint
+_DELETE_COMMITS: Final = 25
+#: Errors that a retry does not fix, by the lower byte of the code. The upper bytes only say where it happened.
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: deletions of old rows that are found without a look at all others
+#: deletions of old rows that an index finds
 _OLD_ROWS: Final = (deletion.delete_old_calls, deletion.delete_old_gone, deletion.delete_old_lessons)
 
 
 class SqliteStore:
-    """See the module. Construct it where an event loop runs.
+    """A `Store` in one SQLite file. Create it while an event loop runs.
 
-    `timeout_s`: how long a locked file is waited for; `now` gives the time of day, `moment` that of holds.
+    `timeout_s`: how long to wait for a locked file. `now` returns Unix seconds, `moment` the time for holds.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class SqliteStore:
         self._unread_records = UnreadRecords()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
-        # One connection, `_slow`, so one thread, which ends with the store. The loop's own threads wait for no lock.
+        # One thread for the one connection `_slow`. The default executor of the loop must not wait for locks.
         self._thread = ThreadPoolExecutor(1, "sqlite")
         self._hot = connect(path, busy_timeout_s=5)
         try:
@@ -100,8 +103,8 @@ class SqliteStore:
         except BaseException:
             self._hot.close()
             raise
-        self._place = StoreFiles(path)
-        self._writer = Writer(self._hot, self._place.check, timeout_s, self._unavailable, self._committed)
+        self._files = StoreFiles(path)
+        self._writer = Writer(self._hot, self._files.check, timeout_s, self._unavailable, self._committed)
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
@@ -109,25 +112,25 @@ class SqliteStore:
             encoded = msgspec.json.encode(record) if ending is None else None
 
             def write(db: sqlite3.Connection) -> Totals:
-                key, ended, move = record.session, record, None
+                key, ended, update = record.session, record, None
                 if ending is not None and key is not None:
                     row = kept.read(db, key)
                     steps, ended = ending(row.steps)
-                    move = kept.RowUpdate(row, steps)
+                    update = kept.RowUpdate(row, steps)
                 totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
-                # A call that was written before changes nothing.
+                # A call that was settled before changes nothing.
                 if is_written and key is not None:
-                    kept.add(db, key, move, ended.counted_tools, self._now())
+                    kept.add(db, key, update, ended.counted_tools, self._now())
                 return totals
 
             return await self._writer.write(write)
 
     async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
         """See `Store.closing`."""
-        totals, balance = await self.settle(record, ending), None
+        totals, balances = await self.settle(record, ending), None
         with contextlib.suppress(StoreUnavailable):
-            balance = await self.balances(claims)
-        return CallClosing(totals, balance)
+            balances = await self.balances(claims)
+        return CallClosing(totals, balances)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -168,8 +171,8 @@ class SqliteStore:
         """See `Store.learn`."""
         return await self._writer.write(lambda db: rows.add_lessons(db, lessons, self._now()))
 
-    def _committed(self, weight: int = 1) -> None:
-        self._since_checkpoint += weight
+    def _committed(self, commits: int = 1) -> None:
+        self._since_checkpoint += commits
         if self._since_checkpoint >= _CHECKPOINT_EVERY and (self._checkpoint is None or self._checkpoint.done()):
             self._since_checkpoint = 0
             self._checkpoint = self._loop.create_task(self._checkpoint_now())
@@ -177,16 +180,19 @@ class SqliteStore:
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
         remedy = "Restore a copy of the file, or move it away" if is_damaged else "Try again shortly"
-        remedy = "Put them back, or restart the gateway" if isinstance(error, FilesReplaced) else remedy
+        remedy = "Restore them, or restart the gateway" if isinstance(error, FilesReplaced) else remedy
         remedy = "Give the gateway access to their folder again" if isinstance(error, FilesUnknown) else remedy
         return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. {remedy}.")
 
     async def _checkpoint_now(self) -> None:
-        """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
+        """Move the log into the database.
+
+        With a steady stream of commits it never moves everything. Then commits wait for it.
+        """
         with contextlib.suppress(StoreUnavailable):
             _, pages, moved = await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("PASSIVE")).fetchone())
-            # What stands behind what somebody still reads is not moved. Of a short read that is little. One that is
-            # long, as that of a backup, would have commits wait in vain.
+            # Pages after those that a reader still uses are not moved. After a short read these are few. During a long
+            # one, such as a backup, commits would wait in vain.
             if pages <= _LOG_PAGES or pages - moved > _LOG_PAGES:
                 return
             with self._writer.paused():
@@ -214,7 +220,7 @@ class SqliteStore:
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        # Megabytes of them take longer than anybody in the loop can wait.
+        # Compressing megabytes would block the event loop.
         compressed = await asyncio.to_thread(lambda: {handle: Compressed.of(text) for handle, text in texts.items()})
         return await self._writer.write(lambda db: rows.add_results(db, session, compressed, most, self._now()))
 
@@ -302,20 +308,22 @@ class SqliteStore:
         return await self._delete([(session.namespace, session.id)], None) > 0
 
     async def expire(self, before: float) -> int:
-        """See `Store.expire`. In pieces, so that a long list never keeps the file locked."""
-        gone = 0
-        async for keys in self._old(deletion.SESSIONS, before):
-            gone += await self._delete(keys, before)
+        """See `Store.expire`. It deletes in parts, so that a long list never keeps the file locked."""
+        deleted = 0
+        async for keys in self._sessions_of_old_rows(deletion.SESSIONS, before):
+            deleted += await self._delete(keys, before)
         for table in deletion.ALONE:
-            async for keys in self._old(table, before):
+            async for keys in self._sessions_of_old_rows(table, before):
                 await self._delete_alone(table, keys, before)
         for delete in _OLD_ROWS:
             while await self._in_thread(lambda db, delete=delete: delete(db, before)):  # type: ignore[misc]
                 await self._let_others_write()
-        return gone
+        return deleted
 
-    async def _old(self, table: deletion.CleanupTable, before: float) -> AsyncIterator[Sequence[deletion.Key]]:
-        """The sessions of old rows, in parts: once through the whole table, however many there are."""
+    async def _sessions_of_old_rows(
+        self, table: deletion.CleanupTable, before: float
+    ) -> AsyncIterator[Sequence[deletion.Key]]:
+        """Go once through a table, and yield the sessions of its old rows in parts."""
         after: deletion.Key | None = deletion.FIRST
         while after is not None:
             keys, after = await self._in_thread(lambda db, after=after: deletion.look(db, table, before, after))  # type: ignore[misc]
@@ -327,23 +335,25 @@ class SqliteStore:
             await self._let_others_write()
 
     async def _delete(self, keys: Sequence[tuple[str, str]], before: float | None) -> int:
-        """Delete sessions with all that is theirs; those called last at or after `before` stay. Gives how many went.
+        """Delete sessions with all their data, and return their number. Those called at or after `before` stay.
 
-        A session goes in the transaction that deletes the last of its calls: nobody ever sees calls without their
-        session, one that is called meanwhile loses that call or keeps it together with its totals, and a deletion
-        that a lock cut short is simply asked for again.
+        A session is deleted in the same transaction as its last calls:
+
+        - No reader ever sees calls without their session.
+        - A session that is called meanwhile loses that call, or keeps it together with its totals.
+        - A deletion that a lock interrupts can simply be repeated.
         """
-        gone = 0
+        deleted = 0
         while keys:
-            some, keys = await self._in_thread(lambda db, keys=keys: deletion.delete_sessions(db, keys, before))  # type: ignore[misc]
-            gone += some
+            part, keys = await self._in_thread(lambda db, keys=keys: deletion.delete_sessions(db, keys, before))  # type: ignore[misc]
+            deleted += part
             await self._let_others_write()
-        return gone
+        return deleted
 
     async def _let_others_write(self) -> None:
-        self._committed(_DELETE_WEIGHT)
+        self._committed(_DELETE_COMMITS)
         if self._checkpoint is not None:
-            # Commits may have waited for it. The next transaction, in its thread, would begin before they do.
+            # Commits may have waited for the checkpoint. The next transaction of the thread would start before them.
             await asyncio.wait({self._checkpoint})
         await asyncio.sleep(_DELETE_PAUSE_S)
 
@@ -351,20 +361,20 @@ class SqliteStore:
         """See `Store.ping`."""
 
         def write(connection: sqlite3.Connection) -> None:
-            self._place.check(at_once=True)
-            # On a full disk a transaction begins and ends like any other, as long as nothing is written in it.
+            self._files.check(at_once=True)
+            # On a full disk, an empty transaction would succeed, so one has to write something.
             transact(connection, rewrite_format)
 
         await self._in_thread(write)
 
     async def aclose(self) -> None:
-        """See `Store.aclose`. What is still waiting to be written is written."""
+        """See `Store.aclose`. Waiting changes are written first."""
         if self._checkpoint is not None:
             await self._checkpoint
         try:
             await self._writer.drain()
         finally:
-            # The thread first ends what it still reads.
+            # The thread ends its running reads first.
             await self._loop.run_in_executor(self._thread, self._slow.close)
             self._hot.close()
 

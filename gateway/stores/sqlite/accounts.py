@@ -33,29 +33,30 @@ from gateway.stores.sqlite.schema import hold_key
 
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
 _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
-#: what `account` reads
+#: columns that `account` decodes
 COLUMNS: Final = (*_USED, *_HELD, "opened_wall", "opened_mono", "opened_boot", "decided", "epoch")
 _ACCOUNT: Final = f"SELECT {', '.join(COLUMNS)} FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"  # noqa: S608  # constants
 _KEEP_ACCOUNT: Final = (
     f"INSERT INTO accounts (kind, namespace, id, {', '.join(COLUMNS)}, changed_at) "  # noqa: S608  # constants
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in COLUMNS)
-    # A call that ended earlier may come late, out of a journal: no account is older for that.
+    # A call that ended earlier may be settled later, out of a journal. It must not make the account older.
     + "changed_at = max(changed_at, excluded.changed_at)"
 )
-#: `ledger.settle` in one statement, as every call needs it: adds what was spent, gives back what was held
+#: `ledger.settle` as one statement, as every call needs it: adds the spent amount, and gives back the hold
 _SETTLE: Final = (
     f"INSERT INTO accounts (kind, namespace, id, {', '.join((*_USED, *_HELD))}, changed_at) "  # noqa: S608  # constants
     "VALUES (?, ?, ?, ?, ?, ?, 0, 0, 0, ?) ON CONFLICT DO UPDATE SET "
     + "".join(f"{name} = min({name} + excluded.{name}, {MOST}), " for name in _USED)
     + "".join(f"{name} = max({name} - ?, 0), " for name in _HELD)
     + "changed_at = max(changed_at, excluded.changed_at) "
-    # What is no number would count as zero. No row is changed then, which the caller takes for damage.
+    # SQLite would count a value that is not a number as zero. So no row is changed then, which the caller treats as
+    # damage.
     + "WHERE "
     + " AND ".join(f"typeof({name}) = 'integer'" for name in (*_USED, *_HELD))
 )
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE key = ? AND id = ?"
-#: the units of an open hold, and whether its call is settled already
+#: the units of an open hold, and 1 if its call is settled already
 _KNOWN: Final = (
     "SELECT (SELECT units FROM holds WHERE key = ?1 AND id = ?2), "
     "EXISTS (SELECT 1 FROM calls WHERE call_id = ?2) OR EXISTS (SELECT 1 FROM gone WHERE call_id = ?2)"
@@ -64,7 +65,7 @@ _KEEP_HOLD: Final = (
     "INSERT INTO holds (key, id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, "
     "lease_s, value) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-#: what a call was written as if it is settled already, and what is held for it: one row of each that there is
+#: up to one row each: the record of a settled call, that of a deleted call, and the hold
 _FOUND: Final = (
     "SELECT 'settled', record, epochs, NULL, NULL, NULL FROM calls WHERE call_id = ?2 UNION ALL "  # noqa: S608  # constants
     "SELECT 'gone', record, epochs, NULL, NULL, NULL FROM gone WHERE call_id = ?2 UNION ALL "
@@ -75,7 +76,7 @@ _ADD_UNITS: Final = (
     "UPDATE holds SET units = units + ?, held_tokens = ?, held_nano_usd = ?, held_calls = ? WHERE key = ? AND id = ?"
 )
 _RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE key = ? AND id = ?"
-#: `ledger.is_over`: renewed in another boot (of another name, or by a clock that was further on), or too long ago
+#: `ledger.is_over`: renewed before the last boot (another boot id, or a monotonic clock ahead of now), or too long ago
 _OVERDUE: Final = (
     "SELECT id, units, noted, value FROM holds "
     "WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
@@ -83,12 +84,12 @@ _OVERDUE: Final = (
 _NO_ACCOUNTS: Final[ledger.Accounts] = {}
 _NOT_HELD: Final[tuple[Sequence[AccountKey], Amount]] = ((), NOTHING)
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
-#: limits that an operator set, as JSON
+#: decodes limits that an operator set
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
-#: when a window began, as `COLUMNS` have it: the fields of a `Moment`
+#: the start of a window in `COLUMNS`: the fields of a `Moment`
 _Opened = tuple[float, float, str]
 
-#: `ledger.anew`, and with `_FORGET` within it `ledger.forgotten`
+#: `ledger.anew`, or with `_FORGET` in it `ledger.forgotten`
 _CLEAR: Final = (
     "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
     "WHERE kind = ? AND namespace = ? AND id = ?"
@@ -106,14 +107,14 @@ def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Momen
     if units is not None:
         return Granted(units, balances(db, hold.claims, now))
     if is_settled:
-        # The call is over, and this comes late: a hold that is taken now would never be given back.
+        # The reservation comes too late: a hold that is taken now would never be given back.
         return Granted(hold.least, balances(db, hold.claims, now))
     outcome = ledger.reserve(_accounts(db, (claim.key for claim in hold.claims)), hold, now)
     if isinstance(outcome, Refused):
         return outcome
     granted, changes = outcome
     _keep(db, changes, now.wall)
-    keys = _written(claim.key for claim in hold.claims)
+    keys = _encode_accounts(claim.key for claim in hold.claims)
     held = hold.amount(granted.units)
     value = msgspec.json.encode(opened)
     db.execute(_KEEP_HOLD, (*at, granted.units, keys, *held, now.boot, now.mono, now.wall, lease_s, value))
@@ -154,7 +155,7 @@ def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds
 def balances(
     db: sqlite3.Connection, claims: Sequence[Claim], now: Moment, known: ledger.Accounts = _NO_ACCOUNTS
 ) -> tuple[Balance, ...]:
-    """See `Store.balances`. `known`: accounts that were just read."""
+    """See `Store.balances`. `known`: accounts that were read just before."""
     accounts = {**_accounts(db, [claim.key for claim in claims if claim.key not in known]), **known}
     return tuple([ledger.balance_of(accounts.get(claim.key, EMPTY), claim, now) for claim in claims])
 
@@ -167,7 +168,7 @@ def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, i
 
 
 class HeldAccounts(NamedTuple):
-    """What is held for a call, and on which accounts. `key`: of its row."""
+    """The amount that is held for a call, and its accounts. `key`: of the hold's row."""
 
     key: int
     accounts: Sequence[AccountKey]
@@ -175,10 +176,13 @@ class HeldAccounts(NamedTuple):
 
 
 class FoundCall(NamedTuple):
-    """What there is of a call that ends.
+    """What the file contains of a call that ends.
 
-    `settled`: its record and epochs; None where it was not settled before. `gone`: the same of one that was deleted
-    with its session since, without a record where it was not taken for lost.
+    Attributes:
+        settled: record and budget periods, if the call is settled.
+        held: the hold, if the call is not settled.
+        gone: record and budget periods, if the call was settled and deleted with its session. The record is None unless
+            the call was orphaned.
     """
 
     settled: tuple[bytes, bytes | None] | None = None
@@ -190,7 +194,7 @@ _NOTHING_FOUND: Final = FoundCall()
 
 
 def found(db: sqlite3.Connection, call_id: str) -> FoundCall:
-    """Look whether a call is settled, and if not, what is held for it."""
+    """Read whether a call is settled, and if not, its hold."""
     rows = {what: row for what, *row in db.execute(_FOUND, _at(call_id))}
     if not rows:
         return _NOTHING_FOUND
@@ -201,17 +205,17 @@ def found(db: sqlite3.Connection, call_id: str) -> FoundCall:
         record, periods, *_ = rows["gone"]
         return FoundCall(gone=(record, periods))
     key, accounts, *amount = rows["held"]
-    return FoundCall(held=HeldAccounts(key, _read(accounts), Amount(*amount)))
+    return FoundCall(held=HeldAccounts(key, _decode_accounts(accounts), Amount(*amount)))
 
 
 def settle(db: sqlite3.Connection, record: CallRecord, held: HeldAccounts | None) -> None:
-    """Charge the accounts of a call that was not settled before, and give back what was held for it."""
+    """Charge the accounts of a call that was not settled before, and give back its hold."""
     holding, back = _NOT_HELD
     if held is not None:
         _, holding, back = held
         db.execute(_DROP_HOLD, (held.key,))
     spent, ended = NOTHING.plus(record.spent), record.started_at + record.duration_s
-    # Two lists: a hold may be for parents that the record does not name.
+    # Both lists are needed: a hold may be on parents that the record does not name.
     for key in dict.fromkeys((*holding, *record.accounts)):
         if key.kind != "rate":
             charged = spent if key in record.accounts else NOTHING
@@ -220,24 +224,24 @@ def settle(db: sqlite3.Connection, record: CallRecord, held: HeldAccounts | None
 
 
 def correct(db: sqlite3.Connection, record: CallRecord, orphaned: CallRecord, charged: ledger.Periods) -> None:
-    """Charge the accounts of a call that was taken for lost before; as `orphaned`, in the epochs `charged`."""
+    """Replace the charge of an orphaned call. `orphaned`: its earlier record; `charged`: the budget periods of that."""
     accounts = _accounts(db, record.accounts)
     ended = record.started_at + record.duration_s
     _keep(db, ledger.correct(accounts, record.accounts, orphaned.spent, record.spent, charged), ended)
 
 
 def clear(db: sqlite3.Connection, key: AccountKey) -> None:
-    """Nothing is used any more; what is held stays."""
+    """Set the usage of an account to zero. Holds stay."""
     db.execute(_CLEAR.format(""), key)
 
 
 def forget(db: sqlite3.Connection, key: AccountKey) -> None:
-    """Its session is deleted; what is held stays."""
+    """Set an account to zero and remove its limits, as its session is deleted. Holds stay."""
     db.execute(_CLEAR.format(_FORGET), key)
 
 
 def periods(db: sqlite3.Connection, keys: Sequence[AccountKey]) -> Sequence[int]:
-    """In which epoch each account is now."""
+    """Return the current budget period of each account."""
     accounts = _accounts(db, keys)
     return [accounts.get(key, EMPTY).period for key in keys]
 
@@ -246,12 +250,12 @@ def _at(hold_id: str) -> tuple[int, str]:
     return hold_key(hold_id), hold_id
 
 
-def _written(keys: Iterable[AccountKey]) -> str:
-    """Accounts that hold something, as a column holds them; no part of a key has a line break or a zero byte."""
+def _encode_accounts(keys: Iterable[AccountKey]) -> str:
+    """Encode the accounts of a hold as text. No part of a key has a line break or a zero byte."""
     return "\n".join(["\0".join(key) for key in keys if key.kind != "rate"])
 
 
-def _read(text: str) -> list[AccountKey]:
+def _decode_accounts(text: str) -> list[AccountKey]:
     return [AccountKey(*line.split("\0")) for line in text.split("\n")] if text else []  # type: ignore[arg-type]
 
 
@@ -265,10 +269,10 @@ def _accounts(db: sqlite3.Connection, keys: Iterable[AccountKey]) -> dict[Accoun
 
 
 def account(db: sqlite3.Connection, key: AccountKey, row: Sequence[Any]) -> Account:
-    """An account as `COLUMNS` reads it.
+    """Decode an account from `COLUMNS`.
 
     Raises:
-        StoreDamaged: what stands there is none.
+        StoreDamaged: the columns do not contain an account.
     """
     try:
         return _account(row)
@@ -285,7 +289,7 @@ def _account(row: Sequence[Any]) -> Account:
 
 
 def damaged(db: sqlite3.Connection, key: AccountKey) -> StoreDamaged:
-    """What is said of an account that cannot be read."""
+    """Return the error for an account that cannot be read."""
     file = db.execute("PRAGMA database_list").fetchone()[2]
     return StoreDamaged(unreadable("/".join(part for part in key if part), Path(file).name))
 

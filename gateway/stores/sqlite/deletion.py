@@ -1,4 +1,4 @@
-"""Delete in parts: each transaction takes a few milliseconds."""
+"""Delete sessions and old rows in parts: each transaction takes a few milliseconds."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from gateway.stores.sqlite.transaction import transact
 #: namespace and id of a session
 Key = tuple[str, str]
 
-#: A client key's account stays: it must not begin anew because the key was not used for a while. So does one on which
-#: calls under way hold something: in a new one, each would give its own back out of what others hold by then.
+#: Accounts that may be deleted. The account of a client key stays: it must not start from zero because the key was
+#: unused for a while. An account with holds of running calls stays as well: each would give its hold back from a new
+#: account, out of what others hold by then.
 _IS_FREE: Final = "kind = 'session' AND held_tokens = 0 AND held_nano_usd = 0 AND held_calls = 0"
-#: tool results, call records and other rows that one transaction deletes: some milliseconds in which nobody else writes
+#: Rows that one transaction deletes. It takes some milliseconds, during which no other worker can write.
 _CHUNK: Final = 500
-#: After so many seconds a transaction ends with the session whose turn it is: on a busy machine each statement waits
-#: for its turn, and a few hundred of them would keep the file locked for longer than calls wait for it.
+#: Seconds after which a transaction ends with the current session. On a busy machine, a few hundred statements would
+#: keep the file locked longer than calls wait for it.
 _MOST_S: Final = 0.02
 #: rows that one statement names
 _AT_ONCE: Final = 100
-#: Rows that one look goes through, in the order of their sessions: the thread that looks also reads tool results, and
-#: makes checkpoints and answers /readyz.
+#: Rows that one search reads, in the order of their sessions. The same thread also reads tool results, makes
+#: checkpoints and serves /readyz.
 LOOK: Final = 10_000
-#: the session of the last of so many rows behind a place; none where there are fewer
+#: the session of the last of so many rows after a position; no row if there are fewer
 _END: Final = (
     "SELECT namespace, id FROM {} WHERE {} AND (namespace, id) > (:namespace, :id) "
     "ORDER BY namespace, id LIMIT 1 OFFSET :look - 1"
 )
-#: the sessions with rows up to there for which a condition holds
+#: the sessions with rows up to that session which meet a condition
 _FIND: Final = (
     "SELECT DISTINCT namespace, id FROM {} WHERE {} AND (namespace, id) > (:namespace, :id) "
     "AND (namespace, id) <= (:last_namespace, :last_id) AND {} ORDER BY namespace, id"
 )
-#: before the first session, and, as all bytes come behind all texts, after the last one
+#: positions before the first and after the last session: SQLite sorts all blobs after all texts
 FIRST: Final = ("", "")
 _BEYOND_ALL: Final = (b"", b"")
 _IS_OLD: Final = "SELECT 1 FROM sessions WHERE namespace = ? AND id = ? AND last_call_at < ?"
@@ -49,8 +50,8 @@ _SOME_CALLS: Final = (
     "(SELECT number FROM calls WHERE namespace = ? AND session_id = ? ORDER BY call_id LIMIT ?)"
 )
 _DELETE_CALLS: Final = f"DELETE {_SOME_CALLS}"
-#: A session is gone, and its client key and those above it are still charged for its calls: should one be settled again
-#: (out of a journal, or as it was only taken for lost), they are not charged twice.
+#: Remembers the calls of a deleted session. Its client key and its parents stay charged for them. If such a call is
+#: settled again (out of a journal, or because it was orphaned), they must not be charged twice.
 _NOTE_CALLS: Final = (
     f"INSERT OR REPLACE INTO gone SELECT call_id, epochs, iif(epochs IS NULL, NULL, record) {_SOME_CALLS}"
 )
@@ -61,10 +62,10 @@ _DELETE_RESULTS: Final = (
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_GONE: Final = "DELETE FROM gone WHERE call_id IN (SELECT call_id FROM gone WHERE call_id < ? LIMIT ?)"
-#: Sessions that one transaction deletes at most: what it touches is read before it begins. Nobody has looked at an old
-#: session for weeks, and a page that has to come from the disk can take longer than calls wait for a locked file.
+#: Most sessions that one transaction deletes. All pages that it changes are read before it starts. An old session was
+#: not read for weeks, and reading a page from the disk can take longer than calls wait for a locked file.
 _READ_AT_ONCE: Final = 20
-#: reads calls that are about to be deleted: their rows to the last byte, and their places in all indexes
+#: reads calls before they are deleted: their rows to the last byte, and their entries in all indexes
 _READ_CALLS: Final = (
     "SELECT count(*), max(substr(record, -1)), "
     "max(EXISTS (SELECT 1 FROM calls AS at WHERE at.call_id = some.call_id)), "
@@ -79,7 +80,7 @@ _READ_CALLS: Final = (
 )
 _READ_OLD_CALLS: Final = _READ_CALLS.format("call_id < ?")
 _READ_CALLS_OF: Final = _READ_CALLS.format("namespace = ? AND session_id = ?")
-#: the same for tool results
+#: reads tool results in the same way
 _READ_RESULTS_OF: Final = (
     "SELECT count(*), max(substr(text, -1)), "
     "max(EXISTS (SELECT 1 FROM results AS at WHERE at.namespace = some.namespace "
@@ -90,7 +91,7 @@ _READ_RESULTS_OF: Final = (
     "AND at.id = some.id AND at.size = some.size AND at.rowid = some.number)) "
     "FROM (SELECT rowid AS number, * FROM results WHERE namespace = ? AND id = ? LIMIT ?) AS some"
 )
-#: and for what else there is of a session
+#: reads the other rows of a session in the same way
 _READ_ROWS_OF: Final = (
     "SELECT (SELECT kept FROM sessions WHERE namespace = ?1 AND id = ?2), "
     "(SELECT EXISTS (SELECT 1 FROM sessions AS at INDEXED BY sessions_listed WHERE at.last_call_at = one.last_call_at "
@@ -103,10 +104,10 @@ _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM 
 _NO_SESSION: Final = (
     "NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
 )
-#: the condition of rows of table {0} that are old and have no session
+#: the condition for rows of table {0} that are old and have no session
 _ALONE: Final = f"changed_at < :before AND {_NO_SESSION}"
-#: The same for `states` and `tools`: the two rows of a session go together, and stay while others are charged to its
-#: account, as its state says to whom these are charged as well.
+#: The same for `states` and `tools`. Both rows of a session are deleted together. They stay while child sessions are
+#: charged to its account, as the state names the session's own parent, who is charged as well.
 _BOTH_ALONE: Final = (
     _ALONE  # noqa: S608  # constants
     + " AND NOT EXISTS (SELECT 1 FROM {1} AS other WHERE other.namespace = {0}.namespace AND "
@@ -116,7 +117,7 @@ _BOTH_ALONE: Final = (
 
 
 class CleanupTable(NamedTuple):
-    """Where old rows are looked for, and what makes them old. `kind`: those of this kind only."""
+    """A table to search for old rows. `old`: their condition. `kind`: only rows of this kind."""
 
     name: str
     old: str
@@ -124,17 +125,20 @@ class CleanupTable(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The condition of the rows that are meant."""
+        """Return the condition for rows of this kind."""
         return f"kind = '{self.kind}'" if self.kind else "1"
 
     def among(self, keys: str) -> str:
-        """The condition of rows of some sessions. Of more than one bare VALUES, SQLite goes through the whole table."""
+        """Return the condition for rows of some sessions, which finds them by an index.
+
+        With several rows of VALUES and no SELECT around them, SQLite would read the whole table.
+        """
         columns, values = ("kind, namespace, id", f"'{self.kind}', ") if self.kind else ("namespace, id", "")
         return f"({columns}) IN (SELECT {values}column1, column2 FROM (VALUES {keys}))"  # noqa: S608  # constants
 
 
 SESSIONS: Final = CleanupTable("sessions", "last_call_at < :before")
-#: tables with rows that may have no session to be deleted with: of parents, or others, that never called themselves
+#: Tables with rows that may have no session to be deleted with: of parents and others that never made a call.
 ALONE: Final = (
     CleanupTable("states", _BOTH_ALONE.format("states", "tools")),
     CleanupTable("tools", _BOTH_ALONE.format("tools", "states")),
@@ -143,38 +147,41 @@ ALONE: Final = (
         f"{_IS_FREE} AND {_ALONE.format('accounts')}",
         "session",
     ),
-    # Whether there is a session is seen in indexes, and when a text was kept only in its row.
+    # The check for a session only needs indexes, and `changed_at` needs the row. `iif` does the cheaper check first.
     CleanupTable("results", f"iif({_NO_SESSION.format('results')}, changed_at < :before, 0)"),
 )
 
 
 class OldRows(NamedTuple):
-    """What a look found, and where the next one goes on; None: there are no more rows."""
+    """The sessions that a search has found, and the position to continue from; None if there are no more rows."""
 
     keys: Sequence[Key]
     after: Key | None
 
 
 def look(connection: sqlite3.Connection, table: CleanupTable, before: float, after: Key) -> OldRows:
-    """The sessions of rows behind a place that are older than this time, among a bounded number of rows."""
-    place = {"namespace": after[0], "id": after[1]}
-    end: Key | None = connection.execute(_END.format(table.name, table.part), {**place, "look": LOOK}).fetchone()
+    """Return the sessions of rows that are older than `before`, among the next `LOOK` rows after a position."""
+    position = {"namespace": after[0], "id": after[1]}
+    end: Key | None = connection.execute(_END.format(table.name, table.part), {**position, "look": LOOK}).fetchone()
     last_namespace, last_id = end or _BEYOND_ALL
-    bounds = {**place, "last_namespace": last_namespace, "last_id": last_id, "before": before}
+    bounds = {**position, "last_namespace": last_namespace, "last_id": last_id, "before": before}
     return OldRows(connection.execute(_FIND.format(table.name, table.part, table.old), bounds).fetchall(), end)
 
 
 def delete_sessions(
     connection: sqlite3.Connection, keys: Sequence[Key], before: float | None
 ) -> tuple[int, Sequence[Key]]:
-    """Delete sessions with their calls and states, if older than `before`; how many went, and those still to go."""
-    read = _read(connection, keys)
-    gone, left = transact(connection, lambda db: _delete_within(db, keys[:read], before))
-    return gone, (*left, *keys[read:])
+    """Delete a part of these sessions with all their data, if older than `before` (None: in any case).
+
+    Return the number of deleted sessions, and the sessions that are left.
+    """
+    count = _preload(connection, keys)
+    deleted, left = transact(connection, lambda db: _delete_within(db, keys[:count], before))
+    return deleted, (*left, *keys[count:])
 
 
-def _read(connection: sqlite3.Connection, keys: Sequence[Key]) -> int:
-    """Read what the next transaction is to delete; of how many sessions that is."""
+def _preload(connection: sqlite3.Connection, keys: Sequence[Key]) -> int:
+    """Read the rows that the next transaction will delete, and return of how many sessions they are."""
     rows = 0
     for number, key in enumerate(keys[:_READ_AT_ONCE]):
         if rows >= _CHUNK:
@@ -188,44 +195,44 @@ def _read(connection: sqlite3.Connection, keys: Sequence[Key]) -> int:
 def _delete_within(
     connection: sqlite3.Connection, keys: Sequence[Key], before: float | None
 ) -> tuple[int, Sequence[Key]]:
-    gone, room, until = 0, _CHUNK, time.monotonic() + _MOST_S
+    deleted, room, until = 0, _CHUNK, time.monotonic() + _MOST_S
     changed_before = math.inf if before is None else before
     for index, key in enumerate(keys):
         if index and time.monotonic() > until:
-            return gone, keys[index:]
+            return deleted, keys[index:]
         if before is not None and not connection.execute(_IS_OLD, (*key, before)).fetchone():
-            continue  # it was called since the list was read
+            continue  # the session was called again after the search
         room -= connection.execute(_DELETE_RESULTS, (*key, room)).rowcount
         if before is None:
             connection.execute(_NOTE_CALLS, (*key, room))
         room -= connection.execute(_DELETE_CALLS, (*key, room)).rowcount
         if room == 0:
-            return gone, keys[index:]
+            return deleted, keys[index:]
         kept.delete(connection, *key, changed_before)
         if before is None:
             accounts.forget(connection, AccountKey("session", *key))
         else:
             connection.execute(_DELETE_ACCOUNT, (*key, before))
-        gone += connection.execute(_DELETE_SESSION, key).rowcount
-    return gone, ()
+        deleted += connection.execute(_DELETE_SESSION, key).rowcount
+    return deleted, ()
 
 
 def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:
-    """Delete some of the calls that began before this time; how many."""
+    """Delete some of the calls that began before this time, and return their number."""
     some = (first_id_at(before), _CHUNK)
     connection.execute(_READ_OLD_CALLS, some).fetchone()
     return connection.execute(_DELETE_OLD_CALLS, some).rowcount
 
 
 def delete_old_gone(connection: sqlite3.Connection, before: float) -> int:
-    """Forget some of the calls that began before this time and were deleted with their sessions; how many."""
+    """Forget some deleted calls that began before this time, and return their number; see `_NOTE_CALLS`."""
     return connection.execute(_DELETE_OLD_GONE, (first_id_at(before), _CHUNK)).rowcount
 
 
 def delete_alone(
     connection: sqlite3.Connection, table: CleanupTable, keys: Sequence[Key], before: float
 ) -> Sequence[Key]:
-    """Delete rows that `look` found in a table of `ALONE`, where they are still old; the sessions still to go."""
+    """Delete rows that `look` has found in a table of `ALONE`, if they are still old; return the sessions left."""
     some, rest = keys[:_CHUNK], keys[_CHUNK:]
 
     def delete(db: sqlite3.Connection) -> None:
@@ -240,5 +247,5 @@ def delete_alone(
 
 
 def delete_old_lessons(connection: sqlite3.Connection, before: float) -> int:
-    """Delete some of the lessons that nothing was added to since this time; how many."""
+    """Delete some of the lessons that were last changed before this time, and return their number."""
     return connection.execute(_DELETE_OLD_LESSONS, (before, _CHUNK)).rowcount

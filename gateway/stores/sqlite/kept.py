@@ -1,7 +1,7 @@
 """Read and write a session's state and the tools that it used.
 
-Where its agents are in their steps changes as tools are called, and then the row of the tools is written anyway: that
-has the steps, too. The rest of a state is long where the session is trimmed, and changes rarely.
+The current steps of agents are stored in the row of the tools: steps change when tools are called, and that row is
+written then anyway. The rest of a state can be long if the session is trimmed, and changes rarely.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.stores import states
 
 #: columns that `state_of` reads
 STATE: Final = "states.value, steps"
-#: to be joined to what has a namespace and an id: either row may be missing, or be there before its session is
+#: Joins both rows to a namespace and an id. Either row may be missing, or may exist before its session does.
 JOINED: Final = "LEFT JOIN states USING (namespace, id) LEFT JOIN tools USING (namespace, id)"
 _KEPT: Final = f"SELECT {STATE}, tools.value FROM (SELECT ? AS namespace, ? AS id) {JOINED}"  # noqa: S608  # constants
 _KEEP_STATE: Final = (
@@ -46,47 +46,47 @@ _USES: Final = msgspec.json.Decoder(ToolUse)
 
 
 class SessionRow(NamedTuple):
-    """The row of a session in `tools`. `called`: its column `value`, the tools as JSON; None where there is no row."""
+    """The row of a session in the table `tools`. `called`: the tools as JSON (column `value`); None without a row."""
 
     called: bytes | None
     steps: Places
 
 
 class RowUpdate(NamedTuple):
-    """The row as a call found it, and the steps that the call ends in."""
+    """The row that a call has read, and the steps in which the call ends."""
 
     row: SessionRow
     steps: Places
 
 
 def state_of(value: object, steps: object) -> SessionState:
-    """A session's state as `STATE` reads it; an empty one where it has none."""
+    """Decode a session's state from the columns `STATE`; an empty state if there is none."""
     state = states.read(value)
     return state if steps is None else state.with_steps(states.read_steps(steps))
 
 
 def tool_use(value: bytes | None) -> ToolUse:
-    """The tools of a session as their column has them."""
+    """Decode the tools of a session."""
     return _USES.decode(value) if value is not None else ToolUse()
 
 
 def read(db: sqlite3.Connection, key: SessionKey) -> SessionRow:
-    """The row of a session's tools."""
+    """Read the row of a session's tools."""
     called, steps = db.execute(_ROW, _at(key)).fetchone() or (None, None)
     return SessionRow(called, states.read_steps(steps))
 
 
-def add(db: sqlite3.Connection, key: SessionKey, move: RowUpdate | None, called: Sequence[str], now: float) -> None:
-    """Keep what a call that ended makes of its session's steps, and that its answer `called` these tools."""
-    is_moved = move is not None and move.steps is not move.row.steps
+def add(db: sqlite3.Connection, key: SessionKey, update: RowUpdate | None, called: Sequence[str], now: float) -> None:
+    """Save the changes of an ended call: its session's steps, and the tools that its response `called`."""
+    is_moved = update is not None and update.steps is not update.row.steps
     if called or is_moved:
-        row = move.row if move is not None else read(db, key)
+        row = update.row if update is not None else read(db, key)
         tools = msgspec.json.encode(tool_use(row.called).with_calls(called)) if called else row.called
-        _keep_row(db, key, tools, move.steps if move is not None and is_moved else None, now)
+        _keep_row(db, key, tools, update.steps if update is not None and is_moved else None, now)
 
 
 def change(db: sqlite3.Connection, key: SessionKey, make: Change, now: float) -> SessionState:
-    """Apply a change to a session's state; the state after it."""
+    """Apply a change to a session's state, and return the new state."""
     value, steps, called = db.execute(_KEPT, _at(key)).fetchone()
     before = state_of(value, steps)
     state = make(before)
@@ -95,27 +95,27 @@ def change(db: sqlite3.Connection, key: SessionKey, make: Change, now: float) ->
         _keep_row(db, key, called, state.steps, now)
     is_same = replace(state, steps=before.steps) == before
     if not (is_same and is_moved):
-        # Also where it is the same: with a new `changed_at` it is not deleted as old.
+        # An unchanged state is written as well: with a new `changed_at` it is not deleted as old.
         rest = replace(state, steps={})
         db.execute(_KEEP_STATE, (*_at(key), now, states.written(rest)))
     return state
 
 
 def _keep_row(db: sqlite3.Connection, key: SessionKey, called: bytes | None, steps: Places | None, now: float) -> None:
-    """Write the row; where `steps` is None, those that it has stay."""
+    """Write the row of a session's tools. `steps`: None keeps the stored ones."""
     written = states.written_steps(steps) if steps is not None else None
     db.execute(_KEEP_ROW, (*_at(key), called or _NONE_CALLED, written, now))
 
 
 def clear_tools(db: sqlite3.Connection, key: SessionKey) -> None:
-    """Let the tools be counted anew."""
+    """Set the tool counts of a session to zero."""
     db.execute(_CLEAR_TOOLS, _at(key))
 
 
 def delete(db: sqlite3.Connection, namespace: str, session_id: str, before: float) -> None:
-    """Delete what is kept of a session if it was changed last before this time; else only forget its tools.
+    """Delete the state and the tools of a session if all are older than `before`; otherwise only its tool counts.
 
-    A session below it may still be charged to its account: then its state, which says who is above it, stays as well.
+    Calls of a child session may still be charged to its account. Its state names its own parent, so it stays as well.
     """
     key = (namespace, session_id)
     if db.execute(_CHANGED_AT, key).fetchone()[0] < before:

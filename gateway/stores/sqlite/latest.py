@@ -23,7 +23,7 @@ def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: 
     last = connection.execute(_LAST).fetchone()[0]
     if after is None:
         return LatestCalls((), last)
-    known = after if after <= last else 0  # a number that was never given is of another file, which stood here before
+    known = after if after <= last else 0  # a higher number comes from another file that had this path before
     begin = max(known, last - MOST_LATEST)
     rows = connection.execute(_READ, (begin, limit)).fetchall()
     records = [(unread.read(call_id, record), totals) for _, call_id, totals, record in rows]

@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import Final
 
-#: seconds between two looks: one costs a tenth of a transaction
-_LOOKS_S: Final = 0.1
+#: Seconds between two checks. A check costs a tenth of a transaction.
+_CHECK_S: Final = 0.1
 
 
 class FilesReplaced(sqlite3.OperationalError):
-    """The files that are open are not those that stand there now."""
+    """The open files are not those at the path any more."""
 
 
 class FilesUnknown(sqlite3.OperationalError):
-    """Nobody can say which files stand there now."""
+    """The files at the path cannot be read."""
 
 
 class StoreFiles:
@@ -26,34 +26,35 @@ class StoreFiles:
 
     def __init__(self, path: Path) -> None:
         self._paths = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
-        self._opened = self._found()
-        self._looked_at = time.monotonic()
+        self._opened = self._identities()
+        self._checked_at = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Make sure that they are where they were. Looks no more often than every `_LOOKS_S`, unless `at_once`.
+        """Make sure that the open files are still at their paths: every `_CHECK_S` seconds, or now with `at_once`.
 
         Raises:
-            Moved: one is not, or another file is in its place.
-            Hidden: that cannot be seen.
+            FilesReplaced: a file is not at its path, or another one is.
+            FilesUnknown: the paths cannot be read.
         """
         now = time.monotonic()
-        if not at_once and now - self._looked_at < _LOOKS_S:
+        if not at_once and now - self._checked_at < _CHECK_S:
             return
-        self._looked_at = -math.inf
+        # After a failure, check each time.
+        self._checked_at = -math.inf
         try:
-            found = self._found()
+            current = self._identities()
         except OSError as error:
             raise FilesUnknown(f"its files cannot be found any more, {error.strerror}") from error
-        if found != self._opened:
+        if current != self._opened:
             raise FilesReplaced("its files were deleted, moved or replaced while they were open")
-        self._looked_at = now
+        self._checked_at = now
 
-    def _found(self) -> list[tuple[int, int] | None]:
-        return [_file_at(path) for path in self._paths]
+    def _identities(self) -> list[tuple[int, int] | None]:
+        return [_identity(path) for path in self._paths]
 
 
-def _file_at(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, int] | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
+        status = path.stat()
+        return status.st_dev, status.st_ino
     return None

@@ -1,4 +1,4 @@
-"""Convert totals, records, states and lessons to columns and back."""
+"""Read and write the rows of sessions, calls, lessons, tool results and client keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
-#: the number of the call that was settled last, even if it was deleted since
+#: the number of the call that was settled last, even if it is deleted
 LAST_NUMBER: Final = (
     "max((SELECT coalesce(max(number), 0) FROM calls), (SELECT coalesce(max(number), 0) FROM forgotten))"
 )
@@ -31,16 +31,16 @@ _INSERT_CALL: Final = (
     "INSERT INTO calls (number, call_id, request_id, namespace, session_id, totals, epochs, record, answer) "  # noqa: S608  # constants
     f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-#: with a new number the call comes again for whoever watches
+#: with a new number, so that `latest` lists the call again
 _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = ?, record = ?, answer = ? "  # noqa: S608  # constants
     "WHERE call_id = ?"
 )
-#: of a call taken for lost that goes on, and is charged for more: nobody has to hear of it before it ends
-_GO_ON: Final = "UPDATE calls SET totals = ?, epochs = ?, record = ?, answer = ? WHERE call_id = ?"
-_COME_BACK: Final = "DELETE FROM gone WHERE call_id = ?"
+#: An orphaned call that still runs and is charged for more. It keeps its number: `latest` lists it when it ends.
+_CHARGE_MORE: Final = "UPDATE calls SET totals = ?, epochs = ?, record = ?, answer = ? WHERE call_id = ?"
+_UNDELETE_CALL: Final = "DELETE FROM gone WHERE call_id = ?"
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
-#: what is kept of the last turn, in the order of its fields
+#: the columns of the last turn, in the order of its fields
 _LAST: Final = ("last_key", "last_residual", "last_frames", "last_added", "last_over")
 _LAST_LIST: Final = ", ".join(_LAST)
 _ADD: Final = (
@@ -53,13 +53,13 @@ _ADD: Final = (
     + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
     + f" RETURNING {_SUM_LIST}"
 )
-#: takes a wrong charge off the sums, unless they were reset since; none falls below zero
+#: subtracts a wrong charge from the sums, unless they were reset since; no sum falls below zero
 _TAKE_BACK: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = max(0, {name} - ?)' for name in SUMS)} "  # noqa: S608  # constants
     "WHERE namespace = ? AND id = ? AND resets = ?"
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
-#: what `view` reads; the condition comes inside, so that only the tools of the sessions that it chooses are read
+#: Columns that `view` decodes. The condition is in the inner query, so that only the tools of chosen sessions are read.
 VIEW: Final = (
     f"SELECT namespace, id, derived, created_at, last_call_at, value, {_SUM_LIST} "  # noqa: S608  # constants
     "FROM (SELECT * FROM sessions WHERE {}) LEFT JOIN tools USING (namespace, id)"
@@ -68,7 +68,7 @@ _REMEMBERED: Final = (
     f"SELECT {kept.STATE}, kept, {_LAST_LIST} FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
     f"{kept.JOINED} LEFT JOIN sessions USING (namespace, id)"
 )
-#: the same and its session's account, for a call that begins, in one statement: that row may be missing, too
+#: the same with the session's account, for a call that begins, in one statement; the account may be missing as well
 _OPENING: Final = (
     f"SELECT {kept.STATE}, kept, {_LAST_LIST}, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
     f"FROM (SELECT ? AS namespace, ? AS id) AS asked {kept.JOINED} LEFT JOIN sessions USING (namespace, id) "
@@ -76,7 +76,7 @@ _OPENING: Final = (
 )
 _OPENING_ALONE: Final = _OPENING.format("")
 _OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
-#: the columns of it with which the account begins, and the totals
+#: the first columns of the account and of the totals in these rows
 _ACCOUNT_AT: Final = 3 + len(_LAST)
 _SUMS_AT: Final = _ACCOUNT_AT + len(accounts.COLUMNS)
 _NO_SUMS: Final = (0,) * len(SUMS)
@@ -102,7 +102,7 @@ _ANSWERED: Final = (
 )
 _CALLS: Final = "SELECT call_id, record FROM calls WHERE {}{} ORDER BY call_id DESC LIMIT ?"
 _OF_SESSION: Final = "namespace = ? AND session_id = ?"
-#: with a plus, so that the index of all ids is read in its order
+#: The plus keeps SQLite from using the index of namespaces: the index of call ids already has the right order.
 _OF_ANY_SESSION: Final = "+namespace IS NOT NULL"
 _OF_NAMESPACE: Final = "namespace = ?"
 #: the columns by which sessions are sorted
@@ -116,7 +116,7 @@ _PLACES: Final = (
     "ORDER BY {0} DESC, namespace DESC, id DESC LIMIT ?"
 )
 _VIEW_OF_ONE: Final = VIEW.format("namespace = ? AND id = ?")
-#: the same without its tools
+#: the same columns without tools
 _LISTED: Final = (
     f"SELECT namespace, id, derived, created_at, last_call_at, NULL, {_SUM_LIST} "  # noqa: S608  # constants
     "FROM sessions WHERE namespace = ? AND id = ?"
@@ -124,9 +124,9 @@ _LISTED: Final = (
 
 
 def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> tuple[Totals, bool]:
-    """Write a record and add its charge to its session, unless its call was settled before.
+    """Write a record and add its charge to its session, unless the call was settled before.
 
-    Gives the totals after it, and whether it was written: also where it takes the place of a call taken for lost.
+    Return the totals after it, and True if the record was written, which includes replacing that of an orphaned call.
     """
     settled, held, gone = accounts.found(connection, record.call_id)
     if settled is not None:
@@ -134,9 +134,9 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
     if gone is None:
         accounts.settle(connection, record, held)
     elif (orphaned := _orphaned(gone, record)) is not None:
-        # What its session was charged for it is deleted, that of others is not.
+        # The charge of its session is deleted already, those of other accounts are not.
         accounts.correct(connection, record, orphaned.record, orphaned.periods)
-        connection.execute(_COME_BACK, (record.call_id,))
+        connection.execute(_UNDELETE_CALL, (record.call_id,))
     else:
         return _totals(_sums(connection, record.session)), False
     sums = _charge(connection, record)
@@ -151,7 +151,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
 def _correct(
     connection: sqlite3.Connection, record: CallRecord, encoded: bytes, known: tuple[bytes, bytes | None]
 ) -> tuple[Totals, bool]:
-    """See `add`, for a call that was written before."""
+    """Do the same as `add` for a call that was settled before: only an orphaned call is replaced."""
     orphaned = _orphaned(known, record)
     if orphaned is None:
         return _totals(_sums(connection, record.session)), False
@@ -159,12 +159,12 @@ def _correct(
     _take_back(connection, orphaned, record.session)
     sums = _charge(connection, record)
     values = (_encoded(sums), _periods(connection, record), encoded, record.answer, record.call_id)
-    connection.execute(_GO_ON if record.is_provisional else _CORRECT_CALL, values)
+    connection.execute(_CHARGE_MORE if record.is_provisional else _CORRECT_CALL, values)
     return _totals(sums), True
 
 
 def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int] | None:
-    """Add a call to its session; the totals after it, as columns. None for a call without a session."""
+    """Add a call to its session, and return the totals after it as columns; None for a call without a session."""
     key = record.session
     if key is not None:
         added = (
@@ -183,7 +183,7 @@ def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int]
 
 
 def _last(record: CallRecord) -> tuple[str | int | None, ...]:
-    """The columns of the last turn."""
+    """Return the columns of the last turn."""
     last = record.last_turn
     if last is None:
         return (None,) * len(_LAST)
@@ -191,14 +191,14 @@ def _last(record: CallRecord) -> tuple[str | int | None, ...]:
 
 
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
-    """Let the totals and the tools of a session begin anew; False where there is no such session."""
+    """Set the totals and the tools of a session to zero; return False if the session does not exist."""
     kept.clear_tools(connection, key)
     return connection.execute(_RESET, (key.namespace, key.id)).rowcount > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Orphaned:
-    """A call as it was written when it was taken for lost; after how many resets of its session, in which epochs."""
+    """The record of an orphaned call, with the resets of its session and the budget periods when it was charged."""
 
     record: CallRecord
     resets: int
@@ -206,14 +206,14 @@ class _Orphaned:
 
 
 def _orphaned(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _Orphaned | None:
-    """What a call was written as when it was taken for lost; None where it was not, or `record` says no more."""
+    """Return the stored record of an orphaned call; None if it was not orphaned, or `record` does not replace it."""
     value, periods = known
     if value is None:
         return None
     orphaned = _RECORDS.decode(value)
     if not record.replaces(orphaned):
         return None
-    # An older version kept no epochs, and did not count them.
+    # An older version stored no budget periods, and did not count them.
     resets, *of_accounts = _PERIODS.decode(periods) if periods else [0] * (1 + len(orphaned.accounts))
     return _Orphaned(orphaned, resets, dict(zip(orphaned.accounts, of_accounts, strict=True)))
 
@@ -225,7 +225,7 @@ def _take_back(connection: sqlite3.Connection, orphaned: _Orphaned, key: Session
 
 
 def _periods(connection: sqlite3.Connection, record: CallRecord) -> bytes | None:
-    """When a call that is taken for lost was charged, see `_Orphaned`; None for any other."""
+    """Encode when an orphaned call was charged, see `_Orphaned`; None for any other call."""
     if not record.is_provisional:
         return None
     key = record.session
@@ -234,7 +234,7 @@ def _periods(connection: sqlite3.Connection, record: CallRecord) -> bytes | None
 
 
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
-    """A session's totals; zero for an unknown one."""
+    """Return a session's totals; zero for an unknown session."""
     return _totals(_sums(connection, key))
 
 
@@ -267,54 +267,54 @@ def opening(
     *,
     with_totals: bool,
 ) -> CallOpening:
-    """See `Store.opening`. The session's account comes with its row, those of others are looked up."""
+    """See `Store.opening`. One query reads the session and its account; other accounts are read separately."""
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
-    # A row that is missing is NULL in all columns, and the first of these is NULL in no row.
-    columns, named = row[_ACCOUNT_AT:_SUMS_AT], key.account
-    account = accounts.account(connection, named, columns) if columns[0] is not None else EMPTY
-    balance = accounts.balances(connection, claims, now, {named: account})
+    # A missing row is NULL in all columns. In an existing row, the first of these columns is never NULL.
+    columns, own = row[_ACCOUNT_AT:_SUMS_AT], key.account
+    account = accounts.account(connection, own, columns) if columns[0] is not None else EMPTY
+    balances = accounts.balances(connection, claims, now, {own: account})
     parents = tuple([remembered(connection, one).state.parent for one in above]) if above else ()
     totals = None
     if with_totals:
         sums = row[_SUMS_AT:]
         totals = totals_of(sums) if sums[0] is not None else Totals()
-    return CallOpening(_remembered(row[:_ACCOUNT_AT]), balance, totals, parents)
+    return CallOpening(_remembered(row[:_ACCOUNT_AT]), balances, totals, parents)
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:
-    value, steps, elsewhere, *last = row
-    elsewhere = elsewhere if isinstance(elsewhere, str) else ""
-    return Remembered(kept.state_of(value, steps), _last_turn(*last), elsewhere)
+    value, steps, by_provider, *last = row
+    by_provider = by_provider if isinstance(by_provider, str) else ""
+    return Remembered(kept.state_of(value, steps), _last_turn(*last), by_provider)
 
 
 def _last_turn(last_key: object, residual: object, *frames: Any) -> LastTurn | None:
     if not isinstance(last_key, str) or not isinstance(residual, int):
         return None
-    # An older version kept no frames.
+    # An older version stored no frames.
     return LastTurn(last_key, residual, *(frames if {*map(type, frames)} == {int} else ()))
 
 
 def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:
-    """What was learned under a key."""
+    """Return what was learned under a key."""
     row = connection.execute(_LESSON, (key,)).fetchone()
     return row[0] if row and isinstance(row[0], bytes) else None
 
 
 def add_lessons(connection: sqlite3.Connection, lessons: Mapping[str, Lesson], now: float) -> dict[str, bytes]:
-    """Apply each lesson to what was learned under its key; what is known after it."""
+    """Apply each lesson to what was learned under its key, and return the new values."""
     known = {key: add_to(lesson(connection, key)) for key, add_to in lessons.items()}
     connection.executemany(_KEEP_LESSON, ((key, now, value) for key, value in known.items()))
     return known
 
 
 def has_result(connection: sqlite3.Connection, key: SessionKey, handle: str) -> bool:
-    """Whether a session has a text under a handle."""
+    """Return True if a session has a text under a handle."""
     return connection.execute(_HAS_RESULT, (key.namespace, key.id, handle)).fetchone() is not None
 
 
 def results_size(connection: sqlite3.Connection, key: SessionKey) -> int:
-    """Bytes of all texts that a session has, before they were packed."""
+    """Return the bytes of all texts of a session, before compression."""
     size: int = connection.execute(_RESULTS_SIZE, (key.namespace, key.id)).fetchone()[0]
     return size
 
@@ -322,7 +322,7 @@ def results_size(connection: sqlite3.Connection, key: SessionKey) -> int:
 def add_results(
     connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, Compressed], most: int, now: float
 ) -> list[str]:
-    """Keep texts of a session under their handles while there is room; the handles for which there was none."""
+    """Save texts of a session by handle while there is room; return the handles for which there was none."""
     room = most - results_size(connection, key)
     refused = []
     for handle, compressed in texts.items():
@@ -336,35 +336,35 @@ def add_results(
 
 
 def results(connection: sqlite3.Connection, key: SessionKey, handles: Sequence[str]) -> dict[str, str]:
-    """The texts that a session has under these handles."""
-    found = ((handle, connection.execute(_RESULT_OF, (key.namespace, key.id, handle)).fetchone()) for handle in handles)
-    return {handle: decompressed(row[0]) for handle, row in found if row}
+    """Return the texts that a session has under these handles."""
+    rows = ((handle, connection.execute(_RESULT_OF, (key.namespace, key.id, handle)).fetchone()) for handle in handles)
+    return {handle: decompressed(row[0]) for handle, row in rows if row}
 
 
 def result(connection: sqlite3.Connection, namespace: str | None, handle: str) -> str | None:
-    """The text under a handle."""
+    """Return the text under a handle in a namespace (None: in any), or None."""
     row = connection.execute(_RESULT, (handle, namespace, namespace)).fetchone()
     return decompressed(row[0]) if row else None
 
 
 def keys(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
-    """Names and values of the client keys."""
+    """Return the names and values of the client keys."""
     return connection.execute("SELECT name, value FROM keys").fetchall()
 
 
 def add_key(connection: sqlite3.Connection, key: StoredKey) -> bool:
-    """Keep a client key, unless there is one of its name."""
+    """Save a client key; return False if there is one with the same name."""
     values = (key.name, msgspec.json.encode(key))
     return connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", values).rowcount > 0
 
 
 def revoke_key(connection: sqlite3.Connection, name: str) -> bool:
-    """Forget a client key."""
+    """Delete a client key; return False if it does not exist."""
     return connection.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount > 0
 
 
 def view(row: Sequence[Any]) -> SessionView:
-    """A session as `VIEW` reads it."""
+    """Decode a session from the columns of `VIEW`."""
     namespace, session_id, derived, created_at, last_call_at, tools = row[:6]
     key = SessionKey(namespace, session_id)
     return SessionView(key, created_at, last_call_at, totals_of(row[6:]), bool(derived), kept.tool_use(tools))
@@ -385,10 +385,10 @@ def listed(db: sqlite3.Connection, key: SessionKey) -> SessionView | None:
 def places(
     db: sqlite3.Connection, namespace: str | None, sort: Sort, after: Cursor | None, limit: int
 ) -> Iterator[Cursor]:
-    """Return the places of sessions in a list, of one namespace (None: of all), those after a place."""
+    """Return the positions of sessions of one namespace (None: of all) in a list, after the position `after`."""
     column, conditions, values = _SORTED_BY[sort], ["1"], list[object]()
     if namespace is not None:
-        # With a plus: the index is read in its order, which is the one asked for.
+        # The plus keeps SQLite from using another index: `sessions_listed` has the right order.
         conditions.append("+namespace = ?")
         values.append(namespace)
     if after is not None:
@@ -412,7 +412,7 @@ def newest(db: sqlite3.Connection, namespace: str | None, limit: int, unread: Un
     return _calls(db, _OF_NAMESPACE, (namespace,), limit, None, unread)
 
 
-def _calls(  # noqa: PLR0917  # of three lists
+def _calls(  # noqa: PLR0917  # shared by three lists
     db: sqlite3.Connection,
     condition: str,
     values: Sequence[str],
@@ -420,7 +420,7 @@ def _calls(  # noqa: PLR0917  # of three lists
     before: str | None,
     unread: UnreadRecords,
 ) -> list[CallRecord]:
-    """Return the newest records of a list; each that cannot be read is replaced by an older one."""
+    """Return the newest records of a list. A record that cannot be read is replaced by an older one."""
     found: list[CallRecord] = []
     while len(found) < limit:
         wanted = limit - len(found)
@@ -435,7 +435,7 @@ def _calls(  # noqa: PLR0917  # of three lists
 
 def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: UnreadRecords) -> CallRecord | None:
     """See `Store.call`."""
-    # With a plus: by the index of its namespace, all calls of that would be read to find the one of this name.
+    # The plus keeps SQLite from using the index of namespaces, with which it would read all calls of the namespace.
     condition, scope = ("", ()) if namespace is None else (" AND +namespace = ?", (namespace,))
     for column in ("call_id", "request_id"):
         query = f"SELECT call_id, record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608

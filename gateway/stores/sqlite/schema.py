@@ -1,4 +1,4 @@
-"""Open the file, check that it is the gateway's, and migrate older formats."""
+"""Open the SQLite file, check that it is the gateway's, and migrate older formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.stores.sqlite.transaction import transact
 
 logger = logging.getLogger("gateway")
 
-#: each entry takes the file from the version of its index to the next; entries are never changed once released
+#: Each entry migrates the file from the version of its index to the next one. Released entries are never changed.
 MIGRATIONS: Final = (
     """
     CREATE TABLE sessions (
@@ -34,7 +34,7 @@ MIGRATIONS: Final = (
     CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
     CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
     """,
-    # `changed_at` stands before `value`: behind a long value it could only be read by following the value's pages.
+    # `changed_at` is before `value`: after a long value, reading it would need all pages of the value.
     """
     ALTER TABLE sessions ADD COLUMN trimmed_calls INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN saved_tokens INTEGER NOT NULL DEFAULT 0;
@@ -46,7 +46,7 @@ MIGRATIONS: Final = (
     ) WITHOUT ROWID;
     CREATE TABLE lessons (key TEXT PRIMARY KEY, changed_at REAL NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
     """,
-    # What sessions have used until now counts against the budgets they may get.
+    # Earlier usage of sessions counts against their future budgets.
     """
     CREATE TABLE accounts (
         kind TEXT NOT NULL, namespace TEXT NOT NULL, id TEXT NOT NULL,
@@ -69,28 +69,29 @@ MIGRATIONS: Final = (
     );
     CREATE INDEX results_by_handle ON results (handle);
     """,
-    # Bytes of a text before it was packed. The index has all that their sum needs.
+    # Bytes of a text before compression. The index contains all columns that their sum needs.
     """
     ALTER TABLE results ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
     UPDATE results SET size = unpacked_size(text);
     CREATE INDEX results_by_size ON results (namespace, id, size);
     """,
-    # How often an account and a session began anew. `periods`: when a call that was taken for lost was charged, as
-    # `rows._Orphaned` has it.
+    # How often an account and a session were set to zero. `calls.epochs`: when an orphaned call was charged, see
+    # `rows._Orphaned`.
     """
     ALTER TABLE accounts ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN resets INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE calls ADD COLUMN epochs BLOB;
     """,
-    # A table beside the sessions: a call that asks for no tool need not write it.
+    # A separate table, so that a call that asks for no tool need not write it.
     """
     CREATE TABLE tools (namespace TEXT NOT NULL, id TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, id));
     """,
-    # The order in which calls were settled: their ids are in the order in which they began.
+    # The order in which calls were settled. Call ids only have the order in which they began.
     """
     CREATE TABLE latest (number INTEGER PRIMARY KEY, call_id TEXT NOT NULL, totals BLOB);
     """,
-    # Without a rowid a row of more than a thousand bytes has pages of its own: four times the file, and more to write.
+    # Without a rowid, each row of more than a thousand bytes has its own pages: the file is four times as large, and
+    # more is written.
     """
     ALTER TABLE holds RENAME TO old_holds;
     CREATE TABLE holds (
@@ -110,7 +111,7 @@ MIGRATIONS: Final = (
     CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
     CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
     """,
-    # Where agents are in their steps moves out of the state: a call that asks for tools writes the row of tools anyway.
+    # The steps of agents move from the state to the row of tools, which a call that asks for tools writes anyway.
     """
     ALTER TABLE tools ADD COLUMN steps BLOB;
     ALTER TABLE tools ADD COLUMN changed_at REAL NOT NULL DEFAULT 0;
@@ -118,9 +119,9 @@ MIGRATIONS: Final = (
         SELECT namespace, id, x'7b7d', steps_of(value), changed_at FROM states WHERE steps_of(value) IS NOT NULL
         ON CONFLICT DO UPDATE SET steps = excluded.steps, changed_at = excluded.changed_at;
     """,
-    # Each page that a call writes costs as much as a statement. So calls are numbered in the order in which they were
-    # settled (zero and below where that was not noted), and holds are found without an index. No number is given twice:
-    # `forgotten` is the highest of those that are no longer there.
+    # Each page that a call writes costs as much as a statement. So calls get numbers in the order in which they were
+    # settled (zero and below if that order is unknown), and holds are found without an index. No number is used twice:
+    # `forgotten` is the highest number of a deleted call.
     """
     ALTER TABLE calls RENAME TO old_calls;
     CREATE TABLE calls (
@@ -151,43 +152,43 @@ MIGRATIONS: Final = (
     INSERT INTO holds SELECT hold_key(id), * FROM old_holds;
     DROP TABLE old_holds;
     """,
-    # The frames of the last turn, and what they add to its residual, as `LastTurn` has it.
+    # The frames of the last turn, and what they add to its residual, see `LastTurn`.
     """
     ALTER TABLE sessions ADD COLUMN last_frames INTEGER;
     ALTER TABLE sessions ADD COLUMN last_added INTEGER;
     ALTER TABLE sessions ADD COLUMN last_over INTEGER;
     """,
-    # What the session remembers of answers that its provider keeps, as `CallRecord.kept` has it.
+    # Responses of the session that its provider stores, see `CallRecord.kept`.
     """
     ALTER TABLE sessions ADD COLUMN kept TEXT;
     """,
-    # Calls that were settled, and deleted with their session: others are still charged for them, once. Of those that
-    # were taken for lost, what they were charged as.
+    # Calls that were settled, and deleted with their session. Other accounts stay charged for them, once. `record` and
+    # `epochs` are kept of orphaned calls only.
     """
     CREATE TABLE gone (call_id TEXT PRIMARY KEY, epochs BLOB, record BLOB) WITHOUT ROWID;
     """,
-    # What a call is found by when a later one goes on from its answer, as `CallRecord.answer` has it; NULL where none
-    # can, and then nothing is written for it.
+    # The response id by which a later call continues from this one, see `CallRecord.answer`. NULL if none can continue;
+    # then the index has no entry.
     """
     ALTER TABLE calls ADD COLUMN answer TEXT;
     CREATE INDEX calls_by_answer ON calls (namespace, answer, call_id) WHERE answer IS NOT NULL;
     """,
-    # For lists of sessions, and of the calls of all sessions. Each index costs a call a page, so sessions have one that
-    # holds the values of all orders: it is in the order of the last calls, and is sorted for the others.
+    # For lists of sessions, and of the calls of all sessions. Each index costs one more page per call. So sessions have
+    # one index with the values of all orders: it has the order of the last calls, and is sorted for the others.
     """
     CREATE INDEX sessions_listed ON sessions (last_call_at, namespace, id, total_tokens, cost_pico_usd);
     CREATE INDEX calls_by_namespace ON calls (namespace, call_id) WHERE namespace IS NOT NULL;
     """,
 )
 
-#: how long a worker waits for another one that migrates the file
+#: longest wait for another worker that migrates the file
 _MAX_WAIT_MS: Final = 60_000
-#: marks a file as ours ("GATE")
+#: marks a file as the gateway's ("GATE")
 _APPLICATION_ID: Final = 0x47415445
 
 
 def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
-    """Open the file, and make it where there is none."""
+    """Open the file, or create it if it does not exist."""
     connection = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -213,7 +214,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     try:
         is_due = _format_of(connection) < len(MIGRATIONS)
         if is_due:
-            # Another worker may be at it: a gigabyte takes half a minute.
+            # Another worker may be migrating the file: a gigabyte takes half a minute.
             connection.execute(f"PRAGMA busy_timeout={_MAX_WAIT_MS}")
         transact(connection, lambda db: _migrate_within(db, path))
     except sqlite3.Error as error:
@@ -222,7 +223,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         else:
             what = f"be brought to format {len(MIGRATIONS)}" if is_due else "be used"
             is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
-            remedy = "Make room on its disk" if is_full else "Look whether another program holds it"
+            remedy = "Make room on its disk" if is_full else "Check if another program has locked it"
         raise StoreUnavailable(
             f"The store {path} cannot {what}: {error}. {remedy}, or name another file in store.url."
         ) from error
@@ -244,7 +245,7 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
     connection.create_function("hold_key", 1, hold_key)
     if 0 < version < len(MIGRATIONS):
         logger.warning(
-            "store %s: its file is brought from format %d to %d before calls are taken; a large one takes minutes",
+            "store %s: migrating its file from format %d to %d before calls are accepted; a large file takes minutes",
             path.name,
             version,
             len(MIGRATIONS),
@@ -260,7 +261,7 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _decompressed_size(compressed: object) -> int:
-    """Bytes of a text; none of one that is damaged and cannot be shown to anybody."""
+    """Return the bytes of a text; 0 if it is damaged, as it cannot be shown then."""
     try:
         return len(zlib.decompress(compressed)) if isinstance(compressed, bytes) else 0
     except zlib.error:
@@ -268,7 +269,7 @@ def _decompressed_size(compressed: object) -> int:
 
 
 def _steps_of(state: object) -> bytes | None:
-    """The steps that stand in a state; None where there are none, or nobody can read it."""
+    """Return the steps of a state as JSON; None if there are none, or the state cannot be read."""
     try:
         steps = json.loads(state)["steps"] if isinstance(state, bytes) else None
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -277,14 +278,14 @@ def _steps_of(state: object) -> bytes | None:
 
 
 def rewrite_format(connection: sqlite3.Connection) -> None:
-    """Write the format that the file has already: a page is written, and nothing changes, whichever version set it."""
+    """Write the file's current format number again: it writes a page without changing anything."""
     connection.execute(f"PRAGMA user_version={_format_of(connection)}")
 
 
 def _format_of(connection: sqlite3.Connection) -> int:
-    """The number in the header or in the view `format`, the larger one.
+    """Return the format number of the file: the larger one of those in the header and in the view `format`.
 
-    A gateway that knows no format above 9 and still has the file open writes its own number into the header.
+    A gateway that only knows formats up to 9 and still has the file open writes its own number into the header.
     """
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'format'").fetchone() is None:
@@ -294,18 +295,21 @@ def _format_of(connection: sqlite3.Connection) -> int:
 
 
 def hold_key(hold_id: str) -> int:
-    """The number of a hold's row: 64 bits that no two open holds share in practice. If they did, one would be refused.
+    """Return the key of a hold's row, a hash of 64 bits. In the unlikely case of a collision one hold is refused.
 
-    It is part of the format, and never changes.
+    The hash is part of the format, and must never change.
     """
     return int.from_bytes(hashlib.blake2b(hold_id.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def _statements(script: str) -> Iterator[str]:
-    """`executescript` would commit the transaction that keeps two starting workers apart."""
+    """Split a script into statements.
+
+    `executescript` cannot run it: that would commit the transaction which keeps two starting workers apart.
+    """
     statement = ""
     for part in script.split(";")[:-1]:
         statement += part + ";"
-        if sqlite3.complete_statement(statement):  # else it is within a trigger
+        if sqlite3.complete_statement(statement):  # otherwise it is inside a trigger
             yield statement
             statement = ""

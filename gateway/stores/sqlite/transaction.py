@@ -1,4 +1,4 @@
-"""Run a write transaction: all of it, or nothing."""
+"""Run a write transaction, which is rolled back if it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 def transact(connection: sqlite3.Connection, work: Work[T]) -> T:
-    """What `work` gave in a transaction that was committed. What it raises takes back what it wrote.
+    """Run `work` in a transaction, commit it, and return its result. If it raises, its writes are rolled back.
 
     Raises:
         sqlite3.Error: nothing was written, or it is not known whether.
@@ -22,7 +22,7 @@ def transact(connection: sqlite3.Connection, work: Work[T]) -> T:
         result = work(connection)
         connection.execute("COMMIT")
     except BaseException:
-        # Some errors have ended it already.
+        # Some errors have ended the transaction already.
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise

@@ -21,7 +21,7 @@ _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """Something on its way into a transaction; after `deadline` (loop time) a locked database is not tried again."""
+    """A write that waits for a transaction. After `deadline` (loop time) a locked database is not tried again."""
 
     work: Work[Any]
     done: asyncio.Future[Any]
@@ -32,10 +32,10 @@ class Writer:
     """Writes over one connection that does not wait for locks.
 
     Args:
-        connection: used in the loop only.
-        check: called before each transaction; raises where there must be none.
+        connection: used in the event loop only.
+        check: called before each transaction; raises an error to prevent it.
         timeout_s: how long a locked database is tried again.
-        fault: makes what callers are told of what SQLite raised.
+        unavailable: converts an error of SQLite into the error for callers.
         committed: called after each transaction.
     """
 
@@ -44,13 +44,13 @@ class Writer:
         connection: sqlite3.Connection,
         check: Callable[[], None],
         timeout_s: float,
-        fault: Callable[[Exception], StoreUnavailable],
+        unavailable: Callable[[Exception], StoreUnavailable],
         committed: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._check = check
         self._timeout_s = timeout_s
-        self._fault = fault
+        self._unavailable = unavailable
         self._committed = committed
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Pending] = []
@@ -58,11 +58,11 @@ class Writer:
         self._paused = False
 
     async def write(self, work: Work[T]) -> T:
-        """What `work` gave in a transaction that was committed. It may run more than once, and has effect once.
+        """Run `work` in the next transaction, and return its result. It may run more than once, but has effect once.
 
         Raises:
             StoreUnavailable: nothing was written, or it is not known whether.
-            Exception: what `work` itself raised; nothing of it was written.
+            Exception: raised by `work`, whose writes were rolled back.
         """
         done: asyncio.Future[T] = self._loop.create_future()
         self._pending.append(_Pending(work, done, self._loop.time() + self._timeout_s))
@@ -71,7 +71,7 @@ class Writer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Begin no transaction within this."""
+        """Start no transaction within this context."""
         self._paused = True
         try:
             yield
@@ -81,7 +81,7 @@ class Writer:
                 self._schedule(0)
 
     async def drain(self) -> None:
-        """Write what is waiting, or give it up at its deadline."""
+        """Write all waiting changes, or let them fail at their deadlines."""
         while self._pending:
             if self._flush_handle is not None:
                 self._flush_handle.cancel()
@@ -107,8 +107,8 @@ class Writer:
         except sqlite3.Error as error:
             self._failed(batch, error)
             return
-        except Exception as error:  # noqa: BLE001  # raised by one of them, and given to it
-            self._refused(batch, error)
+        except Exception as error:  # noqa: BLE001  # raised again in the caller whose work failed
+            self._retry_singly(batch, error)
             return
         for pending, result in zip(batch, results, strict=True):
             if not pending.done.done():
@@ -123,13 +123,13 @@ class Writer:
             if busy and pending.deadline > now:
                 waiting.append(pending)
             elif not pending.done.done():
-                pending.done.set_exception(self._fault(error))
+                pending.done.set_exception(self._unavailable(error))
         if waiting:
             self._pending = waiting + self._pending
             self._schedule(RETRY_S)
 
-    def _refused(self, batch: list[_Pending], error: Exception) -> None:
-        """What one of them raised is for that one alone: each runs again, in a transaction of its own."""
+    def _retry_singly(self, batch: list[_Pending], error: Exception) -> None:
+        """Run each write again in its own transaction, so that an error reaches only the write that raised it."""
         if len(batch) > 1:
             for pending in batch:
                 self._flush_batch([pending])

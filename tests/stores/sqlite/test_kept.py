@@ -1,4 +1,4 @@
-"""Where agents are in their steps stands beside the tools that were called, the rest of a state in a row of its own."""
+"""The steps of agents are in the row of the tools that were called; the rest of a state has its own row."""
 
 from __future__ import annotations
 

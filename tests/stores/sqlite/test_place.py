@@ -1,4 +1,4 @@
-"""A file that was taken away from under a gateway is not written to: nobody would find again what stands in it."""
+"""A file that was moved or deleted is not written to any more, as its data would be lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_the_store_is_away_while_a_file_of_it_is_and_goes_on_when_it_is_ba
     async with opened(path) as store:
         before = await store.settle(record(charge=CHARGE))
         file.rename(aside)
-        with pytest.raises(StoreUnavailable, match="Put them back, or restart the gateway"):
+        with pytest.raises(StoreUnavailable, match="Restore them, or restart the gateway"):
             await store.ping()
         with pytest.raises(StoreUnavailable, match="deleted, moved or replaced"):
             await store.settle(record(charge=CHARGE))
@@ -33,7 +33,7 @@ async def test_a_folder_that_cannot_be_looked_into_is_said_to_be_one(path: Path,
     folder, aside = path.parent, path.parent.with_name("aside")
     async with opened(path) as store:
         await store.settle(record(charge=CHARGE))
-        # Nobody gets through that, while whoever runs the tests may be one whom no mode of a folder keeps out.
+        # Not a folder without permissions: tests may run as root, which can read every folder.
         folder.rename(aside)
         folder.symlink_to(folder)
         with pytest.raises(StoreUnavailable, match=r"cannot be found any more, .+\. Give the gateway access"):

@@ -1,4 +1,4 @@
-"""What is damaged in the file, or was written there by somebody else, is not taken for what it is not."""
+"""Rows that are damaged, or were written by another program, are not read as something else."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ async def test_tool_results_of_an_older_file_count_with_the_bytes_they_have_unpa
 
 
 def write_format(version: int, path: Path, newest: Path) -> None:
-    """A file as an older version made it, with what stands in the newest format in another file."""
+    """A file as an older version made it, with the content of a file in the newest format."""
     made = sqlite3.connect(path)
     made.create_function("unpacked_size", 1, len)
     made.create_function("steps_of", 1, lambda _: None)
@@ -275,7 +275,7 @@ async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Pat
 async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
     path: Path, heard: pytest.LogCaptureFixture
 ) -> None:
-    """With millions of calls it takes minutes in which nobody answers."""
+    """With millions of calls it takes minutes, during which the gateway does not serve."""
     write_format_1(path)
     for _ in range(2):
         async with opened(path):
@@ -284,7 +284,7 @@ async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
         pass
     said = [entry.getMessage() for entry in heard.records if "format" in entry.getMessage()]
     assert len(said) == 1
-    assert f"{path.name}: its file is brought from format 1 to {len(MIGRATIONS)}" in said[0]
+    assert f"{path.name}: migrating its file from format 1 to {len(MIGRATIONS)}" in said[0]
 
 
 async def test_a_session_of_format_5_counts_its_tools_from_then_on(path: Path, record: MakeRecord) -> None:

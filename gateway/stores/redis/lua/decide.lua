@@ -1,6 +1,6 @@
--- Set limits of an account. KEYS: the account. A: kind, limits (pairs of a field and a limit; nothing: as configured).
+-- Sets limits of an account. KEYS: the account. A: kind, limits (pairs of a field and a limit; nil: as configured).
 local name = KEYS[1]
--- One that the server has lost is written with what its session's totals say: it must not begin anew.
+-- If the server has lost the account, it gets the usage of its session's totals: it must not start from zero.
 save(name, load(name), A.kind)
 if A.limits then
     for _, pair in ipairs(A.limits) do

@@ -1,4 +1,4 @@
--- Hold up to A.units more. KEYS: the hold. Gives {units, now, accounts}, or nothing where there is no such hold.
+-- Extends a hold by up to A.units. KEYS: the hold. Returns {units, now, accounts}, or false if it does not exist.
 local hold = KEYS[1]
 local kept = redis.call('HGET', hold, 'f')
 if not kept then

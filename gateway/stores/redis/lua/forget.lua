@@ -1,8 +1,10 @@
--- Forget a session and all that belongs to it. KEYS: ids and records of its calls, its lost ones, session, state,
--- results, account, tools (two). A.before, where given: only if its last call, and its state and account, lie before;
--- the state, which says who is above it, stays as long as others are charged to the account.
--- What calls under way hold on the account stays, and without A.before the ids of the calls; what cannot be read goes.
--- Gives whether there was a session.
+-- Deletes a session and all its data. Returns 1 if there was a session.
+-- KEYS: ids and records of its calls, charges of orphaned calls, session, state, results, account, tools (two).
+-- A.before, if given: delete the session only if its last call was before, and the state and the account only if they
+-- were last changed before. The state names the session's parent, so it stays while child sessions are charged to the
+-- account.
+-- Holds of running calls stay. Without A.before, the ids of the calls stay as well. Keys that cannot be read are
+-- deleted.
 local session, state = KEYS[4], KEYS[5]
 local kept = fields(session, 'last')
 local last = kept and tonumber(kept[1])
@@ -22,8 +24,8 @@ end
 if A.before then
     redis.call('DEL', KEYS[1], KEYS[3])
 else
-    -- Its client key and others above it are still charged for its calls: should one be settled again, they are not
-    -- charged twice. Of one that was taken for lost, nothing is to be taken from the totals that begin anew.
+    -- The client key and the parents stay charged for its calls. If a call is settled again, they must not be charged
+    -- twice. The charge of an orphaned call must not be subtracted from totals that start from zero.
     for name, kind in pairs({ [KEYS[1]] = 'zset', [KEYS[3]] = 'hash' }) do
         if redis.call('TYPE', name).ok ~= kind then
             redis.call('DEL', name)

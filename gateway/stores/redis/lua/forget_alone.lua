@@ -1,5 +1,5 @@
--- Forget what a session that never called has beside its calls, each if it was changed last before A.before; the state
--- stays with the account, see forget.lua. KEYS: session, state, results, account.
+-- Deletes the data of a session that never made a call. Each key is deleted if it was last changed before A.before. The
+-- state stays as long as the account, see forget.lua. KEYS: session, state, results, account.
 local function drop(name)
     local changed = changed_at(name)
     if changed and changed < tonumber(A.before) then

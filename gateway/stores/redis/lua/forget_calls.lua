@@ -1,4 +1,5 @@
--- Forget some calls with ids before A.before. KEYS: their ids, records, lost ones. Gives the oldest id that is left.
+-- Deletes some calls with ids before A.before. KEYS: ids, records, charges of orphaned calls. Returns the oldest id
+-- left.
 local old = redis.call('ZRANGEBYLEX', KEYS[1], '-', '(' .. A.before, 'LIMIT', 0, 500)
 for _, id in ipairs(old) do
     redis.call('ZREM', KEYS[1], id)

@@ -1,5 +1,5 @@
--- Keep tool results while all of the session are no more than A.most bytes before they were packed. KEYS: the results.
--- A: handles, sizes, most; ARGV[3] and on: their texts, packed. Gives the handles for which there was no room.
+-- Saves tool results while all results of the session have at most A.most bytes before compression. KEYS: the results.
+-- A: handles, sizes, most. ARGV[3] and on: the compressed texts. Returns the handles for which there was no room.
 local size = tonumber(redis.call('HGET', KEYS[1], 'size') or 0)
 local refused = {}
 for k, handle in ipairs(A.handles) do

@@ -1,4 +1,5 @@
--- Give A.units back, or with A.undo the hold itself as if it had never been. KEYS: the hold. Gives {now, accounts}.
+-- Gives A.units of a hold back, or with A.undo the whole hold, as if it was never taken. KEYS: the hold. Returns {now,
+-- accounts}.
 local hold = KEYS[1]
 local kept = redis.call('HMGET', hold, 'u', 'f')
 if not kept[2] then

@@ -1,4 +1,4 @@
--- Ids of holds whose lease has ended, and where they are. KEYS: deadlines, places. Gives {now, ids and places}.
+-- Lists holds whose lease has ended. KEYS: deadlines, places. Returns {now, pairs of id and tag}.
 local at = now()
 local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', at), 'LIMIT', 0, A.limit)
 local found = {}

@@ -1,4 +1,5 @@
--- One page of a list, the largest first. KEYS: the list. A: limit, and maybe score and member of the last one shown.
+-- Reads one page of a list, the largest first. KEYS: the list. A: limit; optional: score and member of the last one
+-- shown.
 local list = KEYS[1]
 local first = 0
 if A.member then

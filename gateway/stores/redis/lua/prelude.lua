@@ -1,14 +1,15 @@
--- What every verb begins with. ARGV[1]: by how many microseconds the server's clock is taken to be ahead, 0 but in
--- tests; ARGV[2]: the arguments, as msgpack, with times to live (ttl) in milliseconds and leases in microseconds; then
--- arguments of any bytes, which this msgpack cannot hold. All amounts are whole numbers up to 2^53, which Lua counts
--- exactly.
+-- Common functions, which every script begins with.
+-- ARGV[1]: microseconds to add to the server's clock, not 0 in tests only.
+-- ARGV[2]: the arguments as msgpack, with times to live (ttl) in milliseconds and leases in microseconds.
+-- ARGV[3] and on: arguments of any bytes, which this msgpack cannot contain.
+-- All amounts are whole numbers up to 2^53, which Lua counts exactly.
 local MOST = 9007199254740992
 local NONE = -1 -- no limit, no window
 local HOUR = 3600000 -- milliseconds
-local LOST = 'worker_lost' -- the outcome of a call whose worker was gone
+local LOST = 'worker_lost' -- the outcome of a call whose worker has ended
 local A = cmsgpack.unpack(ARGV[2])
 
--- Microseconds since the epoch.
+-- Returns the Unix time in microseconds.
 local function now()
     local time = redis.call('TIME')
     return time[1] * 1000000 + time[2] + ARGV[1]
@@ -22,12 +23,13 @@ local function less(one, two)
     return math.max(0, one - two)
 end
 
--- An account: used, held (tokens, billionths of a USD, calls), when its window began, decided limits (false: none), and
--- its epoch: how often what is used began anew. `was`: all of it as it was read. Nothing where what stands there is none.
+-- The fields of an account: used and held amounts (tokens, billionths of a USD, calls), start of its window, limits
+-- that an operator set (false: none), and its budget period, which counts how often its usage was set to zero.
 local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
 local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0 }
--- What a session has used by its totals, for where the server has lost its account but not these, as by an eviction:
--- it must not begin anew. Nothing for an account that is no session's, or of a session that was never charged.
+-- Returns the usage of a session by its totals. It is needed if the server has lost the account but not the totals, for
+-- example by an eviction, as the usage must not start from zero. Returns nil if the account is not of a session, or the
+-- session was never charged.
 local function from_totals(name)
     if string.sub(name, -3) ~= '}:a' then
         return nil
@@ -40,28 +42,28 @@ local function from_totals(name)
         math.min(MOST, tonumber(sums[3]))
 end
 
--- Whether the server keeps calls of the session of an account, and no totals. Deletion keeps the account, and expiry
--- removes the calls as well, so that such a session without an account was lost.
+-- Returns true if the server has calls of an account's session, but no totals. Deletion keeps the account, and expiry
+-- removes the calls as well, so such a session without an account was lost.
 local function lacks_totals(name)
     local place = string.sub(name, 1, -2)
     return string.sub(name, -3) == '}:a' and redis.call('EXISTS', place .. 'i') == 1
         and redis.call('EXISTS', place .. 's') == 0
 end
 
--- Fields of a hash; nothing where somebody else has put another kind of value under its name. Whoever goes over keys of
--- many calls or sessions reads by this, so that one of them keeps no others from being read.
+-- Returns fields of a hash, or nil if another program has stored another type under its key. Scripts that read keys of
+-- many calls or sessions use it, so that one wrong key does not block the others.
 local function fields(name, ...)
     local found = redis.pcall('HMGET', name, ...)
     if not found.err then
         return found
     end
     if not string.find(found.err, 'WRONGTYPE', 1, true) then
-        redis.call('HMGET', name, ...) -- which fails in its own words
+        redis.call('HMGET', name, ...) -- raises the error of the server
     end
     return nil
 end
 
--- When a hash was changed last; nothing where it does not say so.
+-- Returns the time of a hash's last change, or nil if it has none.
 local function changed_at(name)
     local found = fields(name, 'at')
     return found and tonumber(found[1])
@@ -72,6 +74,7 @@ local function is_changed_since(name, before)
     return changed and changed >= tonumber(before)
 end
 
+-- Reads an account; returns nil if its fields are not numbers. `was`: the fields as read.
 local function readable(name)
     local v = fields(name, unpack(FIELDS))
     if not v then
@@ -103,7 +106,7 @@ local function readable(name)
     }
 end
 
--- Accounts that were read before anything was written, by name.
+-- Accounts by name that were read before the first write, as a script must not fail after that.
 local ready = {}
 
 local function load(name)
@@ -119,8 +122,8 @@ local function make_ready(name)
     ready[name] = load(name)
 end
 
--- An account as `values.account` reads it; -2: no limit was decided. The last: 0, or the server has no account of this
--- name (1), nor totals of its session, although it keeps calls of that (2).
+-- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. The last value: 0: the
+-- account exists; 1: it does not; 2: nor do the totals of its session, although the server has calls of it.
 local function view(a)
     return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2, a.missing or 0 }
 end
@@ -133,7 +136,7 @@ local function prolong(name)
     redis.call('PEXPIRE', name, A.ttl)
 end
 
--- Let a key live for A.ttl from now on, or for up to an hour less: a look costs less than a write, which also goes to
+-- Lets a key live for A.ttl from now on, or for up to an hour less: a check costs less than a write, which also goes to
 -- the disk and to replicas.
 local function live(name)
     if is_ending(name) then
@@ -141,14 +144,14 @@ local function live(name)
     end
 end
 
--- A session's account goes when nobody touched it for long, a client key's stays, a count of requests
--- ends after two of its windows (microseconds).
+-- Sets when an account expires. That of a session expires after A.ttl without changes, that of a client key never, and
+-- a count of requests after two of its windows (microseconds).
 local function expire(name, kind, window)
     if kind == 'session' then
         local left = redis.call('PTTL', name)
         if left < A.ttl - HOUR or left > A.ttl then
             prolong(name)
-            -- The state says who is above the session. Whoever is charged to it is charged to those as long.
+            -- The state names the session's parent, which is charged for as long as the session is.
             prolong(string.sub(name, 1, -2) .. 't')
         end
     elseif kind == 'rate' and window and window > 0 then
@@ -156,7 +159,7 @@ local function expire(name, kind, window)
     end
 end
 
--- Write what of an account is not as it was: each field costs, here, on the disk and on replicas.
+-- Writes the changed fields of an account only: each field costs time here, on the disk and on replicas.
 local function save(name, a, kind, window)
     local is = { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1], a.d[2], a.d[3], a.e }
     local news = { 'at', A.at }
@@ -171,7 +174,7 @@ local function save(name, a, kind, window)
     expire(name, kind, window)
 end
 
--- Claims, as ARGV[3] has them: name of the account, its kind, window, configured limits, declared limits.
+-- Returns a limit in force. A claim is, as in ARGV[3]: account, kind, window, configured limits, declared limits.
 local function limit(a, claim, i)
     local granted, declared = claim[3 + i], claim[6 + i]
     if a.d[i] then
@@ -183,7 +186,7 @@ local function limit(a, claim, i)
     return math.min(granted, declared)
 end
 
--- The account, in a new window where its last one has ended.
+-- Starts a new window if the last one has ended, and returns the account.
 local function current(a, claim, at)
     local window = claim[3]
     if window ~= NONE then
@@ -196,7 +199,7 @@ local function current(a, claim, at)
     return a
 end
 
--- Units, up to `most`, for which there is room beside `fixed`.
+-- Returns the units, up to `most`, for which an account has room in addition to `fixed`.
 local function room(a, claim, fixed, unit, most)
     for i = 1, 3 do
         local limited = limit(a, claim, i)
@@ -208,7 +211,7 @@ local function room(a, claim, fixed, unit, most)
     return most
 end
 
--- Hold so many units more, or fewer, on each account; and `fixed`, once more or less, where it is given.
+-- Holds more (sign 1) or fewer (sign -1) units on each account, and also `fixed` if given.
 local function hold_on(claims, accounts, unit, units, fixed, sign)
     for k, claim in ipairs(claims) do
         local a = accounts[k]
@@ -240,9 +243,8 @@ local function views(accounts)
     return found
 end
 
--- Forget a hold. Gives what it held on each account, and the accounts with their kinds: without counts of
--- requests, which are not given back. Where one of them, or of those that are charged, cannot be read, this fails before
--- anything is written.
+-- Deletes a hold. Returns its amount, and its accounts with their kinds, without counts of requests, which are not
+-- given back. If one of these accounts, or of the charged ones, cannot be read, it fails before the first write.
 local function end_hold(hold, charged)
     local kept = redis.call('HMGET', hold, 'u', 'f')
     local held = { amount = { 0, 0, 0 }, accounts = {} }
@@ -265,7 +267,7 @@ local function end_hold(hold, charged)
     return held
 end
 
--- Give back what was held on an account, if it was, once.
+-- Gives the hold on an account back, once, if there is one.
 local function give_back(held, name, a)
     if held.accounts[name] then
         held.accounts[name] = nil
@@ -275,7 +277,7 @@ local function give_back(held, name, a)
     end
 end
 
--- Give back what was held on all accounts on which it still is.
+-- Gives the hold back on all accounts that still have it.
 local function release(held)
     for name, kind in pairs(held.accounts) do
         local a = load(name)
@@ -284,8 +286,9 @@ local function release(held)
     end
 end
 
--- Put what was spent in the place of what it was taken for before, where that is still counted: `epochs` says in which
--- epoch of each account it was. Gives in which ones this is. What the call held is given back in the same step.
+-- Replaces an earlier charge (`wrong`) by the right one, and gives the hold of the call back. `epochs`: the budget
+-- period of each account at the earlier charge, which is only taken back in the same period. Returns the current
+-- periods.
 local function charge(accounts, wrong, epochs, right, held)
     local found = {}
     for _, account in ipairs(accounts) do
@@ -302,7 +305,7 @@ local function charge(accounts, wrong, epochs, right, held)
     return found
 end
 
--- Whether a record takes the place of a provisional one of this outcome that spent so much: `CallRecord.replaces`.
+-- Returns true if the record replaces a provisional one with this outcome and charge, see `CallRecord.replaces`.
 local function replaces(outcome, spent)
     if not A.lost then
         return true
@@ -310,7 +313,7 @@ local function replaces(outcome, spent)
     return A.lost == LOST and outcome == LOST and tonumber(A.spent[1]) > tonumber(spent[1])
 end
 
--- Nothing of an account is used any more; what calls under way hold stays held. Gives whether there is such an account.
+-- Sets the usage of an account to zero; holds of running calls stay. Returns true if the account exists.
 local function clear(name)
     if redis.call('EXISTS', name) == 0 then
         return false
@@ -320,8 +323,8 @@ local function clear(name)
     return true
 end
 
--- Forget an account that was changed last before this time, unless a call under way holds something on it: that would
--- be given back of what others hold by then.
+-- Deletes an account that was last changed before this time, unless a running call holds something on it: that hold
+-- would be given back from a new account, out of what others hold by then.
 local function drop_account(name, before)
     local a = readable(name)
     local changed = a and changed_at(name)
@@ -330,7 +333,7 @@ local function drop_account(name, before)
     end
 end
 
--- Note a call that was settled, for whoever watches all workers. Only the newest `most` are kept, and some more.
+-- Adds a call to the list of settled calls. It keeps the newest `most`, and up to 63 more.
 local function note(list, count, entry, most)
     local number = redis.call('INCR', count)
     redis.call('RPUSH', list, entry)
@@ -341,22 +344,22 @@ local function note(list, count, entry, most)
     end
 end
 
--- Add the place of a call, or of a session's result, to a list that keeps the `most` last of its order.
+-- Adds a call, or a session with a result, to a list that keeps its last `most` members.
 local function add_place(list, place, most)
     redis.call('ZADD', list, 0, place)
     redis.call('ZREMRANGEBYRANK', list, 0, -most - 1)
 end
 
--- A session's state and its version, where that is not this one any more; else nothing.
+-- Returns the version and the state of a session if it has another version than this, otherwise nil.
 local function changed_since(name, version)
     local kept = redis.call('HMGET', name, 'v', 's')
     kept[1] = tonumber(kept[1] or 0)
     return kept[1] ~= version and kept or nil
 end
 
--- Keep a state in the place of this version. Gives its own version, under which no worker knows another state: neither
--- one that was deleted, as it is no less than the time, nor, as A.step is random, one that was lost with a server whose
--- clock was ahead.
+-- Replaces the state with this version. Returns the new version, which no worker knows for another state:
+-- - It is at least the time, so it differs from versions of a deleted state.
+-- - A.step is random, so it differs from versions that were lost with a server whose clock was ahead.
 local function keep_state(name, version, value)
     version = math.max(version + 1 + A.step, now())
     redis.call('HSET', name, 'v', version, 's', value, 'at', A.at)

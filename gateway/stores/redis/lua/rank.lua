@@ -1,4 +1,4 @@
--- Put a session into a sorted list. KEYS: the list. A: score, member, grows: whether a score only does that, ttl.
+-- Puts a session into a sorted list. KEYS: the list. A: score, member, ttl, grows (true: a score never gets smaller).
 if A.grows then
     redis.call('ZADD', KEYS[1], 'GT', A.score, A.member)
 else

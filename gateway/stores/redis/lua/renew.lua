@@ -1,5 +1,5 @@
--- Begin leases anew, and note what was delivered. KEYS: the holds. A: noted (tokens) and ids of each, and maybe index.
--- Gives the length of each lease, 0 for an unknown hold.
+-- Renews leases, and saves the tokens delivered so far. KEYS: the holds. A: noted (tokens) and ids of each; optional:
+-- index. Returns the length of each lease, 0 for a hold that does not exist.
 local at, leases = now(), {}
 for k, hold in ipairs(KEYS) do
     local kept = fields(hold, 'l', 'n') or {}

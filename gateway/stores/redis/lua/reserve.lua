@@ -1,7 +1,8 @@
--- Take a hold on all these accounts or on none. KEYS: the hold, what remembers its call as settled, the accounts.
--- A: id, least, most, lease, home, and maybe: index, deadline, noticed (commands), others (where further parts of the
--- hold will lie). ARGV[3]: fixed, unit, claims; ARGV[4]: the hold.
--- Gives {1, units, now, accounts} | {0, number of the claim that refused, now, its account} | {2}: too late.
+-- Takes a hold on all these accounts or on none.
+-- KEYS: the hold, the ids of settled calls (or the mark of the settled call), the accounts.
+-- A: id, least, most, lease, home; optional: index, deadline, noticed (commands), others (tags of further parts).
+-- ARGV[3]: fixed, unit, claims. ARGV[4]: the hold.
+-- Returns {1, units, now, accounts}, {0, number of the claim that refused, now, its account}, or {2} if it is too late.
 local hold, settled = KEYS[1], KEYS[2]
 for _, command in ipairs(A.noticed or {}) do
     redis.call(unpack(command))
@@ -21,13 +22,13 @@ else
     over = redis.call('EXISTS', settled) == 1
 end
 if over then
-    -- The call is over, and this comes late: a hold that is taken now would never be given back.
+    -- The reservation comes too late: a hold that is taken now would never be given back.
     return { 1, A.least, at, views(accounts) }
 end
 if A.deadline and at > A.deadline then
     return { 2 }
 end
--- What will not come back refuses before what others hold, and before the count of a minute; see `ledger.refused`.
+-- A permanent refusal takes precedence over holds of others and over the count of a minute, see `ledger.refused`.
 local units, passing = A.most, nil
 for k, claim in ipairs(claims) do
     local a = accounts[k]

@@ -1,5 +1,5 @@
--- Set totals, what is used of the account, and what is known of tools, to nothing. KEYS: session, account, tools
--- (two). Gives whether there is a session.
+-- Sets the totals, the usage of the account and the tool calls of a session to zero. KEYS: session, account, tools
+-- (two). Returns 1 if the session exists, else 0.
 clear(KEYS[2])
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return 0

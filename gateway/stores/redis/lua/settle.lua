@@ -1,23 +1,27 @@
--- Write a call's record and charge it, once per id. KEYS: the hold, ids and records of the session's calls, what is
--- known of its lost ones, the session, its state, its results, its account, its calls of tools, the last of them.
--- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (zeros without a
--- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, kept with most_kept, tools, index,
--- version: of the state that the call has gone by, and others: where parts of the hold were settled before. Gives
--- {1 if there is news, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it is
--- another one by now | {3, units, noted, hold}: the hold has parts elsewhere. With 2 and 3 nothing was written.
+-- Writes a call's record and charges it, once per id.
+-- KEYS: the hold, ids and records of the session's calls, charges of its orphaned calls, the session, its state, its
+-- results, its account, its tool calls by tool, the last of them.
+-- ARGV[3]: the record. ARGV[4]: the new state, if it changes.
+-- A: id, lost, session, spent, accounts, sums (zeros without a charge), keep, oldest, derived, started, ended;
+-- optional: last_key, residual, frames, kept with most_kept, tools, index, version (of the state that the call has
+-- read), others (tags under which parts of the hold were settled before).
+-- Returns one of:
+-- {1 if the call is to be listed, else 0; sums; time of the last call; version of the state if it was changed}
+-- {2, version, state}: nothing was written, as the state has another version
+-- {3, units, noted, hold}: nothing was written, as the hold has other parts on other servers
 local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local calls, recent = KEYS[9], KEYS[10]
 local SUMS = 13
 local MOST_SUM = '4611686018427387904' -- 2^62; HINCRBY counts in 64 bits, and replies as text are exact
 
--- The session, in one look: its sums, its resets, and when it began and was called last.
+-- Reads the session with one command: its sums, its resets, its start and its last call.
 local KEPT = { 't1', 't2', 't3', 't4', 't5', 't6', 't7', 't8', 't9', 't10', 't11', 't12', 't13', 'last', 'created', 'e' }
 local function look()
     local found = redis.call('HMGET', session, unpack(KEPT))
     return { sums = { unpack(found, 1, SUMS) }, last = found[14], created = found[15], resets = found[16] }
 end
 
--- The sums with these added, as text, where Lua counts that exactly; else nothing.
+-- Returns the sums with these added, as text; nil if they are too large for Lua to count exactly.
 local function summed(sums, added)
     local found = {}
     for i, text in ipairs(added) do
@@ -33,7 +37,7 @@ local function summed(sums, added)
     return found
 end
 
--- Add these by HINCRBY, where Lua would not count exactly. Gives the sums after it.
+-- Adds these with HINCRBY, as Lua would not count exactly. Returns the new sums.
 local function add_large(added)
     for i, sum in ipairs(added) do
         if sum ~= '0' then
@@ -46,12 +50,12 @@ local function add_large(added)
     return look().sums
 end
 
--- Add what an answer asked for, as `ToolUse.with_calls` does. Gives whether any was known before.
+-- Adds the tools that a response asked for, as `ToolUse.with_calls` does. Returns true if there were tool calls before.
 local function count_tools(added)
     local known = redis.call('RPUSH', recent, unpack(added.names)) > #added.names
     redis.call('LTRIM', recent, -added.recent, -1)
     for _, tool in ipairs(added.names) do
-        -- Only a name that is new may be one too many.
+        -- Only a new name can exceed the number of names.
         if redis.call('HINCRBY', calls, tool, '1') == 1 and tool ~= added.others then
             local named = redis.call('HLEN', calls) - redis.call('HEXISTS', calls, added.others)
             if named > added.most then
@@ -74,7 +78,7 @@ local was = known and redis.call('HGET', lost, A.id)
 if was then
     was = cmsgpack.unpack(was)
     if #was[1] ~= 3 then
-        error('what is known of the lost call was written by another version')
+        error('the charge of the orphaned call was written by another version')
     end
 end
 local is_old = known and not (was and replaces(was[5], was[1]))
@@ -95,7 +99,7 @@ if ARGV[4] then
     version = keep_state(state, A.version, ARGV[4])
 end
 
--- A call taken for lost that goes on, and is charged for more: nobody has to hear of it before it ends.
+-- An orphaned call that still runs and is charged for more is listed when it ends.
 local goes_on = A.lost and was
 local resets = tonumber(kept.resets or 0)
 if was then
@@ -111,7 +115,7 @@ if A.lost then
 end
 local number = redis.call('ZCARD', ids)
 if number > A.keep then
-    -- The oldest record goes, even if it is this one; its id stays for as long as a call may be offered again.
+    -- The oldest record is deleted, even if it is this one. Its id stays for as long as the call may be settled again.
     local place = math.max(A.keep, redis.call('ZREVRANK', ids, A.id))
     redis.call('HDEL', records, redis.call('ZREVRANGE', ids, place, place)[1])
     local old = redis.call('ZRANGEBYLEX', ids, '-', '(' .. A.oldest, 'LIMIT', 0, 10)
@@ -131,32 +135,32 @@ if was[2] and (was[4] or 0) == resets and redis.call('EXISTS', session) == 1 the
     kept = look()
 end
 local sums, last = kept.sums, kept.last
--- Whether all that is written here was there before, and so has a time to live already.
+-- True if all keys that are written here existed before, and so have a time to live already.
 local is_known = kept.created and number > 1 and not A.lost
 if A.session then
     local news = kept.created and {} or { 'created', A.started, 'derived', A.derived }
-    local function tell(name, value)
+    local function set(name, value)
         news[#news + 1] = name
         news[#news + 1] = value
     end
     if not last or tonumber(last) < tonumber(A.ended) then
         last = A.ended
-        tell('last', A.ended)
+        set('last', A.ended)
     end
     if A.last_key then
-        tell('last_key', A.last_key)
-        tell('residual', A.residual)
-        tell('frames', A.frames)
+        set('last_key', A.last_key)
+        set('residual', A.residual)
+        set('frames', A.frames)
     end
     if A.kept then
         local before = redis.call('HGET', session, 'kept') or ''
-        tell('kept', string.sub(A.kept .. before, 1, A.most_kept))
+        set('kept', string.sub(A.kept .. before, 1, A.most_kept))
     end
     local after = summed(sums, A.sums)
     if after then
         for i = 1, SUMS do
             if A.sums[i] ~= '0' then
-                tell('t' .. i, after[i])
+                set('t' .. i, after[i])
             end
         end
     end
@@ -168,8 +172,9 @@ if A.session then
         is_known = count_tools(A.tools) and is_known
     end
 end
--- One look for all that the session has: it is prolonged together, and what was made since then ends later than that.
--- What was made under a longer A.ttl than that of today may not, so it gets today's with all the rest.
+-- One check for all keys of the session: they are prolonged together, and keys made since then end later. With a
+-- shorter
+-- A.ttl than at the last time, that may be wrong, so all keys get the new one.
 local left = redis.call('PTTL', session)
 local is_due = not is_known or left < A.ttl - HOUR or left > A.ttl
 if is_due then

@@ -1,12 +1,12 @@
--- The part of a settlement that lies on another server than its session. KEYS: the part of the hold, what remembers
--- the call as settled. A: lost, spent, accounts.
+-- Charges the accounts of a call that are on another server than its session. KEYS: the part of the hold, the mark of
+-- the settled call. A: lost, spent, accounts.
 local hold, settled = KEYS[1], KEYS[2]
 local known = redis.call('GET', settled)
 local was = { { 0, 0, 0 }, {} }
 if known and known ~= '' then
     was = cmsgpack.unpack(known)
     if type(was[1]) == 'number' then
-        was = { was, {} } -- as an older version kept it
+        was = { was, {} } -- the format of an older version
     end
 end
 local held = end_hold(hold, A.accounts)

@@ -1,4 +1,4 @@
--- How accounts stand. KEYS: the accounts. Gives {now, accounts}.
+-- Reads accounts. KEYS: the accounts. Returns {now, accounts}.
 local found = {}
 for k, name in ipairs(KEYS) do
     found[k] = view(load(name))

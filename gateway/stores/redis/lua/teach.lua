@@ -1,5 +1,5 @@
--- Keep lessons if nobody has added to them. KEYS: lessons, times. A: names, was (whether anything was
--- known of each). ARGV[3] and on: what was known, then what is. Gives {1} | {0, what is known now}.
+-- Saves lessons if they have not changed meanwhile. KEYS: lessons, times. A: names, was (true for each that existed).
+-- ARGV[3] and on: the old values, then the new ones. Returns {1}, or {0, current values}.
 local known = redis.call('HMGET', KEYS[1], unpack(A.names))
 local count = #A.names
 for k = 1, count do
