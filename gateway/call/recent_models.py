@@ -1,4 +1,4 @@
-"""Remember for an hour, in each worker, what models refused, for example a field."""
+"""Remember for an hour which models refused something, such as a request field. Each worker remembers its own."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from typing import Final
 from gateway.core.routing import Route
 from gateway.dialects.limit_error import AS_USUAL, OutputRule
 
-#: models that are remembered
-_MOST: Final = 1024
+#: maximum number of remembered models
+_MAX_MODELS: Final = 1024
 #: seconds after which a model is tried again: its provider may have changed
-_FOR_S: Final = 3600.0
+_REMEMBERED_S: Final = 3600.0
 
 
 class RecentModels:
-    """Models of which one certain thing was seen lately. Each worker has its own, and finds out by itself."""
+    """Models that showed one certain behavior recently. Workers do not share it: each one observes it itself."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since: dict[tuple[str, str], float] = {}
 
     def add(self, route: Route) -> None:
-        """Note that it was seen of this model just now."""
+        """Note that this model has shown the behavior now."""
         self._since.pop((route.provider, route.model), None)
-        if len(self._since) >= _MOST:
+        if len(self._since) >= _MAX_MODELS:
             del self._since[next(iter(self._since))]
         self._since[route.provider, route.model] = self._clock()
 
     def __contains__(self, route: Route) -> bool:
-        """Whether it was seen of this model lately."""
+        """Return whether this model has shown the behavior within the last hour."""
         since = self._since.get((route.provider, route.model))
-        return since is not None and self._clock() - since < _FOR_S
+        return since is not None and self._clock() - since < _REMEMBERED_S
 
 
 class OutputRules:
-    """The rules of models whose provider refused an output limit lately. Each worker has its own."""
+    """Output rules of models whose provider refused an output limit recently. Workers do not share them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: dict[tuple[str, str, bool], tuple[OutputRule, float]] = {}
 
     def of(self, route: Route, *, is_stream: bool) -> OutputRule:
-        """Return the rule of a model. Some providers take less where the response is not streamed."""
+        """Return the rule of a model. Some providers accept a lower limit if the response is not streamed."""
         known = self._known.get((route.provider, route.model, is_stream))
-        return known[0] if known is not None and self._clock() - known[1] < _FOR_S else AS_USUAL
+        return known[0] if known is not None and self._clock() - known[1] < _REMEMBERED_S else AS_USUAL
 
     def keep(self, route: Route, rule: OutputRule, *, is_stream: bool) -> None:
-        """Remember a rule that the provider accepted."""
+        """Remember a rule that the provider has accepted."""
         key = route.provider, route.model, is_stream
         self._known.pop(key, None)
-        if len(self._known) >= _MOST:
+        if len(self._known) >= _MAX_MODELS:
             del self._known[next(iter(self._known))]
         self._known[key] = rule, self._clock()

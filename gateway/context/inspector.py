@@ -69,7 +69,7 @@ class Inspector:
             )
         route = self._routes.resolve(name)
         wanted = replace(options or ContextOptions(), output=output_limit(contents.fields, contents.wire))
-        return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), form=form)
+        return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), format_name=form)
 
     async def read_apart(
         self, body: bytes, *, wire: str | None = None, options: ContextOptions | None = None
@@ -88,7 +88,7 @@ class Inspector:
         found: dict[str, Any] = {
             "model": original.request.model,
             "provider": original.request.provider,
-            "wire": asked.form or original.request.wire,
+            "wire": asked.format_name or original.request.wire,
             "tokens": original.tokens,
             "margin": original.margin(self._planner.policy.safety),
             "kept_tokens": original.kept,
@@ -101,7 +101,7 @@ class Inspector:
             "definition_tokens": parts.definition_tokens,
             # Texts to embed have no context budget: each has the model's window to itself.
             "budget": None
-            if asked.form == _EMBEDDINGS
+            if asked.format_name == _EMBEDDINGS
             else budget_of(self._planner.policy, within(asked.facts, asked.options, learned.limit), asked.options),
         }
         if "items" in show:
@@ -144,7 +144,7 @@ class Inspector:
             ContextOverflow: it cannot be made to fit.
             InvalidRequest: requests of its format are not fitted.
         """
-        if asked.form == _EMBEDDINGS:
+        if asked.format_name == _EMBEDDINGS:
             raise InvalidRequest("A request for embeddings has no messages to choose among, and is sent as it is.")
         if asked.contents.wire not in VIEWED:
             raise InvalidRequest(

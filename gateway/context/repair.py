@@ -190,6 +190,6 @@ class Recomposer:
         output = 0 if found.of_input else found.output or asked.options.output or 0
         if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
             said = LengthLimit(found.limit, of_input=found.of_input)
-            self._learner.report_limit(asked.route.provider, asked.limited, said)
+            self._learner.report_limit(asked.route.provider, asked.limit_model, said)
             return said
         return LengthLimit(int((context.tokens - context.kept) * _SHORTER))

@@ -172,7 +172,7 @@ class RequestComposer:
             over = self._over(state, planned)
             if over <= 0 or state.session is None or state.budget.accounts.is_blind:
                 break
-            if not await self._extract(state, planned.asked, contents, over):
+            if not await self._extract(state, planned.request, contents, over):
                 break
             planned = await planned_so()
         await self.take(state, planned)
@@ -222,7 +222,7 @@ class RequestComposer:
         if affordable is None or state.budget.hold is not None or not may_extract:
             return 0
         # What is held for the call is to be enough for its fallbacks, which may cost more.
-        least = self._left_for_input(state, planned.asked.options.output, state.routing.routes) or affordable
+        least = self._left_for_input(state, planned.request.options.output, state.routing.routes) or affordable
         if isinstance(overflow, ContextOverflow):
             return overflow.needed - overflow.limit + affordable - least
         return planned.plan.safe_tokens - least if overflow is None else 0
@@ -467,7 +467,7 @@ class RequestComposer:
 
     async def sum_up(self, state: CallState, call: Call) -> bool:
         """Have results summed up, now that the call is to be sent; return whether it must be composed again."""
-        if state.context.shown is None or not state.context.shown.open:
+        if state.context.shown is None or not state.context.shown.pending:
             return False
         contents, bound = await self._contents(state, call), state.context.thinking
         if contents is None or contents.messages is None:

@@ -53,9 +53,9 @@ class ToolResultSummaries:
         `messages`: the request's, as they came.
         """
         showing, session, model = state.context.shown, state.session, self._model
-        if showing is None or session is None or model is None or not showing.open:
+        if showing is None or session is None or model is None or not showing.pending:
             return False
-        left, is_decided = list(showing.open), False
+        left, is_decided = list(showing.pending), False
         while left:
             own = [one for one in left if (session, one.handle) not in self._deciding]
             theirs = {one.handle: self._deciding[session, one.handle] for one in left if one not in own}
@@ -109,7 +109,7 @@ class ToolResultSummaries:
         answers = await self._summaries.answers([question for _, question in chosen], session, state)
         said, notes = {}, []
         for (one, _), (text, note) in zip(chosen, answers, strict=True):
-            is_good = text is not None and is_taken(text, one.summing.limit)
+            is_good = text is not None and is_taken(text, one.limits.limit)
             if text is not None and is_good:
                 said[one.handle] = text
             notes.append(note if is_good or text is None else f"none: {note} was answered with more than was asked for")
@@ -133,7 +133,7 @@ def _allowed(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | No
 
 def _question(messages: Sequence[bytes], result: PendingExtract, model: SummaryModel) -> SummaryQuestion | None:
     """What the model is asked; None where it has no room for it."""
-    limit = min(result.summing.limit, model.facts.output or result.summing.limit)
+    limit = min(result.limits.limit, model.facts.output or result.limits.limit)
     asked = asking(_tool(messages, result), readable(result.raw), limit, model.room)
     return SummaryQuestion(OPERATION, model.name, asked, limit) if asked is not None else None
 
@@ -141,7 +141,7 @@ def _question(messages: Sequence[bytes], result: PendingExtract, model: SummaryM
 def _tool(messages: Sequence[bytes], result: PendingExtract) -> str:
     """The name of the tool that gave a result: the call before it says it, or the result itself."""
     message, call_id = decode(result.raw), outline_of(result.raw).answers
-    for raw in reversed(messages[: result.place]):
+    for raw in reversed(messages[: result.position]):
         if call_id is not None and b"tool_calls" in raw:
             names = dict(outline_of(raw).names)
             if call_id in names:

@@ -247,7 +247,7 @@ class ToolResultRenderer:
         if undecided and not await self._has_room(sum(one.size for one in shown if one.handle in texts), session):
             undecided = {}
         showing = _showing(messages, await self._said(said, messages, shown), texts)
-        return showing._replace(open=tuple(undecided.values())) if showing is not None else None
+        return showing._replace(pending=tuple(undecided.values())) if showing is not None else None
 
     async def _has_room(self, pending: int, session: SessionKey) -> bool:
         """Whether summaries can be kept beside texts of so many bytes. Without room nobody is asked, on any turn."""

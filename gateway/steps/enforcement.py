@@ -148,7 +148,7 @@ class Steps:
             return
         if offer.mode == "none" or asks_for_compaction(call.fields, incoming.endpoint.wire):
             # Nothing to restrict, but a list that must be the same with each call is the same here.
-            stepped.offer, stepped.keep, stepped.is_free = offer, offer.names, True
+            stepped.offer, stepped.callable_tools, stepped.is_free = offer, offer.names, True
         else:
             _hold_to(stepped, step, step.due(place.index), offer, session)
 
@@ -223,7 +223,7 @@ class Steps:
             return
         offer = stepped.offer
         takes = self._takes(state, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
-        restriction = restricted(offer, stepped.keep, must=stepped.must, takes=takes)
+        restriction = restricted(offer, stepped.callable_tools, must=stepped.must_call, takes=takes)
         if stepped.is_free and restriction.withdrawal is not None:
             restriction = replace(restriction, withdrawal=replace(restriction.withdrawal, withdrawn=None))
         state.steps.restriction = restriction
@@ -244,8 +244,8 @@ class Steps:
             names = tuple(tool.name for tool in offer.tools)
             allowed = frozenset(names if stepped.is_free else step.callable(names, step.due(stepped.state.index)))
         return RestrictionSupport(
-            self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused, self._no_choice),
-            takes_forced(family, offer) and not _is_in(route, stepped.unforced, self._no_force),
+            self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused_choice, self._no_choice),
+            takes_forced(family, offer) and not _is_in(route, stepped.refused_force, self._no_force),
             _ever_callable(stepped.agent, offer) | referenced if is_bound else None,
             referenced,
             allowed,
@@ -294,12 +294,12 @@ class Steps:
             return True
         if stepped is None or not any(word in text for word in _ABOUT_CHOICE):
             return False
-        is_choice = sent.is_choice_among and stepped.refused != route
-        is_force = sent.is_forced and stepped.unforced != route
+        is_choice = sent.is_choice_among and stepped.refused_choice != route
+        is_force = sent.is_forced and stepped.refused_force != route
         if is_force and (not is_choice or _ABOUT_THINKING in text):
-            stepped.unforced = route
+            stepped.refused_force = route
         elif is_choice:
-            stepped.refused = route
+            stepped.refused_choice = route
         else:
             return False
         self.restrict(state)
@@ -313,10 +313,10 @@ class Steps:
             state.notes["tool_changes"] = "the provider refused system messages that withdraw tools"
         if stepped is None:
             return
-        if stepped.refused == route:
+        if stepped.refused_choice == route:
             self._no_choice.add(route)
             state.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
-        if stepped.unforced == route:
+        if stepped.refused_force == route:
             self._no_force.add(route)
 
     # --- after it ----------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def _note_limits(state: CallState, stepped: ActiveStep, takes: RestrictionSuppor
     reason = _BOUND if takes.listed is not None else _REFERRED
     for name, note in (
         ("step_tools", f"offered though not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
-        ("step_required", _UNFORCED if stepped.must and not takes.forced and not is_forced else None),
+        ("step_required", _UNFORCED if stepped.must_call and not takes.forced and not is_forced else None),
     ):
         state.notes.pop(name, None)  # what was noted for the route before
         if note is not None:
@@ -452,8 +452,8 @@ def _hold_to(stepped: ActiveStep, step: Step, due: Patterns | None, offer: ToolO
         outside = [name for name in offer.names if name not in kept]
         raise ToolNotAllowed(_reason(stepped, step, f"offers {_list(outside)}", session), param="tools")
     if step.enforce != "reject":
-        stepped.offer, stepped.keep = offer, keep
-        stepped.must = step.enforce == "require" and due is not None
+        stepped.offer, stepped.callable_tools = offer, keep
+        stepped.must_call = step.enforce == "require" and due is not None
 
 
 def _kept(step: Step, due: Patterns | None, offer: ToolOffer) -> tuple[tuple[str, ...], bool]:

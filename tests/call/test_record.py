@@ -248,7 +248,7 @@ def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(wo
     assert (uncounted.cost_usd, uncounted.usage.total_tokens) == (TOLD, 0)
 
 
-# --- models asked besides -----------------------------------------------------------------------------------------
+# --- further models that the provider calls -------------------------------------------------------------------------
 
 
 def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
@@ -269,7 +269,7 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
     assert charged() == charged(("q-real-20990101", both)) == charged(("q-real", both)) == (Decimal("0.00066"), "")
     assert charged(("q-real-20990101", own), ("dear", advice)) == (Decimal("0.06006"), "")
     assert charged(("dear", advice)) == charged(("dear", advice), model="calls itself so") == (Decimal("0.06006"), "")
-    assert charged(("nobody", advice)) == (None, 'not known of "nobody", which was asked besides')
+    assert charged(("nobody", advice)) == (None, 'unknown for "nobody", which the provider called as well')
 
 
 def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
@@ -285,9 +285,9 @@ def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
 @pytest.mark.parametrize(
     ("reported", "fee", "cost", "note"),
     [
-        (ReportedUsage(10, 5, 15, searches=3), None, None, "not known of its web searches"),
+        (ReportedUsage(10, 5, 15, searches=3), None, None, "unknown for its web searches"),
         (ReportedUsage(10, 5, 15), None, Decimal("0.02"), None),
-        (ReportedUsage(10, 5, 15, picture_tokens=9), Decimal(0), None, "not known of pictures that a tool made"),
+        (ReportedUsage(10, 5, 15, picture_tokens=9), Decimal(0), None, "unknown for images that a tool created"),
     ],
 )
 def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(

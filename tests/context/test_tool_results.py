@@ -261,7 +261,7 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
     message = result([{"type": "text", "text": LONG[0]}, PICTURE])
     showing = await results.show([message], ["summary"], KEY, is_summed=True)
     assert showing is not None
-    [one] = showing.open
+    [one] = showing.pending
     assert await results.keep(showing, KEY)
     assert await results.decide({one.handle: "Light parts."}, KEY)
     showing = await results.show([message], ["summary"], KEY, is_summed=True)
@@ -280,7 +280,7 @@ async def summed(results: ToolResultRenderer, *texts: str) -> tuple[list[str], l
     showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
     assert showing is not None
     assert await results.keep(showing, KEY)
-    return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.open]
+    return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.pending]
 
 
 async def test_large_results_are_open_until_it_is_decided_what_stands_for_them() -> None:
@@ -330,7 +330,7 @@ async def test_a_result_that_has_no_handle_is_not_open() -> None:
     results.most = len(LONG[0]) - 1
     showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summed=True)
     assert showing is not None
-    assert not showing.open
+    assert not showing.pending
 
 
 async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:
@@ -360,5 +360,5 @@ async def test_in_a_stricter_mode_and_without_a_model_nothing_is_open() -> None:
     for mode, is_summed in (("handle_only", True), ("summary", False), ("table", True)):
         showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summed=is_summed)  # type: ignore[list-item]
         assert showing is not None
-        assert showing.open == ()
+        assert showing.pending == ()
         assert showing.more == 0
