@@ -219,7 +219,7 @@ class Planner:
     async def _plan_text(
         self, unchanged: Plan, request: PlanRequest, original: CountedRequest, budget: int, trim: Trim
     ) -> Plan:
-        """Return the plan for a request that is one text: it is sent unchanged or refused, as nothing can be left out."""
+        """Return the plan for a request that is one text: it is sent unchanged or refused, and never trimmed."""
         tokens = original.expected.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
             return unchanged

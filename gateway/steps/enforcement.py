@@ -244,7 +244,8 @@ class Steps:
             names = tuple(tool.name for tool in offer.tools)
             allowed = frozenset(names if stepped.is_free else step.callable(names, step.due(stepped.state.index)))
         return RestrictionSupport(
-            self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused_choice, self._no_choice),
+            self._providers[route.provider].allowed_tools
+            and not _is_in(route, stepped.refused_choice, self._no_choice),
             takes_forced(family, offer) and not _is_in(route, stepped.refused_force, self._no_force),
             _ever_callable(stepped.agent, offer) | referenced if is_bound else None,
             referenced,

@@ -259,12 +259,12 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
     store = MemoryStore()
     results = ToolResultRenderer(store, PLENTY)
     message = result([{"type": "text", "text": LONG[0]}, PICTURE])
-    showing = await results.show([message], ["summary"], KEY, is_summed=True)
+    showing = await results.show([message], ["summary"], KEY, is_summarized=True)
     assert showing is not None
     [one] = showing.pending
     assert await results.keep(showing, KEY)
     assert await results.decide({one.handle: "Light parts."}, KEY)
-    showing = await results.show([message], ["summary"], KEY, is_summed=True)
+    showing = await results.show([message], ["summary"], KEY, is_summarized=True)
     assert showing is not None
     [said, picture] = json.loads(showing.messages[0])["content"]
     assert picture == PICTURE
@@ -277,7 +277,7 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
 
 async def summed(results: ToolResultRenderer, *texts: str) -> tuple[list[str], list[str]]:
     """What is shown of each text, and the handles of those that are open."""
-    showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
+    showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summarized=True)
     assert showing is not None
     assert await results.keep(showing, KEY)
     return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.pending]
@@ -302,7 +302,9 @@ async def test_the_room_that_summaries_may_need_is_that_of_those_open_that_are_a
     more = []
     for count in (1, 4, 6):
         texts = [f"{number}\n{LONG[0]}" for number in range(count)]
-        showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
+        showing = await results.show(
+            [result(text) for text in texts], ["summary"] * len(texts), KEY, is_summarized=True
+        )
         assert showing is not None
         more.append(showing.more)
     assert 0 < more[0] < more[1] == more[2]
@@ -328,7 +330,7 @@ async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
 async def test_a_result_that_has_no_handle_is_not_open() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
     results.most = len(LONG[0]) - 1
-    showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summed=True)
+    showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summarized=True)
     assert showing is not None
     assert not showing.pending
 
@@ -358,7 +360,7 @@ async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
 async def test_in_a_stricter_mode_and_without_a_model_nothing_is_open() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
     for mode, is_summed in (("handle_only", True), ("summary", False), ("table", True)):
-        showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summed=is_summed)  # type: ignore[list-item]
+        showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summarized=is_summed)  # type: ignore[list-item]
         assert showing is not None
         assert showing.pending == ()
         assert showing.more == 0

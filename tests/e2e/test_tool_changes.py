@@ -163,7 +163,7 @@ def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
     assert (session.errors, bodies(claude, 400)) == ([], [])
     assert offered(bodies(claude)[0]) == [tool["name"] for tool in tools["tools"]]
     assert notes_of_last(gateway, "s")["tool_changes"] == (
-        "the same tools as before: the names of those to withdraw are too long"
+        "tools unchanged: the names of those to withdraw are too long"
     )
 
 
@@ -176,7 +176,7 @@ def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says
     assert len(claude.calls) == 1
     assert offered(json.loads(claude.calls[0].body)) == list(ORDER)
     assert notes_of_last(gateway, "s")["tool_changes"] == (
-        "the same tools as before: they can change only after a message of the user"
+        "tools unchanged: they can change only after a user message"
     )
 
 
