@@ -38,7 +38,7 @@ class SendChoice(NamedTuple):
 
 
 class PlanResult(NamedTuple):
-    """One plan of a call, and what it was made for. `affordable`: input tokens that the budgets leave; None: no limit."""
+    """One plan of a call, and its request. `affordable`: input tokens that the budgets leave; None: no limit."""
 
     request: PlanRequest
     plan: Plan

@@ -186,7 +186,7 @@ async def test_an_answer_in_pieces_that_nobody_asked_for_is_no_summary(summing: 
     assert reply.status == 200
     summary, call = summing.summary_and_call
     assert summary.charge is not None
-    assert call.notes["summary"].endswith("was answered without a text")
+    assert call.notes["summary"].endswith("has no text")
     assert summing.upstream.open == 0
 
 

@@ -241,7 +241,7 @@ async def test_where_a_summary_is_refused_the_extract_stands() -> None:
     assert summing.asked == []
     refused, call = (record for record, _ in summing.recorder.records)
     assert (refused.operation, refused.error_code) == ("result_summary", "price_unknown")
-    assert call.notes["result_summaries"] == f"none: call {refused.call_id} was answered with the status 400"
+    assert call.notes["result_summaries"] == f"none: call {refused.call_id} failed with status 400"
     assert await summing.turn(*logs(1), model="q-2") == shown
     assert len(summing.recorder.records) == 3
 
@@ -337,7 +337,7 @@ async def test_calls_side_by_side_share_one_summary_of_a_result(summing: Summing
         (record for record, _ in summing.recorder.records), key=lambda one: one.operation == "chat"
     )
     notes = sorted(call.notes["result_summaries"] for call in calls)
-    assert notes == [*[f"asked for by call {summary.notes['for']}"] * 2, f"call {summary.call_id}"]
+    assert notes == [*[f"requested by call {summary.notes['for']}"] * 2, f"call {summary.call_id}"]
 
 
 async def test_a_call_asks_itself_for_what_no_other_is_asking_for(summing: SummingWorld) -> None:

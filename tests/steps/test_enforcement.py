@@ -181,7 +181,7 @@ async def test_a_provider_that_refuses_the_choice_gets_a_shorter_list_and_is_rem
         assert (reply.status, len(world.upstream.sent)) == (200, count)
         assert len(sent(world)["tools"]) == 3
     notes = [record.notes.get("tool_choice") for record, _ in world.recorder.records]
-    assert notes == ["allowed_tools is refused by the provider; its list of tools is shorter", None]
+    assert notes == ["the provider refused allowed_tools, so its list of tools is shorter", None]
 
 
 async def test_a_refusal_that_only_repeats_the_words_of_a_client_is_not_remembered() -> None:
@@ -262,7 +262,7 @@ async def test_a_provider_that_refuses_force_is_told_without_it_and_is_remembere
             assert sent(world)["tools"] == [tool("read_draft")]
             assert "tool_choice" not in sent(world)
     notes = [record.notes.get("step_required") for record, _ in world.recorder.records]
-    assert notes == ["no tool call is forced: the model refuses that, or does while it thinks"] * 2
+    assert notes == ["no tool call is forced: the model refuses that, or refuses it while thinking"] * 2
 
 
 @pytest.mark.parametrize("text", [FORCED[0], FORCED[4]])
@@ -446,7 +446,7 @@ async def test_an_agent_that_does_not_exist_is_an_error() -> None:
     world = world_of(WORK, name="writer")
     reply, answered = await call(world, body(), directives=Directives(agent="editor"))
     assert reply.status == 400
-    assert answered["error"]["message"] == 'There is no agent "editor" with steps; configured: writer.'
+    assert answered["error"]["message"] == 'Unknown agent "editor"; agents with steps: writer.'
 
 
 # --- what answers make of it ----------------------------------------------------------------------------------------
@@ -796,10 +796,10 @@ class Flaky(AwayStore):
 
 
 WHY = {
-    StoreUnavailable: "the store is away",
-    StoreConflict: "others changed the session each time",
-    RecordRefused: "the store cannot take the call's record",
-    StoreDamaged: "the store cannot read what it holds of the session",
+    StoreUnavailable: "the store is unavailable",
+    StoreConflict: "other calls changed the session at each try",
+    RecordRefused: "the store refuses the record of the call",
+    StoreDamaged: "the session's data in the store is damaged",
 }
 
 
@@ -814,7 +814,7 @@ async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: St
     assert reply.status == 200
     assert reply.stepped is not None
     assert (reply.stepped.state.index, reply.stepped.stray) == (1, ("publish",))
-    assert world.record.notes["step"] == f"not kept: {WHY[type(error)]}"
+    assert world.record.notes["step"] == f"not stored: {WHY[type(error)]}"
     assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
     assert world.settler.is_unavailable is (type(error) is StoreUnavailable)
@@ -854,7 +854,7 @@ async def test_an_answer_does_not_wait_for_a_store_that_is_known_to_be_away() ->
     world.upstream.answer = answer
     reply, _ = await world.call(world.incoming(body(text="evaluate it")))
     assert reply.status == 200
-    assert world.recorder.records[-1][0].notes["step"] == "not kept: the store is away"
+    assert world.recorder.records[-1][0].notes["step"] == "not stored: the store is unavailable"
     assert "update" not in world.store.missed
     world.store.away = False
 
@@ -866,7 +866,7 @@ async def test_no_step_is_enforced_while_nobody_knows_where_the_session_is() -> 
     sending = body(["publish"])
     reply, _ = await call(world, sending)
     assert (reply.status, reply.stepped) == (200, None)
-    assert world.record.notes["step"] == "none: the store is away"
+    assert world.record.notes["step"] == "none: the store is unavailable"
     world.store.away = False
 
 
