@@ -224,13 +224,13 @@ class RequestComposer:
         return state.budget.hold is None and planned.plan.context.budget == planned.affordable
 
     def _excess_of_unread(self, state: CallState, planned: PlanResult) -> int:
-        """Return by how many tokens the unread results must be shorter; 0 if extracts are not allowed or not needed."""
+        """Return by how many tokens the unread results must be shorter; 0 or less if they need not be."""
         (_, unread), _, may_extract = state.context.tried
         overflow, affordable = planned.plan.overflow, planned.affordable
         if state.context.tried.modes.read == unread or unread not in ("raw", "table"):
             return 0
-        is_ledgers = self._is_limited_by_session(state, planned)
-        if isinstance(overflow, ContextOverflow) and not (is_ledgers and affordable is not None):
+        limits_session = self._is_limited_by_session(state, planned)
+        if isinstance(overflow, ContextOverflow) and not (limits_session and affordable is not None):
             return overflow.needed - overflow.limit
         if affordable is None or state.budget.hold is not None or not may_extract:
             return 0
