@@ -256,7 +256,7 @@ class RequestComposer:
             )
         state.context.extracts_room = room = max(0, room - over)
         blocks = await self._planner.chosen_blocks(request, state.context.remembered, view, unread, room)
-        state.context.extracts = {results.names[index]: blocks_of_result for index, blocks_of_result in blocks.items()}
+        state.context.extracts = {results.names[index]: chosen for index, chosen in blocks.items()}
         return bool(blocks)
 
     async def bound(self, state: CallState, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
@@ -466,7 +466,7 @@ class RequestComposer:
             new = {results.names[index]: UnreadForm(now.read) for index in results.unread}
         else:
             places = bound.conversation.positions_without(choice.removed)
-            modes = [mode_at(choice.modes, places[its[0]]) for its in view.places]
+            modes = [mode_at(choice.modes, places[indices[0]]) for indices in view.places]
             if not (known or state.context.extracts):
                 return modes, {}
             results, new = await self._planner.results_in(view), {}
@@ -475,7 +475,7 @@ class RequestComposer:
         }
         names = results.names.items()
         blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}
-        new |= {results.names[i]: UnreadForm(now.read, its) for i, its in blocks.items() if i in results.unread}
+        new |= {results.names[i]: UnreadForm(now.read, chosen) for i, chosen in blocks.items() if i in results.unread}
         state.context.unread = new
         return modes, blocks
 

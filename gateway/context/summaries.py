@@ -109,7 +109,7 @@ class Summaries:
         state.context.summary_use = "known"
         state.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
 
-    async def answers(
+    async def request_all(
         self, questions: Sequence[SummaryQuestion], session: SessionKey, state: CallState
     ) -> list[tuple[str | None, str]]:
         """Send several requests at the same time; return for each the summary and a note about its call.

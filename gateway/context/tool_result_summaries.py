@@ -109,9 +109,9 @@ class ToolResultSummaries:
         chosen = [
             pairs[number] for number in affordable(costs, *_summary_allowance(model, state.budget.accounts.balances))
         ]
-        answers = await self._summaries.answers([question for _, question in chosen], session, state)
+        responses = await self._summaries.request_all([question for _, question in chosen], session, state)
         summaries, notes = {}, []
-        for (result, _), (text, note) in zip(chosen, answers, strict=True):
+        for (result, _), (text, note) in zip(chosen, responses, strict=True):
             is_good = text is not None and is_taken(text, result.limits.limit)
             if text is not None and is_good:
                 summaries[result.handle] = text
