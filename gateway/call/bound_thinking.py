@@ -38,22 +38,22 @@ class SendChoice(NamedTuple):
 
 
 class PlanResult(NamedTuple):
-    """One plan of a call, and what it was made of."""
+    """One plan of a call, and its request. `affordable`: input tokens that the budgets leave; None: no limit."""
 
-    asked: PlanRequest
+    request: PlanRequest
     plan: Plan
-    showing: ShownResults | None
+    shown: ShownResults | None
     affordable: int | None
 
     @property
     def sent(self) -> tuple[bytes, ...]:
         """The messages that would be sent."""
         messages = self.plan.messages
-        return messages if messages is not None else self.asked.contents.messages or ()
+        return messages if messages is not None else self.request.contents.messages or ()
 
 
 class MakePlan(Protocol):
-    """Makes a plan. `may_sum_up`: a summary may be asked for; `most`: input tokens, if fewer than the budget."""
+    """Makes a plan. `may_sum_up`: a summary may be requested; `most`: input tokens, if fewer than the budget."""
 
     def __call__(
         self, choice: SendChoice, /, *, may_sum_up: bool = True, most: int | None = None
@@ -112,7 +112,7 @@ class BoundCall:
         kept = self.conversation.indices_without(removed)
         if len(kept) == len(self.received.messages or ()):
             return contents
-        # Messages of nothing but thinking are gone; the client's marks stay with theirs.
+        # Messages that had only thinking are removed, so the client's marks move to new indices.
         pinned = frozenset(new for new, old in enumerate(kept) if old in self.received.pinned)
         priorities = self.received.priorities or {}
         moved = {new: priorities[old] for new, old in enumerate(kept) if old in priorities}
@@ -170,9 +170,9 @@ class BoundCall:
         for _ in range(_MOST_PLANS):
             choice = self._from(choice, change, modes)
             planned = await plan(choice, most=most)
-            found = self._change(planned)
-            if found is not None and self._stale(found, choice):
-                change = found
+            earlier_change = self._change(planned)
+            if earlier_change is not None and self._stale(earlier_change, choice):
+                change = earlier_change
             elif most is None and self.reason == "trim" and not self._has_room(planned):
                 # Removing thinking alone made it fit, but the next call would trim, and lose the thinking until then.
                 most = planned.plan.context.tokens - 1
@@ -299,7 +299,7 @@ class BoundCall:
 
 
 def mode_at(modes: Sequence[tuple[int, ResponseMode]], position: int) -> ResponseMode:
-    """Return the response mode of a position."""
+    """Return the response mode at a position."""
     return next((mode for start, mode in reversed(modes) if start <= position), "raw")
 
 
@@ -307,7 +307,7 @@ def _with_mode(
     modes: tuple[tuple[int, ResponseMode], ...], start: int, mode: ResponseMode
 ) -> tuple[tuple[int, ResponseMode], ...]:
     """Return the modes with another one from `start` on."""
-    before = tuple(one for one in modes if one[0] < start)
-    # No more are remembered: results would change again on the next call.
+    before = tuple(span for span in modes if span[0] < start)
+    # A session remembers at most MAX_SPANS: beyond that, results would change again on the next call.
     is_same = bool(before) and before[-1][1] == mode
     return before if is_same or len(before) >= MAX_SPANS else (*before, (start, mode))

@@ -14,7 +14,10 @@ P = ParamSpec("P")
 
 
 def tell(listeners: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Tell each of them. What one raises is logged: it is no fault of the call, and the others are told too."""
+    """Call each listener. If one raises an error, it is logged, and the others are still called.
+
+    An error of an observer must not fail the call.
+    """
     for listener in listeners:
         try:
             listener(*args, **kwargs)
@@ -31,9 +34,17 @@ def tell_step(
     at: float,
     tools: Sequence[str] = (),
 ) -> None:
-    """Tell of an agent that went from one place to another; nothing where they are the same.
+    """Notify the listeners that an agent has moved to another step, or to another entry of a sequence.
 
-    `places`: before and after; `at`: seconds since the epoch; `tools`: those that moved it, none where none did.
+    Nothing happens if both states have the same position.
+
+    Args:
+        listeners: are called with the change.
+        session: the session of the agent.
+        agent: the agent that moved.
+        places: its states before and after.
+        at: Unix time in seconds.
+        tools: the tool calls that moved it; empty if something else did.
     """
     before, after = places
     if (before.active, before.index) == (after.active, after.index):

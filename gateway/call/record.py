@@ -1,4 +1,4 @@
-"""Write the record of a call, and compute its charge from the reported usage."""
+"""Make the record of a call, and compute its charge from the reported or estimated usage."""
 
 from __future__ import annotations
 
@@ -25,22 +25,27 @@ from gateway.dialects.refusals import as_billed
 from gateway.dialects.server_state import kept_answer, left_over
 from gateway.dialects.texts import as_name, estimate, token_ids
 
-#: the note on what a call used and its provider does not bill
+#: name of the note that says which usage the provider does not bill
 _UNBILLED: Final = "unbilled"
 _ALL_BILLED: Final[Mapping[str, Collection[str]]] = {}
-#: outcomes of calls that nobody waited for to the end
+#: outcomes of calls whose client did not receive the whole response
 _LEFT: Final = frozenset[Outcome]({"client_left", *CUTS})
-#: what stands behind a model's name in that of one of its versions: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
+#: suffixes that turn the name of a model into that of one version: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
 _VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)")
 
 
 class RecordBuilder:
-    """Makes records.
+    """Makes the records of calls.
 
-    `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether a side of which
-    nothing is reported is estimated, or counts as nothing; `cost_reporters`: providers that say what a call costs;
-    `named_at`: the model that a provider calls by a name; `billed_refusals`: by provider, the categories of a refusal
-    before any output that it bills, where it does not bill all.
+    Args:
+        facts: returns the prices and limits of a model.
+        clock: returns monotonic seconds.
+        cached_weight: the share of a token that a cached input token counts in token budgets.
+        estimate_missing: estimate the input or the output if its usage is not reported; otherwise it counts as 0.
+        cost_reporters: providers whose reported cost is used instead of list prices.
+        named_at: returns the route for a provider and a model name as that provider uses it.
+        billed_refusals: by provider, the refusal categories that it bills although there was no output. Providers that
+            are not listed bill all refusals.
     """
 
     def __init__(
@@ -63,110 +68,115 @@ class RecordBuilder:
         self._billed_refusals = billed_refusals
 
     def of(self, state: CallState) -> CallRecord:
-        """The record of a call that ends now."""
-        answer = self._as_billed(state, answer_of(state))
-        charge = self._charge(state, answer)
-        record = self._record(state, answer, charge, self._spent(state, charge, answer))
-        if charge is None or not _goes_on(state, answer):
+        """Return the record of a call that ends now."""
+        response = self._as_billed(state, answer_of(state))
+        charge = self._charge(state, response)
+        record = self._record(state, response, charge, self._budget_charge(state, charge, response))
+        if charge is None or not _is_unfinished(state, response):
             return record
-        return self._pending(state, record, answer)
+        return self._pending_record(state, record, response)
 
-    def _as_billed(self, state: CallState, answer: ParsedResponse) -> ParsedResponse:
-        """Return the answer with the usage that its provider bills; the record's note `unbilled` says what is not."""
+    def _as_billed(self, state: CallState, response: ParsedResponse) -> ParsedResponse:
+        """Return the response with only the usage that its provider bills; the note `unbilled` names the rest."""
         categories = self._billed_refusals.get(state.routing.route.provider)
         if categories is None:
-            return answer
-        billed, note = as_billed(answer, categories)
+            return response
+        billed, note = as_billed(response, categories)
         if note is not None:
             state.notes[_UNBILLED] = f"not billed by {state.routing.route.provider}: {as_name(note)}"
         return billed
 
     @staticmethod
-    def _pending(state: CallState, record: CallRecord, answer: ParsedResponse) -> CallRecord:
-        """The record of a call whose answer is still being made, whoever waits for it: all that was held may be spent.
+    def _pending_record(state: CallState, record: CallRecord, response: ParsedResponse) -> CallRecord:
+        """Return the record of a call whose response is still being created: the whole hold may be spent.
 
-        Of an answer without an id nobody will hear how it ends.
+        A response without an id cannot be fetched, so its call does not become pending.
         """
-        taken = state.budget.hold
-        if taken is not None and taken.hold is not None:
-            record = replace(record, spent=taken.hold.amount(taken.units))
-        if answer.id is None:
+        hold = state.budget.hold
+        if hold is not None and hold.hold is not None:
+            record = replace(record, spent=hold.hold.amount(hold.units))
+        if response.id is None:
             return record
-        return replace(record, outcome=PENDING, notes={**record.notes, "answer": as_name(answer.id)})
+        return replace(record, outcome=PENDING, notes={**record.notes, "answer": as_name(response.id)})
 
     def fetched(
-        self, begun: CallRecord, answer: ParsedResponse, route: Route, asked: str | None, now: float
+        self, pending: CallRecord, response: ParsedResponse, route: Route, requested_tier: str | None, now: float
     ) -> CallRecord:
-        """The record of a call that was pending, by the answer that it came to.
+        """Return the final record of a pending call, after its response was fetched.
 
-        `route`: the way that it took; `asked`: the service tier that it asked for; `now`: seconds since the epoch.
+        Args:
+            pending: the record of the pending call.
+            response: the complete response.
+            route: the route that the call took.
+            requested_tier: the service tier that the call asked for; None if it named none.
+            now: Unix time in seconds.
         """
-        usage, source = self._used(begun, answer)
-        notes = {name: note for name, note in begun.notes.items() if name != "price"}
-        if answer.id is not None:
-            notes["answer"] = as_name(answer.id)
+        usage, source = self._fetched_usage(pending, response)
+        notes = {name: note for name, note in pending.notes.items() if name != "price"}
+        if response.id is not None:
+            notes["answer"] = as_name(response.id)
         prices = self._known_prices([route])
         charge, spent = None, NOTHING
         if usage is not None:
-            cost_usd = self._told(route, answer)
+            cost_usd = self._reported_cost(route, response)
             if cost_usd is None:
-                tier = asked if answer.service_tier is None else None
+                tier = requested_tier if response.service_tier is None else None
                 named = partial(self._named_at, route.provider)
-                cost_usd = self._listed(usage, answer, prices=prices, named=named, asked=tier, notes=notes)
+                cost_usd = self._list_cost(usage, response, prices=prices, named=named, tier=tier, notes=notes)
             charge = Charge(usage, source, cost_usd)
-            spent = spent_by(_least(charge, prices), self._cached_weight)
+            spent = spent_by(_with_least_cost(charge, prices), self._cached_weight)
             if cost_usd is None and not prices:
-                # Its price was known when it was held, and is not any more.
-                spent = spent._replace(nano_usd=begun.spent.nano_usd)
+                # The price was known when the call was reserved, and is unknown now.
+                spent = spent._replace(nano_usd=pending.spent.nano_usd)
         return replace(
-            begun,
-            outcome="provider_error" if answer.error else "ok",
-            response_model=as_name(answer.model) if answer.model else begun.response_model,
-            finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
-            tools=tuple(map(as_name, answer.tools)),
+            pending,
+            outcome="provider_error" if response.error else "ok",
+            response_model=as_name(response.model) if response.model else pending.response_model,
+            finish_reason=as_name(response.finish_reason) if response.finish_reason else None,
+            tools=tuple(map(as_name, response.tools)),
             charge=charge,
             spent=spent,
-            duration_s=max(begun.duration_s, now - begun.started_at),
+            duration_s=max(pending.duration_s, now - pending.started_at),
             notes=notes,
         )
 
-    def _used(self, begun: CallRecord, answer: ParsedResponse) -> tuple[Usage | None, UsageSource]:
-        """What an answer took that was pending, and who says so; None: nothing."""
-        reported = answer.usage
-        estimated = begun.charge.usage.input_tokens if begun.charge is not None else 0
-        # What its stream had brought until its client left may be in no answer that is fetched.
-        delivered = begun.charge.usage.output_tokens if begun.charge is not None else 0
-        output = max(answer.output_estimate, delivered) if self._estimate_missing else 0
+    def _fetched_usage(self, pending: CallRecord, response: ParsedResponse) -> tuple[Usage | None, UsageSource]:
+        """Return the usage of a fetched response and its source; None if the response failed without any usage."""
+        reported = response.usage
+        estimated = pending.charge.usage.input_tokens if pending.charge is not None else 0
+        # The fetched response may lack text that was streamed before the client left.
+        delivered = pending.charge.usage.output_tokens if pending.charge is not None else 0
+        output = max(response.output_estimate, delivered) if self._estimate_missing else 0
         if reported is not None and reported.has_tokens:
             return reported.complete(estimated, output)
-        if answer.error:
+        if response.error:
             return None, "estimated"
         return Usage.of(estimated, output), "estimated"
 
     def unread(self, state: CallState) -> CallRecord:
-        """The record where `of` fails: charged for its input as weighed, and the output that its lease has noted."""
-        state.notes["usage"] = "not known: the gateway failed to read it"
-        taken, charge, spent = state.budget.hold, None, NOTHING
+        """Return a record if `of` fails: it charges the counted input, and the output that the lease has noted."""
+        state.notes["usage"] = "unknown: the gateway failed to read it"
+        hold, charge, spent = state.budget.hold, None, NOTHING
         if state.response.is_billed or state.dispatch.is_at_work:
             tokens = state.context.plan.context.tokens if state.context.plan is not None else 0
-            charge = Charge(Usage.of(tokens, taken.lease.noted if taken is not None else 0), "estimated", None)
+            charge = Charge(Usage.of(tokens, hold.lease.noted if hold is not None else 0), "estimated", None)
             spent = spent_by(charge, self._cached_weight)
-            if taken is not None and taken.hold is not None:
-                delivered = ceil(taken.lease.noted / taken.lease.answers)
-                spent = taken.hold.amount(taken.units if state.is_fetched_later else delivered)
+            if hold is not None and hold.hold is not None:
+                delivered = ceil(hold.lease.noted / hold.lease.answers)
+                spent = hold.hold.amount(hold.units if state.is_fetched_later else delivered)
         return self._record(state, ParsedResponse(), charge, spent)
 
     def _record(
         self,
         state: CallState,
-        answer: ParsedResponse,
+        response: ParsedResponse,
         charge: Charge | None,
         spent: Amount,
         *,
         is_orphaned: bool = False,
     ) -> CallRecord:
         incoming, call, now = state.incoming, state.call, self._clock()
-        context = _context(state, answer, charge)
+        context = _context(state, response, charge)
         if is_orphaned and context is not None and context.message_fates:
             context = replace(context, message_fates=Fates())
         return CallRecord(
@@ -179,15 +189,15 @@ class RecordBuilder:
             operation=_operation(state, call),
             provider=state.routing.route.provider,
             model=as_name(state.routing.route.model or (call.model if call else None) or ""),
-            response_model=as_name(answer.model) if answer.model else None,
+            response_model=as_name(response.model) if response.model else None,
             stream=call.stream if call else False,
             status=state.response.status if state.response.outcome not in _LEFT else CLIENT_CLOSED,
             outcome=state.response.outcome if not is_orphaned else ORPHANED,
             error_code=state.response.fault.code if state.response.fault else None,
             error=CallError.of(state.response.fault) if state.response.fault else None,
             declared=state.budget.charged.declared if not state.budget.charged.declared.is_none else None,
-            finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
-            tools=tuple(map(as_name, answer.tools)),
+            finish_reason=as_name(response.finish_reason) if response.finish_reason else None,
+            tools=tuple(map(as_name, response.tools)),
             charge=charge,
             overhead_s=(state.dispatch.sent_at or now) - incoming.started,
             first_byte_s=state.dispatch.head_at - incoming.started if state.dispatch.head_at is not None else None,
@@ -200,8 +210,8 @@ class RecordBuilder:
             spent=spent,
             mode=state.context.mode,
             step=state.steps.step.name if state.steps.step is not None else None,
-            kept=_kept(state, answer, charge),
-            answer=_found_by(state, answer),
+            kept=_kept_response(state, response, charge),
+            answer=_lookup_name(state, response),
             unread_thinking=state.context.unread_thinking,
         )
 
@@ -216,247 +226,260 @@ class RecordBuilder:
     def orphaned(self, state: CallState, need: CallNeed) -> CallRecord:
         """Return the record of a call in case its worker ends before it settles the call.
 
-        It is charged the expected input. The margin of the hold is for a budget that must not be exceeded; nobody
-        bills it.
+        It is charged the expected input. The safety margin of the hold protects the budget, but no provider bills it.
         """
         tokens = need.input_tokens if need.expected is None else need.expected
         cost_usd = need.rate.input * tokens if need.rate is not None else None
         charge = Charge(Usage.of(tokens, 0), "estimated", cost_usd)
-        # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
+        # `of` is not used: it adds notes about the charge, which would stay in the call's own record.
         return self._record(state, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_orphaned=True)
 
-    def _charge(self, state: CallState, answer: ParsedResponse) -> Charge | None:
-        """What the provider bills for a call; None where it bills nothing."""
+    def _charge(self, state: CallState, response: ParsedResponse) -> Charge | None:
+        """Return what the provider bills for a call; None if it bills nothing."""
         endpoint = state.incoming.endpoint
         left_waiting = state.response.outcome in _LEFT and state.dispatch.is_at_work and state.dispatch.head_at is None
         if state.call is None or not (state.response.is_billed or (left_waiting and endpoint.metered)):
             return None
-        reported = answer.usage
+        reported = response.usage
         if reported is not None and reported.has_tokens:
-            usage, source = reported.complete(*self._estimates(state, answer))
+            usage, source = reported.complete(*self._estimates(state, response))
             if _UNBILLED in state.notes and not (usage.total_tokens or reported.searches):
-                # It costs nothing at any price, known or not.
+                # No usage is left to bill, so an unknown price does not matter.
                 return Charge(usage, source, Decimal(0))
-            return Charge(usage, source, self._cost(state, usage, answer))
-        # A stream that failed says nothing of an answer that its provider goes on with.
-        failed_empty = answer.error and not answer.output_estimate and not (answer.id and _goes_on(state, answer))
-        # A stream of events on a path nobody knows is a model's answer all the same.
-        unknown_stream = state.response.is_event_stream and answer.output_estimate > 0
+            return Charge(usage, source, self._cost(state, usage, response))
+        # A background response may still be created although its stream failed.
+        failed_empty = (
+            response.error and not response.output_estimate and not (response.id and _is_unfinished(state, response))
+        )
+        # An event stream with output is a model's response, even if the path is unknown.
+        unknown_stream = state.response.is_event_stream and response.output_estimate > 0
         if failed_empty or not (endpoint.estimated or unknown_stream):
             return None
-        usage = Usage.of(*self._estimates(state, answer))
-        return Charge(usage, "estimated", self._cost(state, usage, answer))
+        usage = Usage.of(*self._estimates(state, response))
+        return Charge(usage, "estimated", self._cost(state, usage, response))
 
-    def _estimates(self, state: CallState, answer: ParsedResponse) -> tuple[int, int]:
-        """Estimated tokens of input and output; only those of a side that was not reported are ever used."""
+    def _estimates(self, state: CallState, response: ParsedResponse) -> tuple[int, int]:
+        """Return the estimated input and output tokens; the input is 0 if it was reported."""
         if not self._estimate_missing:
             return 0, 0
-        reported = answer.usage
+        reported = response.usage
         is_known = reported is not None and reported.input_tokens is not None
-        return 0 if is_known else input_estimate(state), answer.output_estimate
+        return 0 if is_known else input_estimate(state), response.output_estimate
 
-    def _spent(self, state: CallState, charge: Charge | None, answer: ParsedResponse) -> Amount:
-        """What is taken from budgets: where the cost is not known, no less than what is known of it."""
+    def _budget_charge(self, state: CallState, charge: Charge | None, response: ParsedResponse) -> Amount:
+        """Return what the call takes from budgets. If its cost is unknown, this is a lower bound of it."""
         if charge is None or charge.cost_usd is not None:
             return spent_by(charge, self._cached_weight)
-        prices = self._prices(state, answer)
+        prices = self._prices(state, response)
         if prices:
-            tier = as_name(answer.service_tier or "")
-            state.notes.setdefault("price", f'not known of the service tier "{tier}", which is a dearer one')
-        spent = spent_by(_least(charge, prices), self._cached_weight)
+            tier = as_name(response.service_tier or "")
+            state.notes.setdefault(
+                "price", f'unknown for the service tier "{tier}", which costs more than the standard one'
+            )
+        spent = spent_by(_with_least_cost(charge, prices), self._cached_weight)
         hold = state.budget.hold.hold if state.budget.hold is not None else None
-        if hold is None or self._is_input_seen(state, answer):
+        if hold is None or self._is_input_known(state, response):
             return spent
-        # Of a form only its size is known, and what was held goes by that.
+        # The hold was made from the size of the form or file, which is all that is known of it.
         return spent._replace(nano_usd=max(spent.nano_usd, hold.fixed.nano_usd))
 
-    def _is_input_seen(self, state: CallState, answer: ParsedResponse) -> bool:
-        """Whether the input is known, or can be estimated: a form or a file is not looked into."""
-        reported, call = answer.usage, state.call
+    def _is_input_known(self, state: CallState, response: ParsedResponse) -> bool:
+        """Return whether the input is known or can be estimated. Forms and files are not read."""
+        reported, call = response.usage, state.call
         if (reported is not None and reported.input_tokens is not None) or not self._estimate_missing:
             return True
         return call is None or bool(call.fields) or not call.body
 
-    def _is_output_seen(self, state: CallState, answer: ParsedResponse) -> bool:
-        """The same of the output: sound and pictures are not weighed."""
-        reported = answer.usage
+    def _is_output_known(self, state: CallState, response: ParsedResponse) -> bool:
+        """Return whether the output is known or can be estimated. Tokens of audio and images are not counted."""
+        reported = response.usage
         if (reported is not None and reported.output_tokens is not None) or not self._estimate_missing:
             return True
-        return answer.is_seen or not state.response.bytes_sent
+        return response.is_seen or not state.response.bytes_sent
 
-    def _told(self, route: Route, answer: ParsedResponse) -> Decimal | None:
-        """What the call costs on the word of its provider."""
-        reported = answer.usage if route.provider in self._cost_reporters else None
+    def _reported_cost(self, route: Route, response: ParsedResponse) -> Decimal | None:
+        """Return the cost that the provider reported; None if it reports none or is not in `cost_reporters`."""
+        reported = response.usage if route.provider in self._cost_reporters else None
         return reported.cost_usd if reported is not None else None
 
-    def _cost(self, state: CallState, usage: Usage, answer: ParsedResponse) -> Decimal | None:
-        told = self._told(state.routing.route, answer)
-        if told is not None:
-            return told
-        if not (self._is_input_seen(state, answer) and self._is_output_seen(state, answer)):
-            state.notes["price"] = "not known of sound, pictures or files whose usage was not reported"
+    def _cost(self, state: CallState, usage: Usage, response: ParsedResponse) -> Decimal | None:
+        cost_usd = self._reported_cost(state.routing.route, response)
+        if cost_usd is not None:
+            return cost_usd
+        if not (self._is_input_known(state, response) and self._is_output_known(state, response)):
+            state.notes["price"] = "unknown: no usage was reported for audio, images or files"
             return None
-        asked = None
-        if answer.service_tier is None and state.call is not None:
-            asked = service_tier(state.call.fields)
-        prices, named = self._prices(state, answer), partial(self._named, state)
-        return self._listed(usage, answer, prices=prices, named=named, asked=asked, notes=state.notes)
+        tier = None
+        if response.service_tier is None and state.call is not None:
+            tier = service_tier(state.call.fields)
+        prices, named = self._prices(state, response), partial(self._model_named, state)
+        return self._list_cost(usage, response, prices=prices, named=named, tier=tier, notes=state.notes)
 
-    def _listed(
+    def _list_cost(
         self,
         usage: Usage,
-        answer: ParsedResponse,
+        response: ParsedResponse,
         *,
         prices: Sequence[Price],
         named: Callable[[str], Route],
-        asked: str | None,
+        tier: str | None,
         notes: dict[str, str],
     ) -> Decimal | None:
-        """The cost at list prices; None where one is not known, and `notes` say of what.
+        """Return the cost in USD at list prices; None if a price is unknown, which is noted in `notes`.
 
-        `prices`: of the models that may have answered; `named`: a model that was asked besides; `asked`: the service
-        tier that was asked for, where the answer names none.
+        Args:
+            usage: the tokens to price.
+            response: the response, for its service tier and the usage of each model.
+            prices: of the models that may have responded. The highest cost counts.
+            named: returns the route of a further model that the provider called.
+            tier: the service tier that the call asked for, if the response names none.
+            notes: the notes of the record.
         """
         others = Decimal(0)
-        for name, part in answer.usage.named if answer.usage is not None else ():
-            if name != answer.model:
+        for name, part in response.usage.named if response.usage is not None else ():
+            if name != response.model:
                 price = self._facts(named(name)).price
                 if price is None:
-                    notes["price"] = f'not known of "{as_name(name)}", which was asked besides'
+                    notes["price"] = f'unknown for "{as_name(name)}", which the provider called as well'
                     return None
                 usage, others = usage.without(part), others + standard_cost(part, price)
-        costs = [_tiered(answer, asked, usage, price) for price in prices]
-        known = [one for one in costs if one is not None]
+        costs = [_tier_cost(response, tier, usage, price) for price in prices]
+        known = [cost_usd for cost_usd in costs if cost_usd is not None]
         if not known or len(known) < len(costs):
             return None
-        if answer.usage is None or not (answer.usage.searches or answer.usage.picture_tokens):
+        if response.usage is None or not (response.usage.searches or response.usage.picture_tokens):
             return max(known) + others
         fees = [price.search for price in prices if price.search is not None]
-        if answer.usage.picture_tokens or len(fees) < len(prices):
-            what = "pictures that a tool made" if answer.usage.picture_tokens else "its web searches"
-            notes["price"] = f"not known of {what}"
+        if response.usage.picture_tokens or len(fees) < len(prices):
+            what = "images that a tool created" if response.usage.picture_tokens else "its web searches"
+            notes["price"] = f"unknown for {what}"
             return None
-        return max(known) + others + answer.usage.searches * max(fees)
+        return max(known) + others + response.usage.searches * max(fees)
 
-    def _named(self, state: CallState, name: str) -> Route:
-        """The model of this name at the provider that answered."""
+    def _model_named(self, state: CallState, name: str) -> Route:
+        """Return the route of a model name at the provider that responded."""
         route = state.routing.route
-        return _who_answered([route, *state.routing.instead(route)], name) or self._named_at(route.provider, name)
+        return _route_of_model([route, *state.routing.instead(route)], name) or self._named_at(route.provider, name)
 
-    def _prices(self, state: CallState, answer: ParsedResponse) -> list[Price]:
-        """The price of the model that answered; those of all that may have, where that cannot be told."""
+    def _prices(self, state: CallState, response: ParsedResponse) -> list[Price]:
+        """Return the price of the model that responded; the prices of all candidates if that model is unknown."""
         route = state.routing.route
         instead = state.routing.instead(route, besides=False)
         if not instead:
-            # Whatever it calls itself: a version that has no price of its own is the model all the same.
+            # The response may name a version of the model, which has no price of its own.
             return self._known_prices([route])
-        may = [route, *instead]
-        one = _who_answered(may, answer.model)
-        if one is None and answer.model:
-            one = Route(route.provider, answer.model)
-        return (self._known_prices([one]) if one is not None else []) or self._known_prices(may)
+        candidates = [route, *instead]
+        responded = _route_of_model(candidates, response.model)
+        if responded is None and response.model:
+            responded = Route(route.provider, response.model)
+        return (self._known_prices([responded]) if responded is not None else []) or self._known_prices(candidates)
 
     def _known_prices(self, routes: Sequence[Route]) -> list[Price]:
         return [price for route in routes if (price := self._facts(route).price) is not None]
 
 
 def answer_of(state: CallState) -> ParsedResponse:
-    """What a call was answered with, as far as it came."""
+    """Return the response of a call as far as it has been received."""
     return state.response.parsed or (state.response.reader() if state.response.reader else ParsedResponse())
 
 
-def _context(state: CallState, answer: ParsedResponse, charge: Charge | None) -> ContextRecord | None:
-    """What the call weighed, and how much of its input tells nothing of that."""
+def _context(state: CallState, response: ParsedResponse, charge: Charge | None) -> ContextRecord | None:
+    """Return the token counts of the call. `beyond`: reported input of the provider's further passes over the call."""
     if state.context.plan is None:
         return None
-    context, told = state.context.plan.context, answer.usage
-    if told is None or told.request_tokens is None or charge is None:
+    context, reported = state.context.plan.context, response.usage
+    if reported is None or reported.request_tokens is None or charge is None:
         return context
-    beyond = charge.usage.input_tokens - told.request_tokens
+    beyond = charge.usage.input_tokens - reported.request_tokens
     return replace(context, beyond=beyond) if beyond > 0 else context
 
 
-def has_ended(answer: ParsedResponse) -> bool:
-    """Whether an answer is made, or will not be; of one that is being made nothing says why it ended.
+def has_ended(response: ParsedResponse) -> bool:
+    """Return whether a response is complete or has failed, which its finish reason shows.
 
-    An error does not either: it may be of the stream, or of the request that asked for the answer.
+    An error alone does not: it may concern the stream, or the request that fetched the response.
     """
-    return answer.finish_reason is not None
+    return response.finish_reason is not None
 
 
-def _goes_on(state: CallState, answer: ParsedResponse) -> bool:
-    """Whether the provider is still at work on an answer that is fetched later.
+def _is_unfinished(state: CallState, response: ParsedResponse) -> bool:
+    """Return whether the provider is still creating a response that is fetched later.
 
-    It is not where all of it came at once with its usage, from a provider that says of no answer why it ended.
+    A complete response with usage has ended even without a finish reason, as some providers send none.
     """
-    if has_ended(answer) or not state.is_fetched_later:
+    if has_ended(response) or not state.is_fetched_later:
         return False
-    reported = answer.usage
+    reported = response.usage
     return reported is None or not reported.output_tokens or state.response.outcome != "ok"
 
 
-def _least(charge: Charge | None, prices: Sequence[Price]) -> Charge | None:
-    """The charge for a budget: where its cost is not known, at the dearest of the standard prices."""
+def _with_least_cost(charge: Charge | None, prices: Sequence[Price]) -> Charge | None:
+    """Return the charge with a cost if that is unknown: the highest of the standard prices, a lower bound."""
     if charge is None or charge.cost_usd is not None or not prices:
         return charge
     return replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
 
 
-def _tiered(answer: ParsedResponse, asked: str | None, usage: Usage, price: Price) -> Decimal | None:
-    """The cost in the service tier that the answer names; where it names none, in the one asked for, if dearer."""
-    if asked is None:
-        return cost(usage, price, answer.service_tier)
-    return max(standard_cost(usage, price), cost(usage, price, asked) or Decimal(0))
+def _tier_cost(response: ParsedResponse, tier: str | None, usage: Usage, price: Price) -> Decimal | None:
+    """Return the cost in the tier of the response, or if it names none, the higher of standard and requested tier."""
+    if tier is None:
+        return cost(usage, price, response.service_tier)
+    return max(standard_cost(usage, price), cost(usage, price, tier) or Decimal(0))
 
 
-def _kept(state: CallState, answer: ParsedResponse, charge: Charge | None) -> str:
-    """What the session notes of an answer that later calls may go on from: its id, and the tokens it adds to them.
+def _kept_response(state: CallState, response: ParsedResponse, charge: Charge | None) -> str:
+    """Return what the session stores about a response that later calls may continue: its ids and its tokens.
 
-    All tokens of the call but those that each request sends again, such as its tools. Empty where no usage was reported
-    or the provider keeps nothing.
+    Empty if no usage was reported or the provider does not keep the response.
     """
     call, plan = state.call, state.context.plan
     if call is None:
         return ""
-    ids = left_over(call.fields, state.incoming.endpoint.wire, answer.id)
+    ids = left_over(call.fields, state.incoming.endpoint.wire, response.id)
     return kept_of(state.routing.route.provider, charge, ids, plan.overhead if plan is not None else 0)
 
 
-def _found_by(state: CallState, answer: ParsedResponse) -> str | None:
-    """What the call is found by when a later one goes on from its answer; see `CallRecord.answer`."""
+def _lookup_name(state: CallState, response: ParsedResponse) -> str | None:
+    """Return the name by which a later call that continues this response finds its record (`CallRecord.answer`)."""
     fields = state.call.fields if state.call is not None else {}
-    kept = kept_answer(fields, state.incoming.endpoint.wire, answer.id)
+    kept = kept_answer(fields, state.incoming.endpoint.wire, response.id)
     return answer_name(kept) if kept is not None else None
 
 
 def kept_of(provider: str, charge: Charge | None, ids: Sequence[str], overhead: int) -> str:
-    """The same, of an answer that others may go on from under these ids. `overhead`: tokens that are sent again."""
+    """Return what a session stores about a response that later calls may continue under these ids.
+
+    The tokens are all of the call except `overhead`, which each request sends again, such as its tools.
+    """
     if charge is None or charge.source != "provider" or not ids:
         return ""
     return kept_as(provider, ids, charge.usage.input_tokens + charge.usage.output_tokens - overhead)
 
 
-def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:
-    """Which of these models has this name, or that of one of its versions."""
+def _route_of_model(routes: Sequence[Route], name: str | None) -> Route | None:
+    """Return the route whose model has this name or a version of it; None if there is none."""
     if name is None:
         return None
-    for route in may:
+    for route in routes:
         if route.model == name:
             return route
-    for route in may:
+    for route in routes:
         if name.startswith(route.model) and _VERSION.fullmatch(name, len(route.model)):
             return route
     return None
 
 
 def input_estimate(state: CallState) -> int:
-    """Input tokens of a call by our own reckoning: what was sent where it was weighed, else what its texts come to."""
+    """Return the estimated input tokens of a call.
+
+    These are the counted tokens of what was sent. Without a count, the tokens of its texts are estimated.
+    """
     plan = state.context.plan
     return plan.context.tokens if plan is not None else text_estimate(state) + state.kept_by(state.routing.route)
 
 
 def text_estimate(state: CallState) -> int:
-    """What the texts of a call come to, which is not weighed."""
+    """Return the estimated tokens of the texts of a call whose tokens are not counted; computed once."""
     call = state.call
     if call is not None and state.budget.text_tokens is None:
         state.budget.text_tokens = estimate(state.dialect.input_text(call)) + token_ids(call.fields)

@@ -1,4 +1,4 @@
-"""Name the session of a call from its headers and body, and find its routes by its model."""
+"""Determine the session of a call from its path, headers and body, and its routes from its model."""
 
 from __future__ import annotations
 
@@ -24,49 +24,53 @@ from gateway.dialects.base import Call
 from gateway.dialects.contents import is_far_too_much
 from gateway.dialects.fields import UNREADABLE, decode
 
+#: bytes that are read of a model name in a form
 _LONGEST_MODEL_NAME: Final = 256
-#: how a path of no model is called in a refusal
+#: describes in an error a path without a model
 _NO_MODEL: Final = "a path that names no model"
-#: fields by which a provider is told what to call in the place of the model
+#: fields that name models which the provider may call instead of the call's own model
 _FALLBACKS: Final = "fallbacks"
 _OTHER_MODELS: Final = ("models", _FALLBACKS)
-#: The models that Anthropic may ask after a refusal where a request asks for `fallbacks: "default"`, by the model that
-#: refused. Which one it is depends on the category of the refusal.
+#: Models that Anthropic may call after a refusal if a request sets `fallbacks: "default"`, by the model that refused.
+#: The category of the refusal decides which one is called.
 #: https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback and the pages on each model
-_DEFAULT: Final = "default"
+_DEFAULT_VALUE: Final = "default"
 _DEFAULT_FALLBACKS: Final = (
     ("*haiku*", ()),
     ("*sonnet*", ("claude-sonnet-5",)),
     ("*", ("claude-opus-4-8", "claude-opus-5")),
 )
-#: A tool that is another model, which Anthropic has the first one ask; inside a JSON text it may be written otherwise.
+#: Prefix of the type of a tool that lets Anthropic's model ask another model. JSON may escape its letters (`\u0061`).
 _ADVISOR: Final = "advisor_"
 _MAY_ADVISE: Final = re.compile(rb"advisor_|\\u")
-#: Fields of which a part may say which models its provider calls besides: tools that the provider runs itself, as an
-#: advisor, pictures or a panel of models, plugins of OpenRouter's, and the models behind one of Groq's.
-_MAY_NAME_MODELS: Final = ("tools", "plugins", "compound_custom")
-#: keys below which the names of models stand; inside a JSON text they may be written otherwise
+#: Fields that may name further models which the provider calls:
+#: - `tools`: tools that the provider runs, such as an advisor, image generation or a panel of models
+#: - `plugins`: of OpenRouter
+#: - `compound_custom`: the models that a compound model of Groq uses
+_FURTHER_MODELS: Final = ("tools", "plugins", "compound_custom")
+#: keys whose values are names of models
 _NAMES_MODELS: Final = re.compile(r"(?:\w+_)?models?")
-_MAY_NAME_ONE: Final = re.compile(rb"models?\"|\"openrouter:|\\u")
-#: Bytes of such parts that are built to look for names. More is refused for a key that is held to some models: no
-#: request has as much of them, and all other calls would wait meanwhile.
-_MOST_PARTS_BYTES: Final = 2**20
-#: tools that the caller runs: what stands in them is its own
-_OF_THE_CALLER: Final = (None, "function", "custom")
-#: tools that have a model chosen while the answer is made, where they name none
-_CHOOSES_ONE: Final = ("openrouter:advisor", "openrouter:fusion")
-#: other models, or advisors, that are looked up for one request; more than any provider takes
-_MOST_OTHERS: Final = 32
-#: A path that may name a model where nobody here reads it. Providers such as Azure route without regard to case.
-_MAY_BE_OF_A_MODEL: Final = re.compile(r"(?:^|/)(?:deployments?|engines?|models?)/.", re.IGNORECASE)
-#: Paths of what is kept, and of work whose models stand in a file or further inside: a model at the top of such a
-#: request says nothing of what is read, changed or called.
-_NAMES_NO_MODEL: Final = re.compile(
+#: finds a part that may name a model; JSON may escape its letters
+_MAY_NAME_MODEL: Final = re.compile(rb"models?\"|\"openrouter:|\\u")
+#: Bytes of such parts that are decoded to look for names; decoding more would block the event loop. A client key that
+#: is limited to some models is refused beyond this. No real request has as much of them.
+_MAX_PARTS_BYTES: Final = 2**20
+#: types of tools that the caller runs itself; a model name in them is data of the caller
+_RUN_BY_CALLER: Final = (None, "function", "custom")
+#: tools whose provider chooses a model later if they name none
+_CHOOSES_MODEL: Final = ("openrouter:advisor", "openrouter:fusion")
+#: other models, or advisors, that are looked up for one request; more than any provider accepts
+_MAX_OTHERS: Final = 32
+#: A path that may name a model itself, which the gateway does not read. Providers such as Azure ignore case in paths.
+_MODEL_IN_PATH: Final = re.compile(r"(?:^|/)(?:deployments?|engines?|models?)/.", re.IGNORECASE)
+#: Paths of stored objects, and of jobs whose models are named in a file or deeper in the body. A model at the top of
+#: such a request does not limit what is read, changed or called.
+_MODEL_NOT_AT_TOP: Final = re.compile(
     r"(?:(?:messages/)?batches|containers|evals|files|fine_tuning/alpha/graders|skills|uploads|vector_stores)(?:/|$)"
     r"|conversations/.|threads(?!(?:/[^/]+)?/runs(?:/|$))(?:/|$)",
     re.IGNORECASE,
 )
-#: the head of the form part that names the model, up to where its value begins
+#: the headers of the form part `model`, up to its value
 _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
     re.IGNORECASE,
@@ -74,7 +78,7 @@ _MODEL_PART: Final = re.compile(
 
 
 def named_session(incoming: Incoming, id_headers: Sequence[bytes]) -> SessionKey | None:
-    """The session that the path or a header names; the body is not needed for it."""
+    """Return the session that the path or a header names, or None. The body is not read."""
     name = incoming.path_session
     if name is None:
         name = identity.from_headers(by_name(incoming.headers), id_headers)
@@ -82,7 +86,7 @@ def named_session(incoming: Incoming, id_headers: Sequence[bytes]) -> SessionKey
 
 
 def named_by_body(call: Call) -> str | None:
-    """The session's id, where a field of the body gives one."""
+    """Return the session id from a field of the body, or None."""
     fields = call.fields
     if fields.keys().isdisjoint(identity.BODY_FIELDS):
         return None
@@ -92,40 +96,45 @@ def named_by_body(call: Call) -> str | None:
 def session_of(
     incoming: Incoming, call: Call, policy: SessionPolicy, before: CallRecord | None = None
 ) -> tuple[SessionKey | None, bool]:
-    """The session of a call where neither path nor headers name one, and whether it was derived.
+    """Return the session of a call whose path and headers name none, and whether its id was derived.
 
-    `before`: the call that had the answer which this one goes on from, where that is known.
+    The first of these that exists:
+    - the session that a field of the body names
+    - the session of `before`, the call whose response this one continues
+    - None if the settings derive no sessions, else an id derived from the first messages
 
     Raises:
-        SessionRequired: the body names none either, and the settings ask for one, or the call does.
+        SessionRequired: there is none, but the settings require one, or a header of the call needs one.
     """
     namespace = incoming.caller.namespace
-    named = named_by_body(call)
-    if named is not None:
-        return SessionKey(namespace, named), False
+    session_id = named_by_body(call)
+    if session_id is not None:
+        return SessionKey(namespace, session_id), False
     if before is not None:
         return before.session, before.derived_session
     if policy.on_missing == "require":
-        raise SessionRequired(f"This gateway keeps a budget per session and the call names none. {_how(policy)}")
+        raise SessionRequired(f"This gateway requires a session, and the call names none. {_remedy(policy)}")
     if policy.on_missing == "none":
-        asked = _asked_of_session(incoming)
-        if asked is not None:
-            raise SessionRequired(f"The header {asked} is for a session, and the call has none. {_how(policy)}")
+        limiting_header = _session_header(incoming)
+        if limiting_header is not None:
+            raise SessionRequired(
+                f"The header {limiting_header} applies to a session, and the call has none. {_remedy(policy)}"
+            )
         return None, False
     opening = incoming.endpoint.dialect.opening(call)
-    # A call with nothing that tells conversations apart (embeddings, images) is kept per key and endpoint.
+    # Calls without a conversation (embeddings, images) share one session per client key and endpoint.
     parts = opening if opening is not None else [incoming.path]
     model = call.model if opening is not None else None
     return SessionKey(namespace, identity.derive(namespace, model, parts)), True
 
 
-def _how(policy: SessionPolicy) -> str:
+def _remedy(policy: SessionPolicy) -> str:
     first = policy.id_headers[0] if policy.id_headers else SESSION
     return f"Send the header {first.decode()}, or use the base URL /s/SESSION/v1."
 
 
-def _asked_of_session(incoming: Incoming) -> str | None:
-    """The header by which the call limits what its session spends, or has another one pay for it."""
+def _session_header(incoming: Incoming) -> str | None:
+    """Return the header that declares a budget or a parent for the session of the call; None if there is none."""
     directives = incoming.directives
     if directives.parent is not None:
         return PARENT.decode()
@@ -135,150 +144,158 @@ def _asked_of_session(incoming: Incoming) -> str | None:
 
 
 def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKey | None) -> tuple[Route, ...]:
-    """The provider of a call and the model's name there, and where it goes when that one cannot answer.
+    """Return the routes of a call: the provider with its name for the model, then the fallbacks.
 
-    The calls of one session go the same way.
+    All calls of one session have the same routes.
 
     Raises:
-        UnknownModel: nobody has it, or it is not for this client key.
+        UnknownModel: no provider has the model, or the client key may not use it.
     """
     model, caller = call.model, incoming.caller
-    # A key without limits may use all.
+    # A key without patterns may use all models.
     if caller.models and not is_listing(incoming):
         check_model(model, caller)
         _check_path(incoming)
-        _check_others(call, caller)
+        _check_further_models(call, caller)
     if model is not None:
         return routes.chain(model, seed_of(session, incoming.call_id))
     return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
 
 
-def others_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
-    """The models that a call tells its providers to call in the place of its own, at each of them.
+def others_of(call: Call, chosen: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
+    """Return the models that the providers of a call may use instead of its own, at each provider.
 
-    One that cannot be read has no name, and nobody knows its price.
+    A model whose name cannot be read gets an empty name, so that its price is unknown.
     """
     if call.fields.keys().isdisjoint(_OTHER_MODELS):
         return ()
-    return _at_each(list(dict.fromkeys([name or "" for _, name in _others(call)])), found, routes)
+    return _at_each(list(dict.fromkeys([name or "" for _, name in _models_instead(call)])), chosen, routes)
 
 
-def advisors_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
-    """The models that a call lets its own one ask, at each of its providers."""
+def advisors_of(call: Call, chosen: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
+    """Return the models that the model of a call may ask as advisors, at each provider."""
     if "tools" not in call.fields:
         return ()
-    return _at_each(list(dict.fromkeys(_advisors(call.fields["tools"]))), found, routes)
+    return _at_each(list(dict.fromkeys(_advisors(call.fields["tools"]))), chosen, routes)
 
 
-def _at_each(named: list[str], found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
-    if not named:
+def _at_each(names: list[str], chosen: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
+    if not names:
         return ()
-    if len(named) > _MOST_OTHERS:
-        # One model without a name, whose price is not known, stands for the rest.
-        named[_MOST_OTHERS:] = [""]
-    providers = dict.fromkeys(route.provider for route in found)
-    return tuple(routes.named_at(provider, name) for provider in providers for name in named)
+    if len(names) > _MAX_OTHERS:
+        # The rest is replaced by one model without a name, whose price is unknown.
+        names[_MAX_OTHERS:] = [""]
+    providers = dict.fromkeys(route.provider for route in chosen)
+    return tuple(routes.named_at(provider, name) for provider in providers for name in names)
 
 
-def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str, ProviderAddress]) -> tuple[Route, ...]:
-    """Those of the routes whose provider takes the call's format; all of them where `spoken`, its name, is None.
+def speaking(
+    routes: Sequence[Route], format_name: str | None, providers: Mapping[str, ProviderAddress]
+) -> tuple[Route, ...]:
+    """Return the routes whose provider accepts the format of a call; all of them if the format has no name.
 
     Raises:
-        InvalidRequest: none does.
+        InvalidRequest: no provider accepts it.
     """
-    kept = tuple([route for route in found if _takes(providers[route.provider], spoken)])
-    if kept:
-        return kept
-    said = {route.provider: ", ".join(providers[route.provider].dialects or ()) for route in found}
-    takes = "; ".join(f"{name} takes {dialects}" for name, dialects in said.items())
+    accepting = tuple([route for route in routes if _accepts(providers[route.provider], format_name)])
+    if accepting:
+        return accepting
+    formats = {route.provider: ", ".join(providers[route.provider].dialects or ()) for route in routes}
+    accepted = "; ".join(f"{name} accepts {dialects}" for name, dialects in formats.items())
     raise InvalidRequest(
-        f"No provider of this model takes calls in the format {spoken}: {takes} (providers.NAME.dialects). Call it in "
-        "one of these formats, call a model of another provider, or use adapter: litellm, which translates.",
+        f"No provider of this model accepts the format {format_name}: {accepted} (providers.NAME.dialects). Use one of "
+        "these formats or another model, or set adapter: litellm, which translates.",
         param="model",
     )
 
 
-def first_at(provider: str, found: Sequence[Route]) -> tuple[Route, ...]:
-    """The same routes, those to this provider before the others."""
-    return tuple(sorted(found, key=lambda route: route.provider != provider))
+def first_at(provider: str, routes: Sequence[Route]) -> tuple[Route, ...]:
+    """Return the routes with those to this provider first."""
+    return tuple(sorted(routes, key=lambda route: route.provider != provider))
 
 
-def _takes(provider: ProviderAddress, spoken: str | None) -> bool:
-    return spoken is None or provider.dialects is None or spoken in provider.dialects
+def _accepts(provider: ProviderAddress, format_name: str | None) -> bool:
+    return format_name is None or provider.dialects is None or format_name in provider.dialects
 
 
 def seed_of(session: SessionKey | None, call_id: str) -> str:
-    """What decides which of several providers a call goes to."""
+    """Return the text that selects one of several providers: the same one for all calls of a session."""
     return f"{session.namespace}\0{session.id}" if session is not None else call_id
 
 
 def is_listing(incoming: Incoming) -> bool:
-    """Whether a request asks for the list of models, or for one of them, as many clients do before anything else."""
+    """Return whether a request asks for the list of models or for one entry, as many clients do first."""
     return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
 
 
 def _check_path(incoming: Incoming) -> None:
-    """Refuse a path that may name another model than the body, or takes none.
+    """Refuse a path that may name another model than the body, or that is used without a model.
 
     Raises:
-        UnknownModel: it may.
+        UnknownModel: the path may call a model that the client key does not allow.
     """
     path = unquote(incoming.path)
-    if _MAY_BE_OF_A_MODEL.search(path):
+    if _MODEL_IN_PATH.search(path):
         raise _not_for(incoming.caller, "a path that may name a model itself", "model")
-    if incoming.method in WITHOUT_BODY or _NAMES_NO_MODEL.match(path):
+    if incoming.method in WITHOUT_BODY or _MODEL_NOT_AT_TOP.match(path):
         raise _not_for(incoming.caller, _NO_MODEL, "model")
 
 
-def _check_others(call: Call, caller: Caller) -> None:
+def _check_further_models(call: Call, caller: Caller) -> None:
     """Refuse a call that names a further model which the client key may not use.
 
     Raises:
-        UnknownModel: one of them is not for this key, or its name cannot be read.
+        UnknownModel: the key may not use one of them, or its name cannot be read.
     """
-    for field, name in (*_others(call), *_besides(call)):
+    for field, name in (*_models_instead(call), *_further_models(call)):
         check_model(name, caller, field)
 
 
-def _besides(call: Call) -> Iterator[tuple[str, str | None]]:
-    """The field and the name of each model that may be called besides; None: it cannot be read, or is chosen later."""
-    left = _MOST_PARTS_BYTES
-    for field in _MAY_NAME_MODELS:
+def _further_models(call: Call) -> Iterator[tuple[str, str | None]]:
+    """Yield the field and the name of each further model that the provider may call.
+
+    The name is None if it cannot be read, or if the provider chooses the model later.
+    """
+    left = _MAX_PARTS_BYTES
+    for field in _FURTHER_MODELS:
         for raw in _parts(bytes(call.fields.get(field, b""))):
             left -= len(raw)
             part = decode(raw) if left >= 0 else None
             kind = part.get("type") if isinstance(part, dict) else None
             if part is None:
                 yield field, None
-            elif field != "tools" or kind not in _OF_THE_CALLER:
+            elif field != "tools" or kind not in _RUN_BY_CALLER:
                 names = [*_names_in(part)]
                 yield from ((field, name) for name in names)
-                if kind in _CHOOSES_ONE and not names:
+                if kind in _CHOOSES_MODEL and not names:
                     yield field, None
 
 
 def _parts(raw: bytes) -> list[bytes]:
-    """The objects of an array, or the one object, which may name models; all of it where it cannot be taken apart."""
+    """Return the objects in a field, one or an array of them, that may name models.
+
+    An array that cannot be split is returned as one part.
+    """
     try:
         parts = [*map(bytes, _ARRAY.decode(raw))] if raw[:1] == b"[" and not is_far_too_much(raw) else [raw]
     except UNREADABLE:
         parts = [raw]
-    return [part for part in parts if part[:1] in (b"{", b"[") and _MAY_NAME_ONE.search(part)]
+    return [part for part in parts if part[:1] in (b"{", b"[") and _MAY_NAME_MODEL.search(part)]
 
 
 def _names_in(value: object) -> Iterator[str]:
-    """The texts below keys that name models, at any depth."""
+    """Yield the names of models in a JSON value, at any depth."""
     if isinstance(value, list):
         for inner in value:
             yield from _names_in(inner)
     for key, inner in value.items() if isinstance(value, dict) else ():
         if _NAMES_MODELS.fullmatch(key):
-            yield from (one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, str))
+            yield from (name for name in (inner if isinstance(inner, list) else [inner]) if isinstance(name, str))
         yield from _names_in(inner)
 
 
 class _Tool(msgspec.Struct):
-    """What of a tool says that it is a model."""
+    """The fields of a tool that show whether it is a model."""
 
     type: Any = None
     model: Any = None
@@ -292,82 +309,82 @@ def _advisors(tools: msgspec.Raw) -> Iterator[str]:
     if not _MAY_ADVISE.search(tools):
         return
     if is_far_too_much(bytes(tools)):
-        # Which models these are is not looked for: one without a name, whose price is not known, stands for them.
+        # Too much to decode: these models are replaced by one without a name, whose price is unknown.
         yield ""
         return
     try:
-        found = _TOOLS.decode(tools)
+        decoded = _TOOLS.decode(tools)
     except UNREADABLE:
         return
-    for tool in found:
+    for tool in decoded:
         if isinstance(tool.type, str) and tool.type.startswith(_ADVISOR) and isinstance(tool.model, str):
             yield tool.model
 
 
-def _others(call: Call) -> Iterator[tuple[str, str | None]]:
-    """The field and the name of each model that may be called instead; None: what cannot be read."""
+def _models_instead(call: Call) -> Iterator[tuple[str, str | None]]:
+    """Yield the field and the name of each model that may be called instead; the name is None if unreadable."""
     for field in _OTHER_MODELS:
-        named = decode(call.fields[field]) if field in call.fields else None
-        if field == _FALLBACKS and named == _DEFAULT:
+        value = decode(call.fields[field]) if field in call.fields else None
+        if field == _FALLBACKS and value == _DEFAULT_VALUE:
             yield from ((field, name) for name in _default_fallbacks(call.model or ""))
             continue
-        for one in named if isinstance(named, list) else [] if named is None else [named]:
-            name = one.get("model") if isinstance(one, dict) else one
+        for entry in value if isinstance(value, list) else [] if value is None else [value]:
+            name = entry.get("model") if isinstance(entry, dict) else entry
             yield field, name if isinstance(name, str) else None
 
 
 def _default_fallbacks(model: str) -> Sequence[str]:
-    """Return the models that Anthropic may ask by default after this one has refused."""
+    """Return the models that Anthropic may call by default after this one has refused."""
     return next(names for pattern, names in _DEFAULT_FALLBACKS if fnmatchcase(model, pattern))
 
 
 def check_model(model: str | None, caller: Caller, field: str = "model") -> None:
-    """Refuse what a client key may not call; None: a path that names no model, or what cannot be read.
+    """Refuse a model that a client key may not use. None: the path names no model, or its name cannot be read.
 
     Raises:
-        UnknownModel: it is not for this key.
+        UnknownModel: the key may not use it.
     """
     if not is_allowed(model, caller.models):
         unnamed = _NO_MODEL if field == "model" else f'what the field "{field}" names'
-        asked = f'the model "{model[:100]}"' if model else unnamed
-        raise _not_for(caller, asked, field)
+        what = f'the model "{model[:100]}"' if model else unnamed
+        raise _not_for(caller, what, field)
 
 
-def _not_for(caller: Caller, asked: str, field: str) -> UnknownModel:
+def _not_for(caller: Caller, what: str, field: str) -> UnknownModel:
     return UnknownModel(
-        f'The client key "{caller.namespace}" may not use {asked}; it may use {", ".join(caller.models)}.', param=field
+        f'The client key "{caller.namespace}" may not use {what}; it may use {", ".join(caller.models)}.', param=field
     )
 
 
 def is_allowed(model: str | None, patterns: Sequence[str]) -> bool:
-    """Whether a model may be called by a client key with these patterns; with none, all may."""
+    """Return whether a client key with these patterns may use a model; without patterns it may use all."""
     return not patterns or (model is not None and any(fnmatchcase(model, pattern) for pattern in patterns))
 
 
 def with_form_model(incoming: Incoming, call: Call) -> Call:
-    """The call with the `model` field of a form, where one of the first parts holds it (audio, images).
+    """Return the call with the model that a form names (audio, images); otherwise the call unchanged.
 
     Raises:
         InvalidRequest: the form names the model twice.
     """
     if call.model is not None or not header(incoming.headers, b"content-type").startswith(b"multipart/form-data"):
         return call
-    found = list(_MODEL_PART.finditer(incoming.body))
-    if len(found) > 1:
-        raise InvalidRequest('The form holds more than one part named "model". Send it once.', param="model")
-    start = found[0].end() if found else 0
-    stop = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME) if found else 0
+    parts = list(_MODEL_PART.finditer(incoming.body))
+    if len(parts) > 1:
+        raise InvalidRequest('The form has more than one part named "model". Send it once.', param="model")
+    start = parts[0].end() if parts else 0
+    stop = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME) if parts else 0
     name = incoming.body[start:stop].decode("utf-8", "replace").strip() if stop > start else ""
     return replace(call, model=name, model_at=(start, stop)) if name else call
 
 
 def form_naming(model: str, body: bytes) -> bytes:
-    """A form that names this model, where it names one or none; its own bytes where it names several."""
-    found = list(_MODEL_PART.finditer(body))
-    if len(found) > 1:
+    """Return the form with this model in its `model` part; unchanged if it has several such parts."""
+    parts = list(_MODEL_PART.finditer(body))
+    if len(parts) > 1:
         return body
-    if found:
-        start = found[0].end()
+    if parts:
+        start = parts[0].end()
         stop = body.find(b"\r\n", start)
         return b"".join((body[:start], model.encode(), body[stop:])) if stop >= 0 else body
     boundary, mark, _ = body.partition(b"\r\n")

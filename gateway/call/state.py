@@ -60,7 +60,7 @@ class RoutingState:
         route: the route that is tried now, or that has responded.
         home: the first route, if nothing is known of the conversation but its model and its session.
         kept_at: the provider that keeps the response which the call continues; None if unknown.
-        others: models that the call tells its providers to use instead of its own.
+        others: models that the call lets its providers use instead of its own.
         advisors: models that the call allows its own model to ask.
     """
 
@@ -124,7 +124,7 @@ class StepsState:
     Attributes:
         active: the position of the call's agent in its steps; None without steps.
         step: the step that was active when the call came; its record names it.
-        restriction: how the provider is told which tools may be called.
+        restriction: how the request states which tools may be called.
         refused_changes: the model that refused a system message which withdraws tools.
     """
 

@@ -13,13 +13,14 @@ from gateway.core.record import TOO_SLOW
 
 @asynccontextmanager
 async def max_wait(seconds: float) -> AsyncIterator[None]:
-    """Cancel what is inside after so many seconds.
+    """Cancel the block after this many seconds.
 
-    The message of the cancel becomes the outcome in the record of a call that is cut by it. It also tells this cancel
-    from one that comes from outside, which is passed on as it came.
+    The cancel carries a message for two reasons:
+    - It becomes the outcome in the record of the call that is cancelled.
+    - It distinguishes this cancel from one by another task, which is raised unchanged.
 
     Raises:
-        UpstreamTimeout: it took longer.
+        UpstreamTimeout: the block took longer.
     """
     task = cast("asyncio.Task[object]", asyncio.current_task())
     timer = asyncio.get_running_loop().call_later(seconds, task.cancel, TOO_SLOW)

@@ -31,7 +31,14 @@ from gateway.stores.leases import Lease
 
 @dataclass(frozen=True, slots=True)
 class SessionPolicy:
-    """The `sessions:` settings that concern a call."""
+    """The settings under `sessions:` that a call needs.
+
+    Attributes:
+        id_headers: headers that may name the session, in order.
+        on_missing: what to do if a call names no session.
+        stream_totals: send the session's totals at the end of a stream.
+        estimate_missing: estimate usage that the provider does not report.
+    """
 
     id_headers: tuple[bytes, ...] = (SESSION,)
     on_missing: Literal["derive", "require", "none"] = "derive"
@@ -41,9 +48,13 @@ class SessionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls.
+    """The client that makes a call.
 
-    `models`: shell patterns it may use, empty for all; `key_headers`: where its client key stood; `budget`: the key's.
+    Attributes:
+        namespace: the namespace of its sessions.
+        models: shell patterns of the models that it may use; empty for all.
+        key_headers: the headers that contained its client key.
+        budget: the budget of its client key.
     """
 
     namespace: str
@@ -54,9 +65,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a call of the gateway's own is for.
+    """The purpose of a call that the gateway makes itself.
 
-    `operation`: how it is recorded; `derived`: whether its session's id was derived; `notes`: go into its record.
+    Attributes:
+        operation: the operation in its record.
+        derived: the id of its session was derived.
+        notes: notes for its record.
     """
 
     operation: str
@@ -68,8 +82,12 @@ class Purpose:
 class Directives:
     """What the headers of a call ask of the gateway.
 
-    `context`: how it is made to fit; `budget`: declared for the session; `mode`: tool results are shown in this mode or
-    a shorter one; `parent`: the session that this one works for; `agent`: whose steps it takes.
+    Attributes:
+        context: how the request is trimmed.
+        budget: the budget that the call declares for its session.
+        mode: the response mode of tool results; the budget may require a shorter one.
+        parent: the session that this session works for.
+        agent: the agent whose steps apply.
     """
 
     context: ContextOptions = NO_OPTIONS
@@ -84,12 +102,25 @@ NO_DIRECTIVES: Final = Directives()
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One client request, its body read.
+    """One client request after its body was read.
 
-    `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
-    `decompressed`: the body was sent compressed; `started`: monotonic seconds. `refused`: why its body was not read,
-    which is the response. `purpose`: set if the gateway makes the call itself, for the caller. `provider`: set if the
-    call names a provider and no model.
+    Attributes:
+        call_id: the gateway's id, unique.
+        request_id: the client's id, or `call_id` if the client sent none.
+        method: the HTTP method.
+        path: relative to `/v1/`, still percent-encoded.
+        query: the query string.
+        headers: the headers as received.
+        body: the body, decompressed.
+        decompressed: the client sent the body compressed.
+        endpoint: the endpoint and its wire format.
+        caller: the client that makes the call.
+        path_session: the session that the path names; None if it names none.
+        started: monotonic seconds.
+        refused: why the body was not read; the client receives this error.
+        directives: what the headers ask of the gateway.
+        purpose: set if the gateway makes the call itself, on behalf of the caller.
+        provider: set if the call names a provider and no model.
     """
 
     call_id: str
@@ -112,30 +143,30 @@ class Incoming:
 
 @dataclass(slots=True)
 class ActiveStep:
-    """Where a call's agent is in its steps.
+    """The position of a call's agent in its steps.
 
     Attributes:
-        agent: its steps.
-        facts: what its conditions look at.
-        state: before the call; after it, once the tools are known that it used.
-        offer: the tools that the call offers, where they are held to a step.
-        keep: those that may be called.
-        must: one of these has to be called.
+        agent: the agent, with its steps.
+        facts: the values that the conditions of its steps test.
+        state: its position before the call; its position after the call once the used tools are known.
+        offer: the tools that the call offers; None if the step does not restrict them.
+        callable_tools: those that may be called.
+        must_call: one of these must be called.
         is_free: nothing is restricted, because the response calls no tools.
-        refused: the model that refused a `tool_choice` with these tools.
-        unforced: the model that refused a forced tool call.
-        stray: tools that the answer calls though they were not due, or not allowed.
+        refused_choice: the model that refused a `tool_choice` with these tools.
+        refused_force: the model that refused a forced tool call.
+        stray: tools that the response calls although they were not due, or not allowed.
     """
 
     agent: Agent
     facts: ConditionFacts
     state: StepState
     offer: ToolOffer | None = None
-    keep: tuple[str, ...] = ()
-    must: bool = False
+    callable_tools: tuple[str, ...] = ()
+    must_call: bool = False
     is_free: bool = False
-    refused: Route | None = None
-    unforced: Route | None = None
+    refused_choice: Route | None = None
+    refused_force: Route | None = None
     stray: tuple[str, ...] = ()
 
     @property
@@ -146,13 +177,29 @@ class ActiveStep:
 
 @dataclass(slots=True)
 class ClientResponse:
-    """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
+    """The response that the client receives.
 
-    `unseen`: what in the request stands for content that only the provider has; `is_unfitted`: it was sent unweighed;
-    `is_unmetered`: it is billed after its answer. `totals` are the session's, after this call where `final`, else
-    before it. `broken` turns true while a body is being passed on: it must not be ended as if it were complete.
-    `is_events`: the body is a stream of events, which its headers may not say; `failure_events`: makes the
-    events that end the stream with an error.
+    Attributes:
+        status: the HTTP status.
+        headers: the headers of the provider or the gateway.
+        body: the complete body, or an iterator of chunks that are passed on as they arrive.
+        session: the session of the call; None if it has none.
+        totals: the session's totals: after this call if `final`, else before it.
+        charge: what the call costs; None if this is not known yet, or nothing is billed.
+        final: `totals` include this call.
+        upstream_error: the provider responded with an error.
+        fault: the error of the gateway; None if there is none.
+        context: the token counts, and what was trimmed; None if the tokens were not counted.
+        allowance: what the budgets leave.
+        mode: the response mode of tool results.
+        stepped: the position of the call's agent in its steps.
+        unseen: names of what in the request refers to content that only the provider has.
+        is_unfitted: the request was sent without counting its tokens, so that it could not be trimmed.
+        is_unmetered: the provider bills the call after this response, and no session sees that usage.
+        overhead_s: seconds that the gateway needed before it sent the request.
+        broken: the body ended before it was complete. This may change while an iterator is passed on.
+        is_events: the body is a stream of events, even if its headers do not say so.
+        failure_events: returns the events that end the stream with an error.
     """
 
     status: int
@@ -178,9 +225,10 @@ class ClientResponse:
 
 
 class RequestCounts(NamedTuple):
-    """The token counts of the unchanged request, what earlier calls taught, and the keys of its messages (`keys_of`).
+    """The token counts of a request before trimming.
 
-    `keys` and `overhead`, what stands beside the messages: None where these are no array.
+    `learned`: what earlier calls taught; `keys`: the keys of its messages (`keys_of`); `overhead`: its tokens outside
+    the messages. Both are None if the messages are not an array.
     """
 
     original: CountedRequest
@@ -189,8 +237,8 @@ class RequestCounts(NamedTuple):
     overhead: Overhead | None
 
     @property
-    def alone(self) -> RequestCounts:
-        """The same without what other sessions taught."""
+    def without_others(self) -> RequestCounts:
+        """Return the counts without what other sessions taught."""
         learned = self.learned.alone
         original = count_tokens(self.original.request, self.original.estimate, learned, self.original.key)
         return self._replace(original=original, learned=learned)
@@ -198,12 +246,19 @@ class RequestCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """One call to be planned.
+    """A request to the planner: what to trim, for which route and limits.
 
-    `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
-    empty; `counts`: what these contents weighed for this route, where that was found just now; `form`: what the
-    format is called, where it may be read as another. `received`: what the client sent, None where that is the same;
-    `keeps_decisions`: what was decided for the conversation stays in force, also where it would fit without.
+    Attributes:
+        contents: the messages and fields to send.
+        route: the route that they are sent to.
+        facts: the limits and prices of its model.
+        options: the limits that this call sets.
+        size: bytes of the body.
+        salt: the name of a fallback's route, which keeps its trim decisions separate; empty for the first route.
+        counts: the token counts of these contents for this route, if they are known already.
+        format_name: the name of the format, if it is read as another one (embeddings).
+        received: what the client sent; None if `contents` are that.
+        keeps_decisions: earlier trim decisions of the conversation stay in force, even if the request would fit now.
     """
 
     contents: Contents
@@ -213,78 +268,84 @@ class PlanRequest:
     size: int
     salt: str = ""
     counts: RequestCounts | None = None
-    form: str = ""
+    format_name: str = ""
     received: Contents | None = None
     keeps_decisions: bool = False
 
     @property
     def is_changed(self) -> bool:
-        """Whether the contents are not what the client sent: results in a response mode, or thinking removed."""
+        """Return whether the contents differ from what the client sent, such as shortened results."""
         return self.received is not None
 
     @property
-    def limited(self) -> str:
-        """The model as its limits are learned: with a larger window, for which a call asks, they are other ones."""
+    def limit_model(self) -> str:
+        """Return the name under which limits of the model are learned.
+
+        It includes the larger window that the call asks for, as other limits apply then.
+        """
         beta = beta_of(self.facts, self.options)
         return self.route.model if beta is None else f"{self.route.model}\n{beta}"
 
 
 class PendingExtract(NamedTuple):
-    """A result that is shown as an extract until it is decided what its summary is.
+    """A tool result that is shown as an extract until its summary is decided.
 
-    `place`: the index of its message; `raw`: the unchanged message.
+    `position`: the index of its message; `raw`: the unchanged message; `limits`: how long its summary may be.
     """
 
-    place: int
+    position: int
     raw: bytes
     handle: str
-    summing: SummaryLimits
+    limits: SummaryLimits
 
 
 class KeptContent(NamedTuple):
-    """The content of a handle: what this form leaves out of a message; `raw`: the unchanged message."""
+    """The content that a handle refers to: what `form` leaves out of a message. `raw`: the unchanged message."""
 
     raw: bytes
     form: ResponseMode
 
     @property
     def text(self) -> str:
-        """As it is stored."""
+        """Return the text to store."""
         return original(self.raw, self.form)
 
 
 class ShownResults(NamedTuple):
-    """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
+    """The messages of a request after its tool results were shown in response modes.
 
-    `forms`: of each message, `raw` for one that is sent unchanged; `texts`: see `KeptContent`; `open`: results that may
-    be summarized first, in order.
+    Attributes:
+        messages: the messages to send, one for each that was received.
+        forms: the form of each message; `raw` if it is unchanged.
+        texts: the texts to store before the request is sent, by handle.
+        pending: results that may be summarized first, in order.
     """
 
     messages: tuple[bytes, ...]
     forms: tuple[ResponseMode, ...]
     texts: Mapping[str, KeptContent]
-    open: tuple[PendingExtract, ...] = ()
+    pending: tuple[PendingExtract, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return how many messages are shown in each form but `raw`."""
+        """Return how many messages are shown in each form except `raw`."""
         return {form: number for form, number in Counter(self.forms).items() if form != "raw"}
 
     @property
     def more(self) -> int:
-        """Tokens by which summaries may be longer than the extracts that are shown so far."""
-        return sum(sorted(one.summing.more for one in self.open)[-MOST:])
+        """Return the tokens by which summaries may be longer than the extracts that are shown so far."""
+        return sum(sorted(result.limits.more for result in self.pending)[-MOST:])
 
 
 @dataclass(frozen=True, slots=True)
 class CallAccounts:
-    """The accounts of a call, and how they stood when they were read: see `of`.
+    """The accounts of a call and their balances when they were read. Created with `of`.
 
     Attributes:
         claims: the accounts.
-        balances: how each of them stands.
-        budgets: those of them in which a budget is in force, see `budgets_in`.
-        is_blind: the store is away, and they stand as this worker last saw them.
+        balances: the balance of each account.
+        budgets: the balances of accounts with a budget in force (`budgets_in`).
+        is_blind: the store is unavailable, and the balances are those that this worker saw last.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -294,20 +355,20 @@ class CallAccounts:
 
     @classmethod
     def of(cls, claims: tuple[Claim, ...], balances: tuple[Balance, ...], *, is_blind: bool = False) -> CallAccounts:
-        """Accounts that stand so."""
+        """Return the accounts with these balances."""
         return cls(claims, balances, budgets_in(balances), is_blind)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenHold:
-    """What was held for a call.
+    """The reservation of a call.
 
     Attributes:
-        hold: None where nothing is limited.
-        units: tokens held for each answer, see `Hold`.
+        hold: what is reserved; None if no budget limits the call.
+        units: tokens reserved for each response (`Hold`).
         lease: keeps the hold alive.
-        limit: the output limit to send with the call; None where it needs none.
-        book: the accounts after the hold.
+        limit: the output limit to send with the call; None if it needs none.
+        book: the accounts after the hold was taken.
     """
 
     hold: Hold | None
@@ -318,5 +379,5 @@ class TakenHold:
 
     @property
     def whole(self) -> int | None:
-        """Tokens held for each answer, where that is final; None where nothing is held, or the hold still grows."""
+        """Return the tokens reserved for each response; None if nothing is reserved, or the hold can still grow."""
         return self.units if self.hold is not None and not self.lease.step else None

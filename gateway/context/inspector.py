@@ -27,19 +27,19 @@ from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import Fields, decode, join, read_fields, write_fields
 from gateway.dialects.limits import output_limit
 
-#: details of a request that are shown only where they are asked for
+#: details of a request that are shown only on demand
 SHOWN: Final = ("items", "tools")
-#: bytes that are read in the loop; more of them would keep all calls waiting
+#: Bytes that are read in the event loop. Reading more would block all calls.
 _INLINE_BYTES: Final = 64 * 1024
 _EMBEDDINGS: Final = "embeddings"
-#: the formats that a body may have, and which each is read as: texts to embed are weighed as bare prompts are
+#: the formats that a body may have, and the format that each is read as: texts to embed are counted like bare prompts
 WIRES: Final[Mapping[str, Wire]] = {**{wire: wire for wire in get_args(Wire)}, _EMBEDDINGS: "completions"}
-#: what the names of most models hold that take nothing but texts to embed
+#: part of the names of most embedding models
 _EMBEDS: Final = "embed"
 
 
 class Inspector:
-    """Reads bodies of any format, without the path that would tell which it is."""
+    """Reads bodies of any format, which is guessed because there is no path that names it."""
 
     def __init__(self, planner: Planner, routes: Routes, facts: Callable[[Route], ModelFacts]) -> None:
         self._planner = planner
@@ -49,11 +49,17 @@ class Inspector:
     def read(
         self, body: bytes, *, model: str | None = None, wire: str | None = None, options: ContextOptions | None = None
     ) -> tuple[Call, PlanRequest]:
-        """The request in a body. `model`: asked for instead of the one it names; `wire`: its format, else guessed.
+        """Return the call and the request in a body.
+
+        Args:
+            body: the body, JSON.
+            model: the model to count for; None for the one that the body names.
+            wire: the format of the body; None to guess it.
+            options: the limits of the call; None for none.
 
         Raises:
-            InvalidRequest: it is no request that could be weighed.
-            UnknownModel: nobody serves its model.
+            InvalidRequest: the body has no messages or texts that can be counted.
+            UnknownModel: no provider has the model.
         """
         fields = read_fields(body)
         named = decode(fields["model"]) if "model" in fields else None
@@ -65,30 +71,30 @@ class Inspector:
         contents = contents_of(_as_prompt(call) if form == _EMBEDDINGS else call, WIRES[form])
         if contents is None:
             raise InvalidRequest(
-                'The body holds no "messages", "input" or "prompt" that could be weighed.', param="messages"
+                'The body has no "messages", "input" or "prompt" that can be counted.', param="messages"
             )
         route = self._routes.resolve(name)
         wanted = replace(options or ContextOptions(), output=output_limit(contents.fields, contents.wire))
-        return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), form=form)
+        return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), format_name=form)
 
     async def read_apart(
         self, body: bytes, *, wire: str | None = None, options: ContextOptions | None = None
     ) -> tuple[Call, PlanRequest]:
-        """The same as `read`, where others wait for the loop: a large body is read in a thread."""
+        """Return what `read` returns. A large body is read in a thread, so that the event loop is not blocked."""
         work = partial(self.read, body, wire=wire, options=options)
         return await asyncio.to_thread(work) if len(body) > _INLINE_BYTES else work()
 
-    async def count(self, asked: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
-        """What a request weighs, as `gateway count` and /api/count show it.
+    async def count(self, request: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
+        """Return the token counts of a request, as `gateway count` and /api/count show them.
 
-        `show`: `items` for each message's tokens, `tools` for those of each tool's results.
+        `show`: `items` for the tokens of each message, `tools` for those of each tool's results.
         """
-        original, learned, *_ = await self._planner.count_tokens(asked, remembered)
+        original, learned, *_ = await self._planner.count_tokens(request, remembered)
         parts = original.estimate.context
-        found: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "model": original.request.model,
             "provider": original.request.provider,
-            "wire": asked.form or original.request.wire,
+            "wire": request.format_name or original.request.wire,
             "tokens": original.tokens,
             "margin": original.margin(self._planner.policy.safety),
             "kept_tokens": original.kept,
@@ -99,90 +105,98 @@ class Inspector:
             "tool_tokens": parts.tool_tokens,
             "tool_results": parts.results,
             "definition_tokens": parts.definition_tokens,
-            # Texts to embed have no context budget: each has the model's window to itself.
+            # Texts to embed have no context budget, because each one may fill the model's window.
             "budget": None
-            if asked.form == _EMBEDDINGS
-            else budget_of(self._planner.policy, within(asked.facts, asked.options, learned.limit), asked.options),
+            if request.format_name == _EMBEDDINGS
+            else budget_of(
+                self._planner.policy, within(request.facts, request.options, learned.limit), request.options
+            ),
         }
         if "items" in show:
-            found["items"] = await self._items(asked)
+            shown["items"] = await self._items(request)
         if "tools" in show:
-            found["tools"] = tools_json(parts.tools)
-        return found
+            shown["tools"] = tools_json(parts.tools)
+        return shown
 
-    async def _items(self, asked: PlanRequest) -> list[dict[str, Any]]:
-        tokens = await self._planner.message_tokens(asked)
-        messages = asked.contents.messages or ()
+    async def _items(self, request: PlanRequest) -> list[dict[str, Any]]:
+        tokens = await self._planner.message_tokens(request)
+        messages = request.contents.messages or ()
         is_long = sum(map(len, messages)) > _INLINE_BYTES
-        found = await asyncio.to_thread(_roles, messages) if is_long else _roles(messages)
-        roles = found or ["input"] * len(tokens)
+        known_roles = await asyncio.to_thread(_roles, messages) if is_long else _roles(messages)
+        roles = known_roles or ["input"] * len(tokens)
         return [
             {"index": index, "role": role, "tokens": number}
             for index, (role, number) in enumerate(zip(roles, tokens, strict=True))
         ]
 
-    async def context(self, asked: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
-        """The numbers an agent hands on to its tools. `show`: see `count`."""
-        found = await self.count(asked, remembered, show)
-        budget = found["budget"]
+    async def context(self, request: PlanRequest, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
+        """Return the numbers that an agent passes to its tools. `show`: see `count`."""
+        shown = await self.count(request, remembered, show)
+        budget = shown["budget"]
         return {
-            "conversation_tokens": found["conversation_tokens"],
-            "accumulated_tool_tokens": found["tool_tokens"],
+            "conversation_tokens": shown["conversation_tokens"],
+            "accumulated_tool_tokens": shown["tool_tokens"],
             "budget": budget,
-            "remaining": None if budget is None else max(0, budget - found["tokens"] - found["margin"]),
-            **{name: found[name] for name in SHOWN if name in show},
+            "remaining": None if budget is None else max(0, budget - shown["tokens"] - shown["margin"]),
+            **{name: shown[name] for name in SHOWN if name in show},
         }
 
-    async def trim(self, call: Call, asked: PlanRequest, remembered: Remembered) -> tuple[bytes, Plan]:
-        """The body as it would be forwarded with its tool results as they came, and why.
+    async def trim(self, call: Call, request: PlanRequest, remembered: Remembered) -> tuple[bytes, Plan]:
+        """Return the trimmed body and its plan, without sending anything.
 
-        No result is shown in a response mode: what that leaves out would have to be kept. Nor is a model ever called
-        for this. Where one would be asked for a summary first, the body is as it would be if that failed, and the plan
-        says what it needs.
+        - Tool results stay unchanged: a response mode would have to store what it leaves out.
+        - No model is called. If a summary would be requested first, the body is the one without that summary, and the
+          plan says what it needs (`Plan.needs`).
 
         Raises:
-            ContextOverflow: it cannot be made to fit.
-            InvalidRequest: requests of its format are not fitted.
+            ContextOverflow: the messages that must stay exceed the budget.
+            InvalidRequest: requests of this format are not trimmed.
         """
-        if asked.form == _EMBEDDINGS:
-            raise InvalidRequest("A request for embeddings has no messages to choose among, and is sent as it is.")
-        if asked.contents.wire not in VIEWED:
+        if request.format_name == _EMBEDDINGS:
             raise InvalidRequest(
-                f"A {asked.contents.wire} request has no messages to choose among. It is sent as it is where it fits; "
-                "over its budget it is refused (400 context_length_exceeded), but with context.on_overflow: least or "
-                "forward sent all the same."
+                "A request for embeddings is never trimmed: it has no messages, and is sent unchanged."
             )
-        plan = await self._planner.plan(asked, remembered, use="ask")
+        if request.contents.wire not in VIEWED:
+            raise InvalidRequest(
+                f"A {request.contents.wire} request is never trimmed: it has no messages. Over its budget it is "
+                "refused (400 context_length_exceeded), or sent unchanged with context.on_overflow: least or forward."
+            )
+        plan = await self._planner.plan(request, remembered, use="ask")
         if plan.needs is not None:
-            plan = replace(await self._planner.plan(asked, remembered), needs=plan.needs)
+            plan = replace(await self._planner.plan(request, remembered), needs=plan.needs)
         if plan.overflow is not None:
             raise plan.overflow
-        messages = plan.messages if plan.messages is not None or not asked.contents.marked else asked.contents.messages
+        messages = (
+            plan.messages if plan.messages is not None or not request.contents.marked else request.contents.messages
+        )
         if messages is None:
             return call.body, plan
-        return write_fields(call.fields, {ITEMS[asked.contents.wire]: join(messages)}), plan
+        return write_fields(call.fields, {ITEMS[request.contents.wire]: join(messages)}), plan
 
-    async def told(self, asked: PlanRequest, plan: Plan, *, explain: bool) -> dict[str, Any]:
-        """What would be decided about a call, as `gateway trim` and /api/trim show it.
+    async def told(self, request: PlanRequest, plan: Plan, *, explain: bool) -> dict[str, Any]:
+        """Return the result of a trim, as `gateway trim` and /api/trim show it.
 
-        `explain`: what would become of each message, too. `note`: it would be decided otherwise, with a summary.
+        `explain`: add what happens to each message. The field `note` says that a summary would be requested first.
         """
-        found = context_json(plan.context, explain=explain)
+        shown = context_json(plan.context, explain=explain)
         if explain and not plan.context.message_fates:
-            found["items"] = [
-                {**item, "sent_tokens": item["tokens"], "rule": "kept"} for item in await self._items(asked)
+            shown["items"] = [
+                {**item, "sent_tokens": item["tokens"], "rule": "kept"} for item in await self._items(request)
             ]
         if plan.needs is not None:
-            found["note"] = (
+            shown["note"] = (
                 f"{plan.needs.model} would first be asked to summarize {plan.needs.count} messages; "
                 "this is what would be sent without that summary"
             )
-        return found
+        return shown
 
 
 def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
-    """What was decided about one call, as /api and the command line show it. `explain`: each message's fate too."""
-    found: dict[str, Any] = {
+    """Return the token counts of a call and what was trimmed, as /api and the command line show them.
+
+    `explain`: add what happened to each message.
+    """
+    shown: dict[str, Any] = {
         "tokens": context.tokens,
         "original_tokens": context.original_tokens,
         "kept_tokens": context.kept,
@@ -197,23 +211,23 @@ def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
         "shadow": context.shadow,
     }
     if explain:
-        found["items"] = [fate_json(index, fate) for index, fate in enumerate(context.message_fates)]
-    return found
+        shown["items"] = [fate_json(index, fate) for index, fate in enumerate(context.message_fates)]
+    return shown
 
 
 def thinking_json(thinking: ThinkingRecord) -> dict[str, Any]:
-    """Return what became of a call's thinking blocks."""
+    """Return how many thinking blocks a call received and sent, and why the others were removed."""
     return {"received": thinking.received, "sent": thinking.sent, "reason": thinking.reason or None}
 
 
 def tools_json(weights: ToolWeights) -> dict[str, dict[str, int]]:
-    """The results of each tool, the heaviest first."""
+    """Return the number and tokens of results by tool, most tokens first."""
     heaviest = sorted(weights.items(), key=lambda item: -item[1].tokens)
     return {name: {"results": weight.results, "result_tokens": weight.tokens} for name, weight in heaviest}
 
 
 def fate_json(index: int, fate: Fate) -> dict[str, Any]:
-    """One message's fate."""
+    """Return what happened to one message."""
     return {
         "index": index,
         "role": fate.role,
@@ -224,15 +238,15 @@ def fate_json(index: int, fate: Fate) -> dict[str, Any]:
 
 
 def _format(fields: Fields, model: str) -> str:
-    """The name of the format; only what tells formats apart is decoded."""
+    """Return the name of the format of a body. Only the fields that distinguish formats are decoded."""
     if _EMBEDS in model.lower() and "input" in fields and "messages" not in fields:
         return _EMBEDDINGS
-    told = {name: decode(fields[name]) if name in ("model", "tools") else None for name in fields}
-    return wire_of(told)
+    decoded = {name: decode(fields[name]) if name in ("model", "tools") else None for name in fields}
+    return wire_of(decoded)
 
 
 def _as_prompt(call: Call) -> Call:
-    """A call for embeddings as one that completes its texts."""
+    """Return a call for embeddings as a call that completes its texts."""
     fields = {name: value for name, value in call.fields.items() if name not in ("input", "prompt")}
     return replace(call, fields={**fields, "prompt": call.fields["input"]} if "input" in call.fields else fields)
 

@@ -1,8 +1,8 @@
 """Count and trim requests, in threads if that takes long.
 
-Requests with little new in them are weighed in the loop, which costs less than handing them to a thread. All others,
-and every choice of what to keep, run in threads, few of them: with more, the loop would wait too long for its turn at
-the interpreter.
+The tokens of a request with few new messages are counted in the event loop, which costs less than a switch to a
+thread. All other counts run in threads, and so does every trim. There are few threads: with more of them, the event
+loop would wait too long for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -49,29 +49,31 @@ from gateway.stores.learner import Learner
 logger = logging.getLogger("gateway")
 T = TypeVar("T")
 
-#: Bytes behind the known beginning of a request that are weighed in the loop: a few milliseconds if all are new.
+#: Bytes after the known prefix of a request that are counted in the event loop: a few milliseconds if all are new.
 _INLINE_BYTES: Final = 32 * 1024
-#: bytes of a body that is taken apart beside the loop: some three milliseconds
+#: Larger bodies are parsed in a thread. Parsing one of this size takes some three milliseconds.
 _LARGE_BYTES: Final = 512 * 1024
-#: Bytes of a body that is counted after all others of this size. Many of its parts are read by one C call each, which
-#: keeps the interpreter for tens of milliseconds: two at once would keep the event loop waiting for too long.
+#: Larger bodies are counted one after the other. A single C call reads one of their parts and keeps the interpreter
+#: lock for tens of milliseconds. Two such calls at once would block the event loop for too long.
 _HUGE_BYTES: Final = 8 * 1024 * 1024
-#: threads of each kind
+#: number of threads of each kind
 _READING: Final = 1
 _COUNTING: Final = 2
 _COUNTING_HUGE: Final = 1
 _FITTING: Final = 1
-#: bytes that one of a schema takes once it is built
-_BUILT: Final = 20
-#: bytes that a character of a text takes at the most
+#: bytes in memory for each byte of a decoded schema
+_DECODED: Final = 20
+#: maximum bytes of a character in memory
 _CHARACTER: Final = 4
-#: tokens: a budget that leaves nothing out, for what was decided under a smaller one
+#: Tokens. A budget that trims nothing more, for applying earlier trim decisions only.
 _ENOUGH: Final = 2**40
-#: how long a choice may wait for others without losing time of its own, in deadlines
-_MOST_WAITED: Final = 5
+#: how long a trim may wait for a thread before that reduces its own time, in deadlines
+_MAX_WAITED: Final = 5
 
 
 class _Estimated(NamedTuple):
+    """A request with its estimated tokens. `keys`, `overhead`: None if its messages are not an array."""
+
     request: RequestParts
     estimate: Estimate
     keys: tuple[bytes, ...] | None
@@ -79,13 +81,13 @@ class _Estimated(NamedTuple):
 
 
 class PlannerThreads:
-    """Where planning takes long. Several planners may share them, one after the other."""
+    """The threads for slow counts and trims. The planner of a new configuration takes them over from the old one."""
 
     def __init__(self) -> None:
-        # What takes milliseconds must not wait for what takes seconds.
+        # Reading takes milliseconds and must not wait for work that takes seconds.
         self.reading = ThreadPoolExecutor(_READING, "reading")
-        # A long choice must not keep those waiting who only want to be weighed.
-        self.counts = ThreadPoolExecutor(_COUNTING, "weighing")
+        # Counting must not wait for a long trim.
+        self.counts = ThreadPoolExecutor(_COUNTING, "counting")
         self.huge = ThreadPoolExecutor(_COUNTING_HUGE, "counting-huge")
         self.fitting = ThreadPoolExecutor(_FITTING, "fitting")
 
@@ -94,15 +96,24 @@ class PlannerThreads:
         return self.huge if size > _HUGE_BYTES else self.counts
 
     def close(self) -> None:
-        """Let them end; calls that wait for them have been cut by then."""
+        """End the threads. Calls that wait for them have been cancelled before."""
         for pool in (self.reading, self.counts, self.huge, self.fitting):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Planner:
-    """Plans calls. Shared by all; what it keeps is in `memory`, None for one of its own.
+    """Counts and trims the requests of all calls.
 
-    `translated`: providers that are sent a chat, whichever format a call came in.
+    Args:
+        estimator: counts tokens.
+        is_loaded: returns whether a tokenizer is loaded, so that counting need not wait for that.
+        learner: what was learned of models from reported usage and refusals.
+        policy: the budget, and how it is kept.
+        deadline_s: seconds that a trim may take.
+        clock: returns monotonic seconds.
+        memory: the caches; None to create them.
+        threads: the threads; None to create them.
+        translated: providers that always receive the chat format, because their adapter translates.
     """
 
     def __init__(
@@ -119,138 +130,149 @@ class Planner:
         translated: frozenset[str] = frozenset(),
     ) -> None:
         self.policy = policy
-        self._keeping = replace(policy, fit=replace(policy.fit, keeps_decisions=True))
+        self._policy_keeping = replace(policy, fit=replace(policy.fit, keeps_decisions=True))
         self._estimator = estimator
         self._is_loaded = is_loaded
         self._learner = learner
         self._deadline_s = deadline_s
         self._clock = clock
         memory = memory or ContextCaches()
-        #: to look beginnings up in, see `contents_of`
+        #: the prefixes of requests that were read before, see `contents_of`
         self.known = memory.known
-        self._overhead, self._views, self._book = memory.overhead, memory.views, memory.book
+        self._overhead, self._views, self._reader_cache = memory.overhead, memory.views, memory.book
         self._threads = threads or PlannerThreads()
         self._translated = translated
-        #: Held while a huge body is planned: its parts take a few times its size meanwhile.
+        #: Held while a huge body is planned, because its parts then take several times its size in memory.
         self.huge_turn = asyncio.Lock()
         self._reading_ahead = Lock()
 
     async def plan(
-        self, asked: PlanRequest, remembered: Remembered, said: LengthLimit | None = None, *, use: Use = "off"
+        self,
+        request: PlanRequest,
+        remembered: Remembered,
+        reported_limit: LengthLimit | None = None,
+        *,
+        use: Use = "off",
     ) -> Plan:
-        """What to send. `said`: by a provider, just now; `use`: whether a summary may be asked for first.
+        """Return what to send of a request.
 
-        No call is refused because of what other sessions taught: a refused call reports no usage to correct that.
+        Other sessions' corrections never lead to a refusal: a refused call reports no usage that could correct them.
+
+        Args:
+            request: the request.
+            remembered: what its session remembers.
+            reported_limit: the limit that the provider has just named in a refusal.
+            use: whether a summary may be requested first.
         """
-        counts = await self._count_tokens(asked, remembered, said)
-        plan = await self._planned(asked, counts, remembered, use)
+        counts = await self._count_tokens(request, remembered, reported_limit)
+        plan = await self._plan(request, counts, remembered, use)
         if plan.is_safe or not counts.learned.is_of_others:
             return plan
-        alone = await self._planned(asked, counts.alone, remembered, use)
-        return alone if alone.is_safe else plan
+        without_others = await self._plan(request, counts.without_others, remembered, use)
+        return without_others if without_others.is_safe else plan
 
-    async def budget(self, asked: PlanRequest, remembered: Remembered) -> int | None:
-        """Return the input tokens that a call may take; None where nothing limits it."""
-        counts = await self._count_tokens(asked, remembered, None)
-        return budget_of(self.policy, within(asked.facts, asked.options, counts.learned.limit), asked.options)
+    async def budget(self, request: PlanRequest, remembered: Remembered) -> int | None:
+        """Return the maximum input tokens of a call; None if nothing limits them."""
+        counts = await self._count_tokens(request, remembered, None)
+        return budget_of(self.policy, within(request.facts, request.options, counts.learned.limit), request.options)
 
-    async def _planned(self, asked: PlanRequest, counts: RequestCounts, remembered: Remembered, use: Use) -> Plan:
+    async def _plan(self, request: PlanRequest, counts: RequestCounts, remembered: Remembered, use: Use) -> Plan:
         original, learned, keys, overhead = counts
-        facts = within(asked.facts, asked.options, learned.limit)
-        budget, window = budget_of(self.policy, facts, asked.options), facts.window
-        is_compaction = asks_for_compaction(asked.contents.fields, asked.contents.wire)
-        trim = "off" if is_compaction else asked.options.trim or self.policy.trim
+        facts = within(request.facts, request.options, learned.limit)
+        budget, window = budget_of(self.policy, facts, request.options), facts.window
+        is_compaction = asks_for_compaction(request.contents.fields, request.contents.wire)
+        trim = "off" if is_compaction else request.options.trim or self.policy.trim
         unchanged = as_it_came(original, budget, self.policy.safety, window=window)
-        if trim == "off" or (budget is None and not asked.keeps_decisions):
+        if trim == "off" or (budget is None and not request.keeps_decisions):
             return unchanged
         if budget is None:
-            plan = await self._planned(
-                replace(asked, options=replace(asked.options, budget=_ENOUGH)), counts, remembered, use
+            plan = await self._plan(
+                replace(request, options=replace(request.options, budget=_ENOUGH)), counts, remembered, use
             )
             return replace(plan, context=replace(plan.context, budget=None))
-        if keys is None or asked.contents.wire not in VIEWED:
-            return await self._of_one_text(unchanged, asked, original, budget, trim)
-        if original.fits(budget, self.policy.safety) and not asked.keeps_decisions:
-            self._read_ahead(original, asked.contents, keys, budget)
+        if keys is None or request.contents.wire not in VIEWED:
+            return await self._plan_text(unchanged, request, original, budget, trim)
+        if original.fits(budget, self.policy.safety) and not request.keeps_decisions:
+            self._read_ahead(original, request.contents, keys, budget)
             return unchanged
         scales, since = Scales(self._estimator, self._reader(original), overhead), self._clock()
-        policy = self._keeping if asked.keeps_decisions else self.policy
+        policy = self._policy_keeping if request.keeps_decisions else self.policy
 
         def choose() -> Plan:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
-            room = Room(budget, policy, is_shadow, remembered.state, learned, deadline, use, asked.salt, window)
-            return self._roomy(original, asked, keys, room, scales)
+            room = Room(budget, policy, is_shadow, remembered.state, learned, deadline, use, request.salt, window)
+            return self._trimmed(original, request, keys, room, scales)
 
         try:
             plan = await _run_in(self._threads.fitting, choose)
         except InvalidPlan:
-            logger.exception("a request is forwarded as it came, though it is over its budget")
+            logger.exception("trimming failed: the request is forwarded unchanged, although it is over its budget")
             return unchanged
         except (ContextOverflow, BudgetTooSmall) as overflow:
             if trim == "shadow" or self.policy.overflow == "forward":
                 return unchanged
-            part = await self._largest_overhead(asked)
+            part = await self._largest_overhead(request)
             return replace(unchanged, overflow=overflow if part is None else overflow.naming(part))
-        self._read_ahead(original, asked.contents, keys, budget)
+        self._read_ahead(original, request.contents, keys, budget)
         return plan
 
-    async def _of_one_text(
-        self, unchanged: Plan, asked: PlanRequest, original: CountedRequest, budget: int, trim: Trim
+    async def _plan_text(
+        self, unchanged: Plan, request: PlanRequest, original: CountedRequest, budget: int, trim: Trim
     ) -> Plan:
-        """The plan for a request without messages to choose among: sent as it came, or refused."""
+        """Return the plan for a request that is one text: it is sent unchanged or refused, and never trimmed."""
         tokens = original.expected.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
             return unchanged
-        part = await self._largest_overhead(asked)
+        part = await self._largest_overhead(request)
         if part is not None and part.tokens <= original.estimate.tokens - original.estimate.overhead:
             part = None
-        overflow = TextTooLong(needed=tokens, budget=budget, param=ITEMS[asked.contents.wire], part=part)
+        overflow = TextTooLong(needed=tokens, budget=budget, param=ITEMS[request.contents.wire], part=part)
         return replace(unchanged, overflow=overflow)
 
-    async def _largest_overhead(self, asked: PlanRequest) -> RequestPart | None:
-        """What takes most of a request beside its messages."""
-        contents, route = asked.contents, asked.route
+    async def _largest_overhead(self, request: PlanRequest) -> RequestPart | None:
+        """Return the largest part of a request outside its messages; None if there is none of note."""
+        contents, route = request.contents, request.route
 
         def count_tokens(fields: Mapping[str, Piece]) -> int:
-            request = read_request(
+            counted = read_request(
                 contents.wire, fields, model=route.model, provider=route.provider, messages=(),
-                tokenizer=asked.facts.tokenizer or "",
+                tokenizer=request.facts.tokenizer or "",
             )  # fmt: skip
-            return self._estimator.estimate(request).tokens
+            return self._estimator.estimate(counted).tokens
 
-        threads = self._threads.counting(asked.size)
+        threads = self._threads.counting(request.size)
         return await _run_in(threads, lambda: largest_overhead(contents.wire, contents.fields, count_tokens))
 
-    def _roomy(
-        self, original: CountedRequest, asked: PlanRequest, keys: Sequence[bytes], room: Room, scales: Scales
+    def _trimmed(
+        self, original: CountedRequest, request: PlanRequest, keys: Sequence[bytes], room: Room, scales: Scales
     ) -> Plan:
-        view = self.view(asked.contents, keys)
-        # The other formats join neighbours of one role, or take any order.
-        is_sent_as_chat = asked.contents.wire == "chat" or asked.route.provider in self._translated
+        view = self.view(request.contents, keys)
+        # Providers of the other formats merge consecutive messages of one role, or accept any order.
+        is_sent_as_chat = request.contents.wire == "chat" or request.route.provider in self._translated
         family = self._estimator.family(original.request)
         takes_turns = is_sent_as_chat and family.turns == "strict"
         bound = view.bound if family.binding == "prefix" else frozenset[int]()
-        conversation = self._conversation(view, asked.contents, bound, takes_turns=takes_turns)
+        conversation = self._conversation(view, request.contents, bound, takes_turns=takes_turns)
         return make_room(original, view, conversation, room, scales)
 
     def view(self, contents: Contents, keys: Sequence[bytes] | None = None) -> View:
-        """Its messages as chat messages. `keys`: of the messages, where they are known."""
+        """Return the messages of a request as chat messages. `keys`: their keys, if these are known."""
         original = Hashed(contents.messages or (), keys, unmarked=_unmarked(contents))
         return view_of(contents.wire, original, self._views)
 
     def _read_ahead(self, original: CountedRequest, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
-        """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough."""
-        some = due(len(keys), original.expected.tokens / budget)
-        if not some or not self._reading_ahead.acquire(blocking=False):
+        """Let a thread read some messages that the next trim will need. One such task runs at a time."""
+        span = due(len(keys), original.expected.tokens / budget)
+        if not span or not self._reading_ahead.acquire(blocking=False):
             return
         reader, since = self._reader(original), self._clock()
 
         def work() -> None:
             try:
-                part = Hashed(contents.between(some.start, some.stop), keys[some.start : some.stop])
+                part = Hashed(contents.between(span.start, span.stop), keys[span.start : span.stop])
                 read_ahead(view_of(contents.wire, part, self._views).chat, reader, self._deadline(since))
             except Exception:
-                logger.exception("messages cannot be read ahead; a cut reads them all the same")
+                logger.exception("reading messages ahead failed; the next trim reads them itself")
             finally:
                 self._reading_ahead.release()
 
@@ -267,7 +289,7 @@ class Planner:
     async def bound(self, contents: Contents) -> BoundConversation | None:
         """Return the conversation for a model that binds thinking to its prefix, or None if it has no messages.
 
-        In the loop where little of it is new: each message is read once.
+        It is read in the event loop if few of its bytes are new, as each message is read only once.
         """
         if contents.wire not in VIEWED or contents.messages is None:
             return None
@@ -284,89 +306,92 @@ class Planner:
 
     @staticmethod
     def is_large(call: Call) -> bool:
-        """Return whether a call's body is not to be gone over in the loop."""
+        """Return whether a call's body is too large to be read in the event loop."""
         return len(call.body) > _LARGE_BYTES
 
     @staticmethod
     def is_huge(call: Call) -> bool:
-        """Return whether a call's body is planned while no other of its size is, see `huge_turn`."""
+        """Return whether a call's body is so large that such calls are planned one at a time (`huge_turn`)."""
         return len(call.body) > _HUGE_BYTES
 
     async def read(self, size: int, work: Callable[[], T]) -> T:
-        """Do work that goes over a body of `size` bytes: in the loop, or in a thread if the body is large."""
+        """Run work that reads a body of `size` bytes: in the event loop, or in a thread if the body is large."""
         return work() if size <= _LARGE_BYTES else await _run_in(self._threads.reading, work)
 
     async def contents(self, call: Call, wire: Wire) -> Contents | None:
-        """See `contents_of`."""
+        """Return the contents of a call, or None if they cannot be read. See `contents_of`."""
         size = len(call.body)
         if size <= _LARGE_BYTES:
             return contents_of(call, wire, self.known)
         return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.known))
 
-    async def count_tokens(self, asked: PlanRequest, remembered: Remembered) -> RequestCounts:
-        """What a request weighs."""
-        return await self._count_tokens(asked, remembered, None)
+    async def count_tokens(self, request: PlanRequest, remembered: Remembered) -> RequestCounts:
+        """Return the token counts of a request before trimming."""
+        return await self._count_tokens(request, remembered, None)
 
     async def _count_tokens(
-        self, asked: PlanRequest, remembered: Remembered, said: LengthLimit | None
+        self, request: PlanRequest, remembered: Remembered, reported_limit: LengthLimit | None
     ) -> RequestCounts:
-        if asked.counts is not None and said is None:
-            return asked.counts
-        request, estimate, keys, overhead = await self._estimated(asked)
-        if said is None:
-            said = await self._said_before(asked)
-        kept = remembered.kept_by(request.provider, continued_from(asked.contents.fields, request.wire))
-        key = key_of(request, estimate, kept)
-        learned = Learned(*await self._learner.taught(key), remembered.last_turn, said, kept)
-        return RequestCounts(count_tokens(request, estimate, learned, key), learned, keys, overhead)
+        if request.counts is not None and reported_limit is None:
+            return request.counts
+        parts, estimate, keys, overhead = await self._read_and_estimate(request)
+        if reported_limit is None:
+            reported_limit = await self._learned_limit(request)
+        kept = remembered.kept_by(parts.provider, continued_from(request.contents.fields, parts.wire))
+        key = key_of(parts, estimate, kept)
+        learned = Learned(*await self._learner.taught(key), remembered.last_turn, reported_limit, kept)
+        return RequestCounts(count_tokens(parts, estimate, learned, key), learned, keys, overhead)
 
-    async def _said_before(self, asked: PlanRequest) -> LengthLimit | None:
-        """What a provider said of late, unless the configuration names that limit, which is not overruled by it."""
-        rule = asked.route.rule
+    async def _learned_limit(self, request: PlanRequest) -> LengthLimit | None:
+        """Return the limit that the provider named in a recent refusal, unless the configuration sets that limit."""
+        rule = request.route.rule
         configured = rule.facts if rule is not None else ModelFacts()
         if configured.window is not None and configured.input is not None:
             return None
-        said = await self._learner.limit(asked.route.provider, asked.limited)
-        if said is None or (configured.input if said.of_input else configured.window) is not None:
+        reported_limit = await self._learner.limit(request.route.provider, request.limit_model)
+        if reported_limit is None or (configured.input if reported_limit.of_input else configured.window) is not None:
             return None
-        return said
+        return reported_limit
 
-    async def _estimated(self, asked: PlanRequest) -> _Estimated:
-        """The request, what it weighs, and the keys of its messages. In the loop where little is new."""
-        estimator, key = self._estimator, _key_of(asked)
-        known = self._overhead.find(key) if asked.contents.array is not None else None
-        request = known.request if known is not None else request_of(asked)
-        is_loaded = self._is_loaded(estimator.tokenizer(request))
-        if known is not None and not (is_loaded and known.counter.name == estimator.counter(request).name):
+    async def _read_and_estimate(self, request: PlanRequest) -> _Estimated:
+        """Return the request with its estimated tokens. They are counted in the event loop if few bytes are new."""
+        estimator, key = self._estimator, _key_of(request)
+        known = self._overhead.find(key) if request.contents.array is not None else None
+        parts = known.request if known is not None else request_of(request)
+        is_loaded = self._is_loaded(estimator.tokenizer(parts))
+        if known is not None and not (is_loaded and known.counter.name == estimator.counter(parts).name):
             # The configuration has another tokenizer for the model now.
             known = None
-        if is_loaded and self._new_bytes(asked, request, known) <= _INLINE_BYTES:
-            return self._estimate(asked.contents, request, known, key)
-        threads = self._threads.counting(asked.size)
-        return await _run_in(threads, lambda: self._estimate(asked.contents, request, known, key))
+        if is_loaded and self._new_bytes(request, parts, known) <= _INLINE_BYTES:
+            return self._estimate(request.contents, parts, known, key)
+        threads = self._threads.counting(request.size)
+        return await _run_in(threads, lambda: self._estimate(request.contents, parts, known, key))
 
-    def _new_bytes(self, asked: PlanRequest, request: RequestParts, known: Overhead | None) -> int:
-        start, array = asked.contents.start, asked.contents.array or b""
-        new = asked.size if known is None else len(array)
-        if start is None or start.kind != (self._estimator.kind(request) if known is None else known.kind):
+    def _new_bytes(self, request: PlanRequest, parts: RequestParts, known: Overhead | None) -> int:
+        start, array = request.contents.start, request.contents.array or b""
+        new = request.size if known is None else len(array)
+        if start is None or start.kind != (self._estimator.kind(parts) if known is None else known.kind):
             return new
         return new - len(start.text)
 
-    def _estimate(self, contents: Contents, request: RequestParts, known: Overhead | None, key: Hashable) -> _Estimated:
+    def _estimate(self, contents: Contents, parts: RequestParts, known: Overhead | None, key: Hashable) -> _Estimated:
         estimator = self._estimator
         if contents.array is None:
-            return _Estimated(request, estimator.estimate(request), None, None)
+            return _Estimated(parts, estimator.estimate(parts), None, None)
         overhead = known
         if overhead is None:
-            overhead = estimator.overhead(request)
-            self._overhead.keep(key, overhead, _size_beside(contents))
+            overhead = estimator.overhead(parts)
+            self._overhead.keep(key, overhead, _overhead_bytes(contents))
         sums, keys = self._sums(overhead, contents)
-        return _Estimated(request, estimator.of(overhead, sums), keys, overhead)
+        return _Estimated(parts, estimator.of(overhead, sums), keys, overhead)
 
     def _sums(self, overhead: Overhead, contents: Contents) -> tuple[MessageSums, tuple[bytes, ...]]:
-        """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""
+        """Return the token sums and keys of all messages, and cache those of all but the last.
+
+        The last message is not cached, because clients may still change it.
+        """
         estimator, kind = self._estimator, overhead.kind
-        # What is fresh has no cache marks any more.
+        # `fresh` has no cache marks: `contents_of` removes them.
         start, fresh, keys = contents.start, contents.fresh, tuple(map(digest, contents.fresh))
         known, before = (start.keys, start.sums) if start is not None else ((), None)
         if start is not None and start.kind != kind:
@@ -374,21 +399,21 @@ class Planner:
         last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
         if last > 0:
             before = estimator.sums(overhead, fresh[:last], keys[:last], before)
-            elsewhere = named_in(contents.wire, contents.rest, fresh[:last])
-            elsewhere |= start.elsewhere if start is not None else frozenset()
-            begun = CachedPrefix(contents.settled, contents.bounds, known + keys[:last], kind, before, elsewhere)
-            self.known.keep(contents.wire, begun, instead_of=start)
+            at_provider = named_in(contents.wire, contents.rest, fresh[:last])
+            at_provider |= start.elsewhere if start is not None else frozenset()
+            prefix = CachedPrefix(contents.settled, contents.bounds, known + keys[:last], kind, before, at_provider)
+            self.known.keep(contents.wire, prefix, instead_of=start)
         return estimator.sums(overhead, fresh[last:], keys[last:], before), known + keys
 
     def _conversation(
         self, view: View, contents: Contents, bound: frozenset[int], *, takes_turns: bool
     ) -> Conversation:
         """Return the conversation that a trim works on; `bound`: messages that must stay unchanged."""
-        asked = (contents.priorities or {}).items()
-        priorities = {index: priority for place, priority in asked for index in view.indices({place})}
+        priorities_by_place = (contents.priorities or {}).items()
+        priorities = {index: priority for place, priority in priorities_by_place for index in view.indices({place})}
         return Conversation.of(
             view.chat,
-            self._book,
+            self._reader_cache,
             pinned=view.held | bound | view.indices(contents.pinned),
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
@@ -405,16 +430,16 @@ class Planner:
             return results_in(view)
         return await _run_in(self._threads.counts, lambda: results_in(view))
 
-    async def tokens_complete(self, asked: PlanRequest, remembered: Remembered, results: Sequence[bytes]) -> int:
+    async def tokens_complete(self, request: PlanRequest, remembered: Remembered, results: Sequence[bytes]) -> int:
         """Return the tokens of results that are shown complete, as tables."""
-        reader = self._reader((await self.count_tokens(asked, remembered)).original)
+        reader = self._reader((await self.count_tokens(request, remembered)).original)
         return await _run_in(self._threads.counts, lambda: tokens_complete(results, reader))
 
     async def chosen_blocks(
-        self, asked: PlanRequest, remembered: Remembered, view: View, results: Sequence[int], room: int
+        self, request: PlanRequest, remembered: Remembered, view: View, results: Sequence[int], room: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Return the blocks of results that answer the question best; none if that takes too long."""
-        reader, since = self._reader((await self.count_tokens(asked, remembered)).original), self._clock()
+        reader, since = self._reader((await self.count_tokens(request, remembered)).original), self._clock()
 
         def choose() -> Mapping[int, tuple[int, ...]]:
             try:
@@ -428,29 +453,30 @@ class Planner:
         """Return the family of a route's model: its numbers, and the requests that it refuses."""
         return self._estimator.families.of(route.model, route.provider, wire)
 
-    async def message_tokens(self, asked: PlanRequest) -> list[int]:
-        """What each message weighs."""
-        request, messages = request_of(asked), asked.contents.messages
-        threads = self._threads.counting(asked.size)
-        return await _run_in(threads, lambda: self._estimator.message_tokens(request, messages))
+    async def message_tokens(self, request: PlanRequest) -> list[int]:
+        """Return the tokens of each message."""
+        parts, messages = request_of(request), request.contents.messages
+        threads = self._threads.counting(request.size)
+        return await _run_in(threads, lambda: self._estimator.message_tokens(parts, messages))
 
     def _deadline(self, since: float) -> Callable[[], bool]:
-        """Says True once a choice that begins now has taken too long. `since`: when it was asked for.
+        """Return a function that returns True once a trim that begins now has taken too long.
 
-        That others chose before it is no reason to choose worse, unless it has waited for them for very long.
+        `since`: when the trim was requested. Waiting for other trims does not shorten its time, unless it waited for
+        more than five deadlines.
         """
-        end = min(self._clock(), since + _MOST_WAITED * self._deadline_s) + self._deadline_s
+        end = min(self._clock(), since + _MAX_WAITED * self._deadline_s) + self._deadline_s
         return lambda: self._clock() > end
 
     def _reader(self, original: CountedRequest) -> Reader:
-        """What is known of chat messages, with the weights of the request's family, and what was learned of frames."""
+        """Return a reader of chat messages that counts as the request's model does, with learned frame tokens."""
         request, frame = original.request, round(original.expected.frame)
         framing = Framing(call=frame) if original.estimate.has_tools else Framing(message=frame)
         bare = RequestParts(
             wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer
         )
         family = self._estimator.family(request)
-        return self._book.counts(
+        return self._reader_cache.counts(
             lambda messages: self._estimator.message_tokens(bare, messages, read_as="chat"),
             # models of one family may have different rules for images
             f"{family.name}\0{family.image}\0{request.tokenizer}",
@@ -458,12 +484,12 @@ class Planner:
         )
 
     def close(self) -> None:
-        """See `PlannerThreads.close`."""
+        """End the threads."""
         self._threads.close()
 
 
 def _unmarked(contents: Contents) -> int:
-    """How many messages at the beginning surely have no cache marks."""
+    """Return the number of messages at the start that have no cache marks for sure."""
     return len(contents.start.keys) if contents.start is not None and contents.is_as_known else 0
 
 
@@ -471,30 +497,30 @@ async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-def _key_of(asked: PlanRequest) -> Hashable:
-    """All that `request_of` reads."""
-    contents, route = asked.contents, asked.route
+def _key_of(request: PlanRequest) -> Hashable:
+    """Return a key of everything that `request_of` reads."""
+    contents, route = request.contents, request.route
     fields = key_of_fields(contents.wire, contents.fields)
-    return contents.wire, route.model, route.provider, asked.facts.tokenizer, fields
+    return contents.wire, route.model, route.provider, request.facts.tokenizer, fields
 
 
-def _size_beside(contents: Contents) -> int:
-    """About the bytes that are held of what stands beside the messages."""
+def _overhead_bytes(contents: Contents) -> int:
+    """Return the approximate bytes in memory of a request without its messages."""
     fields = contents.fields
     form = sum([len(fields.get(name, b"")) for name in FORM_FIELDS[contents.wire]])
-    # Names are as long as callers like, and those that nobody knows are part of the key.
+    # Callers may send unknown fields with long names, which are part of the key.
     names = _CHARACTER * sum(map(len, fields))
-    return names + sum(map(len, fields.values())) - len(fields[ITEMS[contents.wire]]) + _BUILT * form
+    return names + sum(map(len, fields.values())) - len(fields[ITEMS[contents.wire]]) + _DECODED * form
 
 
-def request_of(asked: PlanRequest) -> RequestParts:
-    """The request, without the messages of an array, which are weighed apart."""
-    contents = asked.contents
+def request_of(request: PlanRequest) -> RequestParts:
+    """Return the parts of a request. Messages in an array are left out, as they are counted one by one."""
+    contents = request.contents
     return read_request(
         contents.wire,
         contents.fields,
-        model=asked.route.model,
-        provider=asked.route.provider,
+        model=request.route.model,
+        provider=request.route.provider,
         messages=None if contents.array is None else (),
-        tokenizer=asked.facts.tokenizer or "",
+        tokenizer=request.facts.tokenizer or "",
     )

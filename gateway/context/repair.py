@@ -27,16 +27,16 @@ from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
 
-#: Smallest number that is accepted as a limit, in tokens. A smaller number in an error means something else.
+#: Smallest number in an error that is accepted as a limit, in tokens. A smaller number means something else.
 _LEAST_LIMIT: Final = 256
 #: Share of the request's tokens that it is trimmed to if the provider named no limit.
 _SHORTER: Final = 0.8
-#: Tokens. Every model that is served today has a window of at least this size.
+#: Tokens. Every model in use today has a window of at least this size.
 _LEAST_KNOWN: Final = 4_096
 
 
 class Recomposer:
-    """Composes refused calls again. Shared by all calls."""
+    """Composes calls again that their provider refused. Shared by all calls."""
 
     def __init__(self, composer: RequestComposer, planner: Planner, learner: Learner) -> None:
         self._composer = composer
@@ -44,23 +44,29 @@ class Recomposer:
         self._learner = learner
 
     async def _planned_again(
-        self, state: CallState, asked: PlanRequest, options: ContextOptions, said: LengthLimit
+        self, state: CallState, request: PlanRequest, options: ContextOptions, reported_limit: LengthLimit
     ) -> PlanResult:
         """Plan a call again that the provider refused for its length."""
-        bound, asked = state.context.thinking, replace(asked, options=options)
+        bound, request = state.context.thinking, replace(request, options=options)
         if bound is None:
-            return PlanResult(asked, await self._composer.plan(state, asked, said), state.context.shown, None)
-        return await bound.choose(bound.choice, state.context.tried.modes, self._replan(state, bound, asked, said))
+            return PlanResult(
+                request, await self._composer.plan(state, request, reported_limit), state.context.shown, None
+            )
+        return await bound.choose(
+            bound.choice, state.context.tried.modes, self._replan(state, bound, request, reported_limit)
+        )
 
-    def _replan(self, state: CallState, bound: BoundCall, asked: PlanRequest, said: LengthLimit | None) -> MakePlan:
+    def _replan(
+        self, state: CallState, bound: BoundCall, request: PlanRequest, reported_limit: LengthLimit | None
+    ) -> MakePlan:
         """Return a function that plans the call again with other thinking removed, and everything else unchanged."""
 
         async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
             contents = await self._composer.chosen(state, bound.received, choice)
             received = None if contents is bound.original else bound.original
-            again = replace(asked, contents=contents, counts=None, received=received)
-            made = await self._composer.plan_within(state, again, most, said, may_sum_up=may_sum_up)
-            return PlanResult(*made, state.context.shown, None)
+            again = replace(request, contents=contents, counts=None, received=received)
+            planned = await self._composer.plan_within(state, again, most, reported_limit, may_sum_up=may_sum_up)
+            return PlanResult(*planned, state.context.shown, None)
 
         return plan
 
@@ -76,22 +82,22 @@ class Recomposer:
             return False
         return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
 
-    async def fit_again(self, state: CallState, found: LengthError) -> bool:
+    async def fit_again(self, state: CallState, error: LengthError) -> bool:
         """Learn from a provider's refusal for length; return whether there is something shorter to send now."""
-        asked, plan = await self._composer.loaded(state), state.context.plan
-        if asked is None or plan is None:
+        request, plan = await self._composer.loaded(state), state.context.plan
+        if request is None or plan is None:
             return False
         held = self._composer.held_input(state)
-        options = replace(asked.options, budget=least(asked.options.budget, held))
-        said = self._learn_limit(state, asked, plan, found)
+        options = replace(request.options, budget=least(request.options.budget, held))
+        reported_limit = self._learn_limit(state, request, plan, error)
         before = state.context.shown
-        planned = await self._planned_again(state, asked, options, said)
+        planned = await self._planned_again(state, request, options, reported_limit)
         again = planned.plan
         state.notes["context"] = "the provider refused it for its length"
         is_shorter = (
             again.messages not in (None, plan.messages)
             or (state.context.thinking is not None and planned.sent != state.context.sent_messages)
-            or self._has_less_room(state, asked, plan, again)
+            or self._has_less_room(state, request, plan, again)
         )
         # By the provider's count, the smallest request that can be sent may exceed the tokens that are held.
         is_over = held is not None and again.context.tokens > held
@@ -99,7 +105,7 @@ class Recomposer:
             state.context.shown = before
             return False
         await self._composer.take(state, planned)
-        state.notes["context"] += ", and it was fitted again"
+        state.notes["context"] += ", and it was trimmed again"
         await self._composer.remember(state, again)
         return True
 
@@ -109,12 +115,12 @@ class Recomposer:
         Claude Code and clients that set `block_binding` handle refusals of requests that the gateway did not change.
         They cannot handle a refusal caused by a change of the gateway.
         """
-        asked = await self._composer.loaded(state)
-        if asked is None:
+        request = await self._composer.loaded(state)
+        if request is None:
             return refusal.kind == "binding" and await self._count_without_thinking(state, call)
-        if asked.contents.messages is None:
+        if request.contents.messages is None:
             return False
-        received = asked.received or asked.contents
+        received = request.received or request.contents
         is_changed = state.context.sent_messages != received.messages or "tools" in state.steps.restriction.fields
         if not is_changed and manages_thinking(state.incoming.headers, call):
             return False
@@ -123,11 +129,11 @@ class Recomposer:
         if bound is None or (refusal.kind == "round" and not may_drop):
             return False
         state.context.thinking = bound
-        raws, place = state.context.sent_messages, refusal.message
-        is_named = received.wire == "messages" and place is not None and place < len(raws)
-        first = bound.conversation.position_of(raws[place]) if is_named and place is not None else None
-        before = raws, bound.provider_drops
-        plan = self._replan(state, bound, asked, None)
+        messages, index = state.context.sent_messages, refusal.message
+        is_named = received.wire == "messages" and index is not None and index < len(messages)
+        first = bound.conversation.position_of(messages[index]) if is_named and index is not None else None
+        before = messages, bound.provider_drops
+        plan = self._replan(state, bound, request, None)
         planned = await bound.repaired(refusal, first or 0, state.context.tried.modes, plan, may_drop=may_drop)
         if planned.plan.overflow is not None or (planned.sent, bound.provider_drops) == before:
             return False
@@ -168,28 +174,32 @@ class Recomposer:
         return True
 
     @staticmethod
-    def _has_less_room(state: CallState, asked: PlanRequest, plan: Plan, again: Plan) -> bool:
+    def _has_less_room(state: CallState, request: PlanRequest, plan: Plan, again: Plan) -> bool:
         """Return whether sending the same messages again helps, as the output limit that we set is lower now.
 
         Input and output share the window: it is known to be smaller now, so less of it is left for the output.
         """
         limit = state.budget.hold.limit if state.budget.hold is not None else None
-        if limit is None or again.messages != plan.messages or output_limit(asked.contents.fields, asked.contents.wire):
+        if (
+            limit is None
+            or again.messages != plan.messages
+            or output_limit(request.contents.fields, request.contents.wire)
+        ):
             return False
-        limit, room = min(limit, asked.facts.output or limit), room_in(again.window, again.safe_tokens)
+        limit, room = min(limit, request.facts.output or limit), room_in(again.window, again.safe_tokens)
         before = room_in(plan.window, plan.safe_tokens) or limit
         return room is not None and room < min(limit, before)
 
-    def _learn_limit(self, state: CallState, asked: PlanRequest, plan: Plan, found: LengthError) -> LengthLimit:
+    def _learn_limit(self, state: CallState, request: PlanRequest, plan: Plan, error: LengthError) -> LengthLimit:
         """Return the limit to trim to. The limit and the count that the provider names are learned for all calls."""
         context = plan.context
-        if found.asked is not None:
-            last = context.reported(found.asked)
+        if error.asked is not None:
+            last = context.reported(error.asked)
             self._learner.report(context.key, Residual(last.residual, context.estimate))
             state.context.remembered = replace(state.context.remembered, last_turn=last)
-        output = 0 if found.of_input else found.output or asked.options.output or 0
-        if found.limit is not None and _LEAST_LIMIT <= found.limit < max(found.asked or 0, context.tokens) + output:
-            said = LengthLimit(found.limit, of_input=found.of_input)
-            self._learner.report_limit(asked.route.provider, asked.limited, said)
-            return said
+        output = 0 if error.of_input else error.output or request.options.output or 0
+        if error.limit is not None and _LEAST_LIMIT <= error.limit < max(error.asked or 0, context.tokens) + output:
+            reported_limit = LengthLimit(error.limit, of_input=error.of_input)
+            self._learner.report_limit(request.route.provider, request.limit_model, reported_limit)
+            return reported_limit
         return LengthLimit(int((context.tokens - context.kept) * _SHORTER))

@@ -49,19 +49,22 @@ from gateway.dialects.server_state import kept_by_provider
 from gateway.dialects.thinking_fields import with_drop_block
 from gateway.dialects.tool_changes import withdrawn_by_compaction
 
-_TOO_MANY: Final = "the same tools as before: the names of those to withdraw are too long"
-_NO_PLACE: Final = "the same tools as before: they can change only after a message of the user"
-_UNKEPT: Final = "decision not kept: the store is away"
+_TOO_MANY: Final = "tools unchanged: the names of those to withdraw are too long"
+_NO_PLACE: Final = "tools unchanged: they can change only after a user message"
+_NOT_STORED: Final = "decision not stored: the store is unavailable"
 
-#: Extracts are chosen again if they are still too long, so many times in all: their tokens are estimated first.
+#: How often extracts are chosen at most. They may be too long at first, because their tokens are estimated.
 _EXTRACT_TRIES: Final = 3
 
-#: shows tool results with nothing left out
+#: shows tool results without leaving anything out
 LOSSLESS: Final = ModeTry(ResponseModes("table", "table"), all_results=True)
 
 
 class RequestComposer:
-    """Composes what is sent. Shared by all calls. `has_modes`: whether tool results shrink as the budget does."""
+    """Composes the requests of all calls.
+
+    `has_modes`: shorten tool results when little of a budget is left.
+    """
 
     def __init__(
         self,
@@ -83,9 +86,9 @@ class RequestComposer:
         self._has_modes = has_modes
 
     def tries(self, state: CallState) -> tuple[ModeTry, ...]:
-        """Return how to show tool results: as the budget and the call ask for, then shorter if that is too much."""
+        """Return the ways to show tool results, in order: as budget and call require, then shorter for less room."""
         incoming, budgets, route = state.incoming, state.budget.accounts.budgets, state.routing.route
-        asked, wire = incoming.directives.mode, incoming.endpoint.wire
+        mode, wire = incoming.directives.mode, incoming.endpoint.wire
         if state.budget.hold is not None:
             return (self.again(state),)
         if wire not in VIEWED or incoming.purpose is not None or state.context.compaction is not None:
@@ -93,10 +96,10 @@ class RequestComposer:
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
         is_bound = self._planner.is_bound(route, wire)
         if not self._has_modes or not budgets:
-            return (ModeTry(ResponseModes(asked, asked)),)
-        modes = modes_for(asked, mode_for(remaining_fraction(budgets)))
+            return (ModeTry(ResponseModes(mode, mode)),)
+        modes = modes_for(mode, mode_for(remaining_fraction(budgets)))
         if state.call is not None and asks_for_compaction(state.call.fields, wire):
-            # A summary is made of the results as the model has seen them so far, and of nothing shorter.
+            # The model must summarize the results as it has seen them, not a shorter form.
             return (ModeTry(modes),)
         return tries_for(modes, is_bound=is_bound)
 
@@ -107,11 +110,11 @@ class RequestComposer:
         return state.context.tried._replace(all_results=False) if is_bound else state.context.tried
 
     async def compose(self, state: CallState, call: Call, tried: ModeTry) -> None:
-        """Weigh the request and decide what of it is sent. `tried`: how tool results are shown.
+        """Count the tokens of the request and decide what is sent. `tried`: how tool results are shown.
 
         Raises:
-            InvalidRequest: it has too many messages for the budget that it asks for.
-            ContextOverflow: what must stay of it is over its budget.
+            InvalidRequest: the request sets a context budget, but has too many messages to be counted.
+            ContextOverflow: the messages that must stay exceed the budget.
         """
         if not self._planner.is_huge(call):
             await self._compose(state, call, tried)
@@ -123,25 +126,32 @@ class RequestComposer:
                 self._unload(state)
 
     async def look_elsewhere(self, state: CallState, call: Call, contents: Contents | None = None) -> None:
-        """Find what a large body names that others keep, once; of a small one that is found when it is told."""
+        """Find once what in a large body refers to content that only the provider has.
+
+        A small body is searched when `CallState.unseen` is read.
+        """
         if state.context.found_at_provider is None and self._planner.is_large(call):
             look = partial(kept_by_provider, call.fields, state.incoming.endpoint.wire, contents)
             state.context.found_at_provider = await self._planner.read(len(call.body), look)
 
     @staticmethod
     def _unload(state: CallState) -> None:
-        """Let go of messages that are sent as they stand in the body, until something has to be changed in them."""
-        asked, state.context.contents = state.context.request, None
-        if asked is not None and not (asked.is_changed or asked.contents.marked) and state.context.thinking is None:
-            state.context.request = replace(asked, contents=asked.contents.unloaded, counts=None)
+        """Release the messages if they are sent unchanged. `loaded` reads them from the body again."""
+        request, state.context.contents = state.context.request, None
+        if (
+            request is not None
+            and not (request.is_changed or request.contents.marked)
+            and state.context.thinking is None
+        ):
+            state.context.request = replace(request, contents=request.contents.unloaded, counts=None)
 
     async def loaded(self, state: CallState) -> PlanRequest | None:
-        """Return what was planned, its messages read again if they were let go of."""
-        asked, call = state.context.request, state.call
-        if asked is None or call is None or not asked.contents.is_unloaded:
-            return asked
+        """Return the planned request, with its messages read again if they were released."""
+        request, call = state.context.request, state.call
+        if request is None or call is None or not request.contents.is_unloaded:
+            return request
         contents = await self._contents(state, call)
-        state.context.request = replace(asked, contents=contents) if contents is not None else None
+        state.context.request = replace(request, contents=contents) if contents is not None else None
         return state.context.request
 
     async def _compose(self, state: CallState, call: Call, tried: ModeTry) -> None:
@@ -152,37 +162,40 @@ class RequestComposer:
         if tried.modes != state.context.tried.modes:
             state.context.extracts, state.context.extracts_room = {}, None
         state.context.mode, state.context.tried = tried.modes.read, tried
-        bound = state.context.thinking = await self._bound_with_tools(state, contents)
+        bound = state.context.thinking = await self._bound_with_tool_changes(state, contents)
         contents = bound.received if bound is not None else contents
 
         async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
-            asked, affordable = await self._ask(state, contents, len(call.body), choice)
+            request, affordable = await self._plan_request(state, contents, len(call.body), choice)
             return PlanResult(
-                *await self.plan_within(state, asked, most, may_sum_up=may_sum_up), state.context.shown, affordable
+                *await self.plan_within(state, request, most, may_sum_up=may_sum_up), state.context.shown, affordable
             )
 
-        async def planned_so() -> PlanResult:
+        async def plan_choice() -> PlanResult:
             if bound is None:
                 return await plan(SendChoice(modes=((0, tried.modes.read),)))
             first = bound.first_choice(tried.modes, all_results=tried.all_results)
             return await bound.choose(first, tried.modes, plan)
 
-        planned = await planned_so()
+        planned = await plan_choice()
         for _ in range(_EXTRACT_TRIES):
-            over = self._over(state, planned)
+            over = self._excess_of_unread(state, planned)
             if over <= 0 or state.session is None or state.budget.accounts.is_blind:
                 break
-            if not await self._extract(state, planned.asked, contents, over):
+            if not await self._extract(state, planned.request, contents, over):
                 break
-            planned = await planned_so()
+            planned = await plan_choice()
         await self.take(state, planned)
-        # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
-        if planned.plan.overflow is not None and not self._is_ledgers(state, planned):
+        # If the session's budget is too small, the ledger refuses the call, with the numbers of the account.
+        if planned.plan.overflow is not None and not self._is_limited_by_session(state, planned):
             raise planned.plan.overflow
         await self.remember(state, planned.plan)
 
-    async def _bound_with_tools(self, state: CallState, original: Contents) -> BoundCall | None:
-        """Return what `bound` does, of a conversation with the system messages that withdraw tools for the step."""
+    async def _bound_with_tool_changes(self, state: CallState, original: Contents) -> BoundCall | None:
+        """Add the system messages that withdraw tools for the step, and return the bound call.
+
+        None for models that do not bind thinking to its prefix.
+        """
         withdrawal, remembered = state.steps.restriction.withdrawal, state.context.remembered.state.tool_changes
         conversation = None
         if withdrawal is not None and (withdrawal.withdrawn or remembered):
@@ -206,28 +219,28 @@ class RequestComposer:
         return bound
 
     @staticmethod
-    def _is_ledgers(state: CallState, planned: PlanResult) -> bool:
-        """Return whether the session's budget is the one that is too small for a plan."""
+    def _is_limited_by_session(state: CallState, planned: PlanResult) -> bool:
+        """Return whether the session's budget is the one that limits a plan, before anything is reserved."""
         return state.budget.hold is None and planned.plan.context.budget == planned.affordable
 
-    def _over(self, state: CallState, planned: PlanResult) -> int:
-        """Return by how many tokens the results that the model has not read are to be shorter."""
+    def _excess_of_unread(self, state: CallState, planned: PlanResult) -> int:
+        """Return by how many tokens the unread results must be shorter; 0 or less if they need not be."""
         (_, unread), _, may_extract = state.context.tried
         overflow, affordable = planned.plan.overflow, planned.affordable
         if state.context.tried.modes.read == unread or unread not in ("raw", "table"):
             return 0
-        is_ledgers = self._is_ledgers(state, planned)
-        if isinstance(overflow, ContextOverflow) and not (is_ledgers and affordable is not None):
+        limits_session = self._is_limited_by_session(state, planned)
+        if isinstance(overflow, ContextOverflow) and not (limits_session and affordable is not None):
             return overflow.needed - overflow.limit
         if affordable is None or state.budget.hold is not None or not may_extract:
             return 0
-        # What is held for the call is to be enough for its fallbacks, which may cost more.
-        least = self._left_for_input(state, planned.asked.options.output, state.routing.routes) or affordable
+        # The hold must be enough for fallbacks, which may cost more.
+        least = self._left_for_input(state, planned.request.options.output, state.routing.routes) or affordable
         if isinstance(overflow, ContextOverflow):
             return overflow.needed - overflow.limit + affordable - least
         return planned.plan.safe_tokens - least if overflow is None else 0
 
-    async def _extract(self, state: CallState, asked: PlanRequest, received: Contents, over: int) -> bool:
+    async def _extract(self, state: CallState, request: PlanRequest, received: Contents, over: int) -> bool:
         """Choose extracts of the results that the model has not read; return whether there are any.
 
         `over`: tokens by which these results are too long as they are shown now.
@@ -239,17 +252,17 @@ class RequestComposer:
         unread, room = sorted(results.unread), state.context.extracts_room
         if room is None:
             room = await self._planner.tokens_complete(
-                asked, state.context.remembered, [view.messages[i] for i in unread]
+                request, state.context.remembered, [view.messages[i] for i in unread]
             )
         state.context.extracts_room = room = max(0, room - over)
-        blocks = await self._planner.chosen_blocks(asked, state.context.remembered, view, unread, room)
-        state.context.extracts = {results.names[index]: its for index, its in blocks.items()}
+        blocks = await self._planner.chosen_blocks(request, state.context.remembered, view, unread, room)
+        state.context.extracts = {results.names[index]: chosen for index, chosen in blocks.items()}
         return bool(blocks)
 
     async def bound(self, state: CallState, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
         """Return what is known of a call to a model that binds thinking to its prefix; None for other models.
 
-        `is_known`: the provider has just said that it does. The session remembers that for the conversation.
+        `is_known`: a refusal has just shown that the model does. The session remembers that for the conversation.
         """
         route, prefixes = state.routing.route, state.context.remembered.state.sent_prefixes
         is_listed = is_known or (contents.wire in VIEWED and self._planner.is_bound(route, contents.wire))
@@ -262,75 +275,78 @@ class RequestComposer:
         is_summary = asks_for_compaction(contents.fields, contents.wire)
         has_changed = bool(prefixes or state.context.remembered.state.tool_changes)
         if known is None and has_changed and (is_summary or conversation.is_compacted):
-            # A summary leaves out the turns that its client keeps, and replaces the others: what was sent instead of
-            # them is not found any more.
+            # A summary replaces some turns, and its request leaves out those that the client keeps. So the earlier
+            # request is not found, although the conversation continues.
             known = conversation.as_unknown()
         bound = BoundCall(contents, conversation, known, name, is_summary=is_summary)
         bound.provider_drops = known is not None and known.provider_drops
         return bound
 
-    async def _ask(
+    async def _plan_request(
         self, state: CallState, received: Contents, size: int, choice: SendChoice
     ) -> tuple[PlanRequest, int | None]:
-        """Return what is to be planned, and the input tokens that the budgets leave; None where none says anything."""
+        """Return the request to plan, and the input tokens that the budgets leave, or None if they set no limit."""
         contents = await self.chosen(state, received, choice)
-        route, asked, bound = state.routing.route, state.incoming.directives.context, state.context.thinking
+        route, context_options, bound = state.routing.route, state.incoming.directives.context, state.context.thinking
         facts, output = self._facts(route), state.output_limit(contents.fields, contents.wire)
         if state.budget.hold is None:
             state.context.affordable = self._left_for_input(state, output, (route,))
         affordable = self._affordable(state)
         step = state.steps.step.context_budget if state.steps.step is not None else None
-        # A provider compacts what it is sent, so nothing is left out of that.
-        trim = asked.trim if state.context.compaction is None else "off"
-        options = ContextOptions(trim, least(asked.budget, affordable, step), output, asked.betas)
+        # The provider is asked to compact the whole conversation, so nothing is trimmed.
+        trim = context_options.trim if state.context.compaction is None else "off"
+        options = ContextOptions(trim, least(context_options.budget, affordable, step), output, context_options.betas)
         original = bound.original if bound is not None else received
-        made = PlanRequest(
+        request = PlanRequest(
             contents, route, facts, options, size, _salt(state), self._counts(state, contents),
             received=None if contents is original else original,
             keeps_decisions=bound is not None and bound.known is not None,
         )  # fmt: skip
-        return made, affordable
+        return request, affordable
 
     async def plan_within(
         self,
         state: CallState,
-        asked: PlanRequest,
+        request: PlanRequest,
         most: int | None,
-        said: LengthLimit | None = None,
+        reported_limit: LengthLimit | None = None,
         *,
         may_sum_up: bool,
     ) -> tuple[PlanRequest, Plan]:
-        """Plan for fewer input tokens than the budget where `most` says so; the record names the budget."""
+        """Return the request and its plan for at most `most` input tokens, or for the budget if that is None.
+
+        The record names the budget in both cases.
+        """
         if most is None:
-            return asked, await self.plan(state, asked, said, may_sum_up=may_sum_up)
-        options = replace(asked.options, budget=least(asked.options.budget, most))
-        plan = await self.plan(state, replace(asked, options=options), said, may_sum_up=may_sum_up)
-        unlimited = await self._planner.budget(asked, state.context.remembered)
-        return asked, replace(plan, context=replace(plan.context, budget=unlimited))
+            return request, await self.plan(state, request, reported_limit, may_sum_up=may_sum_up)
+        options = replace(request.options, budget=least(request.options.budget, most))
+        plan = await self.plan(state, replace(request, options=options), reported_limit, may_sum_up=may_sum_up)
+        unlimited = await self._planner.budget(request, state.context.remembered)
+        return request, replace(plan, context=replace(plan.context, budget=unlimited))
 
     async def chosen(self, state: CallState, received: Contents, choice: SendChoice) -> Contents:
-        """Return what was received with some of its thinking removed, and its tool results in some modes."""
+        """Return the contents with the thinking removed and the tool results shown as this choice says."""
         bound = state.context.thinking
         contents = received if bound is None else bound.without(choice, self._planner.known)
         return await self._shown(state, contents, choice)
 
     async def take(self, state: CallState, planned: PlanResult) -> None:
-        """Send what was planned. The record says what response modes and removed thinking left out of it."""
-        asked, plan, showing, _ = planned
-        state.context.request, state.context.plan, state.context.shown = asked, plan, showing
-        if asked.received is None and state.context.thinking is None:
+        """Accept a plan for sending. Add to its record what response modes and removed thinking left out."""
+        request, plan, shown, _ = planned
+        state.context.request, state.context.plan, state.context.shown = request, plan, shown
+        if request.received is None and state.context.thinking is None:
             return
         saved: dict[str, int] = {}
-        trimmed = dict(showing.counts) if showing is not None else {}
+        trimmed = dict(shown.counts) if shown is not None else {}
         thinking = state.context.thinking.record(planned.sent) if state.context.thinking is not None else None
-        tokens, received = plan.context.original_tokens, asked.received or asked.contents
-        # Where only changes of tools were added, the count of what is sent is the better one.
-        has_added = state.context.thinking is not None and asked.contents is state.context.thinking.received
-        if asked.is_changed and not has_added:
-            tokens = await self._tokens(state, asked, received)
+        tokens, received = plan.context.original_tokens, request.received or request.contents
+        # If the gateway only added changes of tools, the tokens of what is sent are the better count.
+        has_added = state.context.thinking is not None and request.contents is state.context.thinking.received
+        if request.is_changed and not has_added:
+            tokens = await self._tokens(state, request, received)
         if trimmed:
             bare = state.context.thinking.bare if state.context.thinking is not None else received
-            with_modes = await self._tokens(state, asked, bare)
+            with_modes = await self._tokens(state, request, bare)
             saved = dict.fromkeys(trimmed, max(0, with_modes - plan.context.original_tokens) // len(trimmed))
         if thinking is not None and thinking.sent < thinking.received:
             trimmed["thinking"] = thinking.received - thinking.sent
@@ -344,26 +360,31 @@ class RequestComposer:
         )
         state.context.plan = replace(plan, context=context)
 
-    async def _tokens(self, state: CallState, asked: PlanRequest, contents: Contents) -> int:
-        """Return the input tokens that the provider would be expected to report for other contents of a call."""
+    async def _tokens(self, state: CallState, request: PlanRequest, contents: Contents) -> int:
+        """Return the input tokens that the provider is expected to report for other contents of a call."""
         counts = await self._planner.count_tokens(
-            replace(asked, contents=contents, counts=None), state.context.remembered
+            replace(request, contents=contents, counts=None), state.context.remembered
         )
         return counts.original.tokens
 
     def _left_for_input(self, state: CallState, output: int | None, routes: Sequence[Route]) -> int | None:
-        """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
+        """Return the input tokens that the budgets leave; None if no budget in tokens or USD is in force.
+
+        The highest price of the models that may be called is used.
+        """
         budgets = state.budget.accounts.budgets
         if not bounds_answers(budgets):
             return None
-        rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (*routes, *state.routing.instead(*routes)))
+        rate = dearest(
+            rate_of(self._facts(route).price, 0, None) for route in (*routes, *state.routing.instead(*routes))
+        )
         return affordable_input(budgets, output, rate)
 
     @staticmethod
     def _counts(state: CallState, contents: Contents) -> RequestCounts | None:
-        """What the contents weigh, where the steps have weighed them for the same model; None else.
+        """Return the token counts of the contents if the steps counted them for the same model, else None.
 
-        Used once: on a second try the provider may have taught something, and they are weighed again.
+        They are used once. Before a second try the provider may have reported something, so they are counted again.
         """
         counts, state.context.counts = state.context.counts, None
         if counts is None or contents is not state.context.contents:
@@ -372,21 +393,25 @@ class RequestComposer:
         return counts if (request.provider, request.model) == (route.provider, route.model) else None
 
     def _affordable(self, state: CallState) -> int | None:
-        """Input tokens that the budgets leave for this try; None where no budget says anything.
+        """Return the input tokens that the budgets leave for this try; None if no budget limits them.
 
-        Before the hold: `CallState.affordable`, less the tokens by which summaries of results, which are made after
-        the hold, may be longer than what is shown until then (`Showing.more`). After it, on the first route: all of
-        that. After it, on a fallback: what is held, as nothing is held again.
+        - Before the hold: `ContextState.affordable` minus `ShownResults.more`. Summaries are made after the hold, and
+          may be that much longer than the extracts until then.
+        - After it, on the first route: all of `ContextState.affordable`.
+        - After it, on a fallback: the tokens that are held, as the hold is not renewed.
         """
-        taken = state.budget.hold
-        if taken is not None and state.routing.route is not state.routing.routes[0]:
+        hold = state.budget.hold
+        if hold is not None and state.routing.route is not state.routing.routes[0]:
             return self.held_input(state)
-        if taken is not None or state.context.affordable is None or state.context.shown is None:
+        if hold is not None or state.context.affordable is None or state.context.shown is None:
             return state.context.affordable
         return max(1, state.context.affordable - state.context.shown.more)
 
     async def _contents(self, state: CallState, call: Call) -> Contents | None:
-        """What can be weighed; None where nothing can. A call of our own is sent as it was written."""
+        """Return the contents to count and trim; None if they cannot be read.
+
+        Also None for calls of the gateway itself, which are sent unchanged.
+        """
         incoming = state.incoming
         wire = incoming.endpoint.wire
         if wire is None or incoming.purpose is not None:
@@ -396,7 +421,7 @@ class RequestComposer:
             contents = replace(contents, fields={**contents.fields, **state.steps.restriction.counted})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(
-                f"{TOO_MUCH} is not weighed, so that x-context-budget cannot be kept. Send less, or no budget.",
+                f"{TOO_MUCH} is not counted, so x-context-budget cannot be kept. Send less, or omit the header.",
                 param=ITEMS[wire],
             )
         return contents
@@ -408,22 +433,22 @@ class RequestComposer:
             return contents
         view = self._planner.view(contents)
         modes, blocks = await self._modes(state, view, choice)
-        # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
+        # An unavailable store is not called. It cannot keep full texts, so nothing is left out of the results.
         session = None if state.budget.accounts.is_blind else state.session
-        # Full texts that the agent asked for by handle go out, unless the budget is so low that the call were refused.
-        is_asked, left = (
+        # Full texts that the agent asked for by handle are sent, unless the budget is too low for them.
+        is_handle_only, left = (
             state.incoming.directives.mode == "handle_only",
             remaining_fraction(state.budget.accounts.budgets),
         )
-        showing = state.context.shown = await self._results.show(
+        shown = state.context.shown = await self._results.show(
             view.messages, modes, session,
             blocks=blocks,
-            is_summed=self._result_summaries.is_on,
-            is_answered=is_asked and mode_for(left) != "handle_only",
+            is_summarized=self._result_summaries.is_on,
+            shows_requested=is_handle_only and mode_for(left) != "handle_only",
         )  # fmt: skip
-        if showing is None:
+        if shown is None:
             return contents
-        return with_messages(contents, view.shown(showing.messages), self._planner.known)
+        return with_messages(contents, view.shown(shown.messages), self._planner.known)
 
     async def _modes(
         self, state: CallState, view: View, choice: SendChoice
@@ -435,39 +460,39 @@ class RequestComposer:
             return [now.read] * size, {}
         if bound is None:
             results = await self._planner.results_in(view)
-            known = {name: one for name, one in known.items() if one.mode == now.read}
+            known = {name: form for name, form in known.items() if form.mode == now.read}
             kept = {index for index, name in results.names.items() if name in known and not all_results}
             modes = [now.unread if i in results.unread else "table" if i in kept else now.read for i in range(size)]
             new = {results.names[index]: UnreadForm(now.read) for index in results.unread}
         else:
             places = bound.conversation.positions_without(choice.removed)
-            modes = [mode_at(choice.modes, places[its[0]]) for its in view.places]
+            modes = [mode_at(choice.modes, places[indices[0]]) for indices in view.places]
             if not (known or state.context.extracts):
                 return modes, {}
             results, new = await self._planner.results_in(view), {}
-        extracts = {name: one.blocks for name, one in known.items() if one.blocks is not None} | {
+        extracts = {name: form.blocks for name, form in known.items() if form.blocks is not None} | {
             **state.context.extracts
         }
         names = results.names.items()
         blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}
-        new |= {results.names[i]: UnreadForm(now.read, its) for i, its in blocks.items() if i in results.unread}
+        new |= {results.names[i]: UnreadForm(now.read, chosen) for i, chosen in blocks.items() if i in results.unread}
         state.context.unread = new
         return modes, blocks
 
     async def remember_unread(self, state: CallState) -> None:
-        """Keep how results were shown that the model has not read yet: they keep this form on later turns."""
+        """Store how unread results are shown, because they keep this form on later turns."""
         known, session = state.context.remembered.state.unread, state.session
-        new = {name: one for name, one in state.context.unread.items() if known.get(name) != one}
+        new = {name: form for name, form in state.context.unread.items() if known.get(name) != form}
         if session is None or not new or state.budget.accounts.is_blind:
             return
         try:
             await self._store.update(session, lambda kept: kept.with_unread(new))
         except StoreUnavailable:
-            state.notes["context"] = _UNKEPT
+            state.notes["context"] = _NOT_STORED
 
     async def sum_up(self, state: CallState, call: Call) -> bool:
-        """Have results summed up, now that the call is to be sent; return whether it must be composed again."""
-        if state.context.shown is None or not state.context.shown.open:
+        """Have results summarized before the call is sent; return whether the call must be composed again."""
+        if state.context.shown is None or not state.context.shown.pending:
             return False
         contents, bound = await self._contents(state, call), state.context.thinking
         if contents is None or contents.messages is None:
@@ -477,19 +502,24 @@ class RequestComposer:
         return await self._result_summaries.make(self._planner.view(contents).messages, state)
 
     async def keep(self, state: CallState) -> bool:
-        """Have in the store what handles stand for, now that the call is to be sent.
+        """Store the texts of all handles before the call is sent; return False if that fails.
 
-        False where it cannot be: then the call must be composed again, which leaves out nothing that is not kept.
+        After a failure, compose the call again: it then leaves out only texts that are stored.
         """
-        showing, session = state.context.shown, state.session
-        return showing is None or session is None or await self._results.keep(showing, session)
+        shown, session = state.context.shown, state.session
+        return shown is None or session is None or await self._results.keep(shown, session)
 
     async def plan(
-        self, state: CallState, asked: PlanRequest, said: LengthLimit | None = None, *, may_sum_up: bool = True
+        self,
+        state: CallState,
+        request: PlanRequest,
+        reported_limit: LengthLimit | None = None,
+        *,
+        may_sum_up: bool = True,
     ) -> Plan:
-        """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
+        """Return the plan of a request. If it needs a summary, request that first; a call waits for one at most."""
         use: Use = state.context.summary_use if may_sum_up else "off"
-        plan = await self._planner.plan(asked, state.context.remembered, said, use=use)
+        plan = await self._planner.plan(request, state.context.remembered, reported_limit, use=use)
         if plan.needs is None:
             return plan
         state.context.summary_use = "off"
@@ -497,10 +527,12 @@ class RequestComposer:
             await self._summaries.make(plan.needs, state)
         except (GatewayError, NoSummaryError) as error:
             state.notes["summary"] = f"none: {error}"
-        return await self._planner.plan(asked, state.context.remembered, said, use=state.context.summary_use)
+        return await self._planner.plan(
+            request, state.context.remembered, reported_limit, use=state.context.summary_use
+        )
 
     async def remember(self, state: CallState, plan: Plan) -> None:
-        """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
+        """Store a new decision before the call is sent, so that every worker sends the same on later turns."""
         trim_decision, session, bound = plan.trim_decision, state.session, state.context.thinking
         is_sent = bound is not None and plan.overflow is None
         prefix = bound.to_remember(state.context.sent_messages) if bound is not None and is_sent else None
@@ -510,7 +542,7 @@ class RequestComposer:
         if session is None or (trim_decision is None and prefix is None and tools is None):
             return
         if state.budget.accounts.is_blind:
-            state.notes["context"] = _UNKEPT
+            state.notes["context"] = _NOT_STORED
             return
         texts = state.context.remembered.state.summaries
         before = bound.known.received if bound is not None and bound.known is not None else None
@@ -529,16 +561,16 @@ class RequestComposer:
         try:
             await self._store.update(session, change)
         except StoreUnavailable:
-            # The next turn decides again: it costs the provider's cache, and is no reason to refuse this one.
-            state.notes["context"] = _UNKEPT
+            # The next turn decides again. That may miss the provider's cache, but is no reason to refuse the call.
+            state.notes["context"] = _NOT_STORED
 
     def body(self, state: CallState, call: Call, provider: ProviderAddress, *, ask_usage: bool) -> bytes:
-        """What is sent: the client's own bytes where nothing has to change."""
-        plan, asked, model = state.context.plan, state.context.request, state.routing.route.model
+        """Return the body to send: the client's own bytes if nothing changes."""
+        plan, request, model = state.context.plan, state.context.request, state.routing.route.model
         messages = plan.messages if plan is not None else None
-        if messages is None and asked is not None and (asked.is_changed or asked.contents.marked):
-            messages = asked.contents.messages
-        if asked is None and state.context.thinking is not None:
+        if messages is None and request is not None and (request.is_changed or request.contents.marked):
+            messages = request.contents.messages
+        if request is None and state.context.thinking is not None:
             return call.written(model, {"messages": join(state.context.thinking.bare.messages or ())})
         wire = state.incoming.endpoint.wire
         changes: dict[str, object] = dict(state.steps.restriction.fields)
@@ -555,7 +587,7 @@ class RequestComposer:
         return call.written(model, changes)
 
     def _limited(self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress) -> dict[str, object]:
-        """The fields that bound the answer: as the budget allows, else as the step has it, else as is held for it."""
+        """Return the fields that set the output limit; empty if it stays as the client set it."""
         limit = self._limit_to_set(state, call, wire, provider)
         if limit is None:
             return {}
@@ -565,7 +597,7 @@ class RequestComposer:
         return with_limit(call.fields, wire, tokens, field, is_held=self._is_held(state))
 
     def output_limit_sent(self, state: CallState, call: Call, provider: ProviderAddress) -> int | None:
-        """Return the output limit that the gateway sets in a call; None if it leaves the call's own as it is."""
+        """Return the output limit that the gateway sets in a call; None if it keeps the call's own."""
         wire = state.incoming.endpoint.wire
         limit = self._limit_to_set(state, call, wire, provider) if wire is not None else None
         return limit[0] if limit is not None else None
@@ -573,15 +605,18 @@ class RequestComposer:
     def _limit_to_set(
         self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress
     ) -> tuple[int, str] | None:
-        """Return the output limit that a call is to have and the reason for it; None if it stays as it is."""
-        taken, plan, rule = state.budget.hold, state.context.plan, state.dispatch.output_rule
+        """Return the output limit to set and the reason for it; None to keep the call's own.
+
+        The first of these that applies: the limit of the budget, of the step, of the hold.
+        """
+        hold, plan, rule = state.budget.hold, state.context.plan, state.dispatch.output_rule
         field = rule.field or provider.limit_field
-        limit, why = taken.limit if taken is not None else None, "as the budget allows"
+        limit, why = hold.limit if hold is not None else None, "set by the budget"
         if limit is None:
-            limit, why = state.limit_to_set(call.fields, wire), "as the step has it"
-        if limit is None and taken is not None and self._is_held(state) and is_loose(call.fields, wire, field):
-            limit, why = taken.whole, "as is held for it"
-        # Clients give a compaction no limit, and one that is cut short is of no use to them.
+            limit, why = state.limit_to_set(call.fields, wire), "set by the step"
+        if limit is None and hold is not None and self._is_held(state) and is_loose(call.fields, wire, field):
+            limit, why = hold.whole, "set by the hold"
+        # Clients set no limit for a compaction, and a truncated one would be useless to them.
         if limit is None or state.context.compaction is not None or asks_no_answer(call.fields, wire):
             return None
         limit = min(limit, self._facts(state.routing.route).output or limit, rule.most or limit)
@@ -591,9 +626,9 @@ class RequestComposer:
 
     @staticmethod
     def _is_held(state: CallState) -> bool:
-        """Return whether tokens or USD of a budget are held for the answer."""
-        taken = state.budget.hold
-        return taken is not None and taken.hold is not None and bounds_answers(state.budget.accounts.budgets)
+        """Return whether tokens or USD of a budget are held for the response."""
+        hold = state.budget.hold
+        return hold is not None and hold.hold is not None and bounds_answers(state.budget.accounts.budgets)
 
     @staticmethod
     def held_input(state: CallState) -> int | None:
@@ -603,6 +638,6 @@ class RequestComposer:
 
 
 def _salt(state: CallState) -> str:
-    """Return a name for the route of a fallback: decisions for it are kept apart from those for the first model."""
+    """Return the name of a fallback's route, or "" for the first route: their trim decisions are kept separately."""
     route = state.routing.route
     return "" if route is state.routing.home else f"{route.provider}/{route.model}"

@@ -1,7 +1,7 @@
 """Have a model summarize messages that a trim leaves out, in a call of the gateway's own.
 
-Such a call goes the way of any other: it has an id, a record and a charge, and is settled before the one it is made for
-is sent. Where there is no summary, the call that wanted one goes on without it.
+Such a call is like any other: it has an id, a record and a charge. It is settled before the call that needs the summary
+is sent. If it fails, that call continues without a summary.
 """
 
 from __future__ import annotations
@@ -32,21 +32,28 @@ from gateway.dialects.openai_chat import completion_request, completion_text
 
 T = TypeVar("T")
 
-#: a call waits so long for a summary
+#: seconds that a call waits for a summary
 SUMMARY_S: Final = 60.0
-#: the field that bounds an answer: the name that most providers know, and the one that some insist on
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
-#: a summary may be so many times longer than it was asked to be
-_LONGEST_SUMMARY: Final = 2
+#: names of the field with the output limit: the one that most providers know, and the one that some require
+_LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
+#: a summary may have this many times the tokens that were requested
+_MAX_EXCESS: Final = 2
 
 
 class NoSummaryError(Exception):
-    """There is no summary, and why: for the record of the call that would have been sent with it."""
+    """No summary could be made. The message is the reason, for the record of the call that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryQuestion:
-    """What a model is asked. `operation`: how it is recorded; `model`: as configured; `max_tokens`: of its answer."""
+    """A request for a summary.
+
+    Attributes:
+        operation: the operation in the record of its call.
+        model: the name of the model as configured.
+        messages: the prompt.
+        max_tokens: the output limit.
+    """
 
     operation: str
     model: str
@@ -55,9 +62,16 @@ class SummaryQuestion:
 
 
 class Summaries:
-    """Makes summaries. Shared by all calls.
+    """Requests summaries from models, for all calls.
 
-    `handle` sends a call of our own on its way, as `Gateway.handle` does.
+    Args:
+        routes: finds the provider of a model.
+        providers: addresses of the providers.
+        store: keeps the summaries.
+        handle: handles a call of the gateway itself like a client's call (`Gateway.handle`).
+        new_id: returns a new call id.
+        clock: returns monotonic seconds.
+        max_wait_s: seconds that a call waits for a summary.
     """
 
     def __init__(
@@ -80,89 +94,97 @@ class Summaries:
         self._max_wait_s = max_wait_s
 
     async def make(self, needs: SummaryRequest, state: CallState) -> None:
-        """Have a summary made for a call, and kept before it is used.
+        """Request a summary for a call, and store it before it is used.
 
         Raises:
-            GatewayError, NoSummaryError: there is none, and why.
+            GatewayError, NoSummaryError: no summary could be made or stored.
         """
         session = state.session
         if session is None:
-            raise NoSummaryError("there is no session to keep it in")
+            raise NoSummaryError("the call has no session to store it in")
         question = SummaryQuestion("summary", needs.model, needs.messages, needs.max_tokens)
-        call_id, text = await self._at_work(self._answer(question, session, state), state)
+        call_id, text = await self._while_at_work(self._ask(question, session, state), state)
         kept = await self._store.update(session, lambda kept: kept.with_summary(needs.id, text))
         state.context.remembered = replace(state.context.remembered, state=kept)
         state.context.summary_use = "known"
         state.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
 
-    async def answers(
+    async def request_all(
         self, questions: Sequence[SummaryQuestion], session: SessionKey, state: CallState
     ) -> list[tuple[str | None, str]]:
-        """What models say to several questions, asked at once: a text and by which call, or None and why there is none.
+        """Send several requests at the same time; return for each the summary and a note about its call.
 
-        A call that is cut while it waits cuts these calls too, with the same outcome.
+        The summary is None if it failed; the note then says why. If the waiting call is cancelled, so are these calls,
+        with the same outcome.
         """
 
-        async def one(question: SummaryQuestion) -> tuple[str | None, str]:
+        async def ask(question: SummaryQuestion) -> tuple[str | None, str]:
             try:
-                call_id, text = await self._answer(question, session, state)
+                call_id, text = await self._ask(question, session, state)
             except (GatewayError, NoSummaryError) as error:
                 return None, f"none: {error}"
             return text, f"call {call_id}"
 
-        return list(await self._at_work(asyncio.gather(*map(one, questions)), state))
+        return list(await self._while_at_work(asyncio.gather(*map(ask, questions)), state))
 
-    async def _at_work(self, answer: Awaitable[T], state: CallState) -> T:
-        """Wait for a summary. It counts as work of a provider: if the client leaves, it is made to its end."""
-        # It is charged to the session, whose totals are out of date by then.
+    async def _while_at_work(self, summary: Awaitable[T], state: CallState) -> T:
+        """Wait for a summary. The provider counts as working: if the client leaves, the summary is still completed."""
+        # The summary is charged to the session, so the totals that were read before are out of date.
         state.budget.totals_before = None
         state.dispatch.observer(is_so=True)
         try:
-            return await answer
+            return await summary
         finally:
             state.dispatch.observer(is_so=False)
 
-    async def _answer(self, question: SummaryQuestion, session: SessionKey, state: CallState) -> tuple[str, str]:
-        """The id of the call that was made for it, and the text of its answer."""
+    async def _ask(self, question: SummaryQuestion, session: SessionKey, state: CallState) -> tuple[str, str]:
+        """Send a request; return the id of its call and the text of the summary."""
         headers = self._headers(self._route(question.model, session), state)
         async with max_wait(self._max_wait_s):
-            for field_name in _LIMITS:
-                incoming = self._of_our_own(question, field_name, session, headers, state)
+            for field_name in _LIMIT_FIELDS:
+                incoming = self._incoming(question, field_name, session, headers, state)
                 call_id = incoming.call_id
                 async with self._handle(incoming) as reply:
-                    answer = reply.body if isinstance(reply.body, bytes) else b""
-                if reply.status not in TELLING or _LIMITS[-1].encode() not in answer:
+                    body = reply.body if isinstance(reply.body, bytes) else b""
+                if reply.status not in TELLING or _LIMIT_FIELDS[-1].encode() not in body:
                     break
         if reply.status != 200:  # noqa: PLR2004
-            raise NoSummaryError(f"call {call_id} was answered with the status {reply.status}")
-        text = completion_text(answer)
+            raise NoSummaryError(f"call {call_id} failed with status {reply.status}")
+        text = completion_text(body)
         if text is None:
-            raise NoSummaryError(f"call {call_id} was answered without a text")
-        if estimate_tokens(text) > _LONGEST_SUMMARY * question.max_tokens:
-            raise NoSummaryError(f"call {call_id} was answered with far more than was asked for")
+            raise NoSummaryError(f"the response to call {call_id} has no text")
+        if estimate_tokens(text) > _MAX_EXCESS * question.max_tokens:
+            raise NoSummaryError(f"the response to call {call_id} is far longer than requested")
         return call_id, text
 
     def _route(self, model: str, session: SessionKey) -> Route:
-        """Where a call of ours for this session will go."""
+        """Return the first route of a call of the gateway for this session."""
         return self._routes.chain(model, seed_of(session, ""))[0]
 
     def _headers(self, route: Route, state: CallState) -> Headers:
-        """The headers of a call for a summary: with the gateway's own credential, or the caller's where it belongs."""
+        """Return the headers of a call for a summary.
+
+        The provider's credential is added later if the gateway holds one. Otherwise the caller's credential is sent,
+        but only to the provider that the caller's own call uses.
+
+        Raises:
+            NoSummaryError: the gateway holds no credential for another provider.
+        """
         provider, incoming = self._providers[route.provider], state.incoming
         headers: Headers = [(b"content-type", b"application/json")]
         if provider.holds_credential:
             return headers
         key_headers = incoming.caller.key_headers
-        own = [pair for pair in incoming.headers if pair[0] in CREDENTIALS and pair[0] not in key_headers]
-        # The caller's credential is for the call's own provider. There may be none: many local servers ask for none.
+        credentials = [pair for pair in incoming.headers if pair[0] in CREDENTIALS and pair[0] not in key_headers]
+        # There may be no credential to pass on, because many local servers need none.
         if route.provider != state.routing.route.provider:
-            raise NoSummaryError(f"the gateway holds no key of {route.provider}")
-        return headers + own
+            raise NoSummaryError(f"the gateway has no API key for {route.provider}")
+        return headers + credentials
 
-    def _of_our_own(
+    def _incoming(
         self, question: SummaryQuestion, limit_field: str, session: SessionKey, headers: Headers, state: CallState
     ) -> Incoming:
-        asking, call_id = state.incoming, self._new_id()
+        served, call_id = state.incoming, self._new_id()
         return Incoming(
             call_id=call_id,
             request_id=call_id,
@@ -173,10 +195,10 @@ class Summaries:
             body=completion_request(question.model, question.messages, (limit_field, question.max_tokens)),
             decompressed=False,
             endpoint=endpoint("POST", "chat/completions"),
-            # What a client key may call says nothing of what the gateway may.
-            caller=Caller(session.namespace, budget=KeyLimits(asking.caller.budget.limits)),
+            # The models that a client key may use do not limit the gateway's own calls.
+            caller=Caller(session.namespace, budget=KeyLimits(served.caller.budget.limits)),
             path_session=session.id,
             started=self._clock(),
-            directives=Directives(budget=asking.directives.budget),
-            purpose=Purpose(question.operation, state.derived, {"for": asking.call_id}),
+            directives=Directives(budget=served.directives.budget),
+            purpose=Purpose(question.operation, state.derived, {"for": served.call_id}),
         )

@@ -1,7 +1,7 @@
-"""Store the summary that stands for a tool result, so that it stays the same on later turns.
+"""Store which summary replaces a tool result, so that it stays the same on later turns.
 
-A provider's cache holds only as long as what was sent is sent again, so the first decision stays, whoever made it: a
-text, or none, where the result is shown as an extract. What was read once is remembered here.
+A provider's prompt cache is valid only if the same text is sent again. So the first decision about a result stays,
+whichever worker made it: a summary, or an extract if there is no summary. Decisions that were read are cached here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gateway.core.ports import Store
 
 #: the decision that there is no summary: the result is shown as an extract
 EXTRACT: Final = ""
-#: for decisions: some thousands of the usual length
+#: bytes of cached decisions: some thousands of the usual length
 _CACHE_BYTES: Final = 8 * 2**20
-#: a character may take so many bytes
+#: maximum bytes of a character in memory
 _CHARACTER_BYTES: Final = 4
 
 
@@ -32,40 +32,40 @@ class SummaryChoices:
     async def known(
         self, session: SessionKey, handles: Collection[str], *, unsure: Collection[str] = ()
     ) -> Mapping[str, str]:
-        """What was decided, by handle; a result that nobody decided on is missing.
+        """Return the decisions by handle. A result without a decision is missing.
 
         `unsure`: handles that are looked up in the store again, as it may have deleted their decisions since.
 
         Raises:
-            StoreUnavailable: some of them nobody knows.
+            StoreUnavailable: some decisions are not cached, and cannot be read.
         """
         remembered = {handle: self._cache.peek(_owner(session), handle) for handle in handles if handle not in unsure}
-        known = {handle: said for handle, said in remembered.items() if isinstance(said, str)}
+        known = {handle: summary for handle, summary in remembered.items() if isinstance(summary, str)}
         return {**known, **await self._read(session, [handle for handle in handles if handle not in known])}
 
-    async def decide(self, session: SessionKey, said: Mapping[str, str], most: int) -> None:
-        """Decide on results. A decision that stands already stays, and without room for it nothing is decided.
+    async def decide(self, session: SessionKey, summaries: Mapping[str, str], max_bytes: int) -> None:
+        """Store decisions on results. An earlier decision stays. Without room, nothing is stored.
 
-        `said`: the summaries by handle, or `EXTRACT`; `most`: bytes of texts that the session may keep.
+        `summaries`: by handle, or `EXTRACT` for none; `max_bytes`: of texts that the session may store.
 
         Raises:
-            StoreUnavailable: nothing was decided, or it is not known whether.
+            StoreUnavailable: the decisions were not stored, or this is unknown.
         """
-        await self._store.keep_results(session, {_name(handle): text for handle, text in said.items()}, most)
-        await self._read(session, list(said))
+        await self._store.keep_results(session, {_name(handle): text for handle, text in summaries.items()}, max_bytes)
+        await self._read(session, list(summaries))
 
     async def _read(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
         if not handles:
             return {}
         texts = await self._store.results(session, list(map(_name, handles)))
-        found = {handle: texts[_name(handle)] for handle in handles if _name(handle) in texts}
-        for handle, said in found.items():
-            self._cache.put(_owner(session), handle, said, len(said) * _CHARACTER_BYTES)
-        return found
+        decisions = {handle: texts[_name(handle)] for handle in handles if _name(handle) in texts}
+        for handle, summary in decisions.items():
+            self._cache.put(_owner(session), handle, summary, len(summary) * _CHARACTER_BYTES)
+        return decisions
 
 
 def _name(handle: str) -> str:
-    """Under which the decision is kept: no other handle looks like it."""
+    """Return the name that the decision is stored under. It cannot be a handle of another result."""
     return f"{handle}_s"
 
 

@@ -1,7 +1,7 @@
-"""Remember who made the thinking blocks of a conversation, and stay with that provider while they are bound to it.
+"""Remember which model created the thinking blocks of a conversation, and prefer its provider while they need it.
 
 A provider drops thinking blocks that it cannot read, without an error, so the record of the call reports it. After a
-fallback the conversation stays with the provider whose account made its newest blocks, as long as that one responds.
+fallback the conversation stays with the provider whose account created its newest blocks, while that one responds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNKEPT: Final = "origin not stored: the store is unavailable"
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The conversation of a call: its key in the session's state, its thinking blocks, and who made them."""
+    """A conversation: its key in the session's state, its number of thinking blocks, and their origins."""
 
     key: str
     blocks: int
@@ -42,11 +42,11 @@ class ThinkingOrigins:
         return bool(state.context.remembered.state.thinking) and len(state.routing.routes) > 1
 
     def prefer(self, state: CallState, call: Call) -> None:
-        """Move the provider that made the newest thinking blocks to the front, if no other account can read them."""
-        found = self._conversation(state, call)
-        if found is None or not found.blocks or not found.origins:
+        """Move the routes that created the newest thinking blocks to the front, if no other account can read them."""
+        conversation = self._conversation(state, call)
+        if conversation is None or not conversation.blocks or not conversation.origins:
             return
-        newest = found.origins[-1]
+        newest = conversation.origins[-1]
         rule = self._rules.of(newest.model)
         if rule is None or rule.account == "any":
             return
@@ -55,24 +55,24 @@ class ThinkingOrigins:
         state.routing.route = state.routing.routes[0]
 
     async def answered(self, state: CallState, call: Call) -> None:
-        """Note what the target could not read of the conversation, and that it makes the blocks from now on."""
+        """Note the thinking blocks that the responding model cannot read, and that new blocks come from this model."""
         session = state.session
         if state.incoming.endpoint.wire != "messages":
             return
-        found = await self._read_body(len(call.body), lambda: self._conversation(state, call))
-        if found is None or session is None:
+        conversation = await self._read_body(len(call.body), lambda: self._conversation(state, call))
+        if conversation is None or session is None:
             return
-        route, home, origins = state.routing.route, state.routing.home, found.origins
-        if found.blocks and not origins:
+        route, home, origins = state.routing.route, state.routing.home, conversation.origins
+        if conversation.blocks and not origins:
             # No origin is stored. Assume that the configured first route made these blocks.
             origins = (ThinkingOrigin(home.provider, home.model, 0),)
-        state.context.unread_thinking = unread(origins, found.blocks, route.provider, route.model, self._rules)
-        after = followed(origins, found.blocks, route.provider, route.model)
-        may_have_thinking = found.blocks or "thinking" in call.fields or route is not home
-        if after == found.origins or not may_have_thinking or state.budget.accounts.is_blind:
+        state.context.unread_thinking = unread(origins, conversation.blocks, route.provider, route.model, self._rules)
+        after = followed(origins, conversation.blocks, route.provider, route.model)
+        may_have_thinking = conversation.blocks or "thinking" in call.fields or route is not home
+        if after == conversation.origins or not may_have_thinking or state.budget.accounts.is_blind:
             return
         try:
-            await self._store.update(session, lambda kept: kept.with_thinking(found.key, after))
+            await self._store.update(session, lambda kept: kept.with_thinking(conversation.key, after))
         except StoreUnavailable:
             state.notes["thinking"] = _UNKEPT
 

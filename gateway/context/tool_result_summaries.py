@@ -1,11 +1,10 @@
 """Have a model summarize tool results, once for each result.
 
-They are made once the call itself is held, so that they cannot take what it needs. Together they may cost a share of
-what is left; the newest results go first, and a result without a summary is shown as an extract.
-
-Calls side by side that show the same result wait for the first of them, which asks for all. Should it be cut before it
-has decided, the next one asks. This holds within one process: another one asks for itself, and the first decision that
-is in the store stays.
+- Budget: summaries are requested after the call itself is reserved, so that they cannot use its tokens. Together they
+  may cost a share of what is left. The newest results come first. A result without a summary is shown as an extract.
+- Concurrent calls with the same result: the first one requests the summary, and the others wait for it. If it is
+  cancelled before, the next one requests it.
+- Workers do not wait for each other. The first decision in the store stays.
 """
 
 from __future__ import annotations
@@ -28,45 +27,45 @@ from gateway.core.modes import readable
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST, affordable, asking, is_taken, weight
 
 OPERATION: Final = "result_summary"
-#: all summaries for one call may take one part in so many of the calls and input tokens that the budgets leave
+#: The summaries for one call may use a quarter of the calls and input tokens that the budgets leave.
 _SHARE: Final = 4
 
 
 class ToolResultSummaries:
-    """Has results summed up. Shared by all calls. `model`: by whom; None: by nobody."""
+    """Has tool results summarized, for all calls. `model`: the model that does it; None: there are no summaries."""
 
     def __init__(self, results: ToolResultRenderer, summaries: Summaries, model: SummaryModel | None) -> None:
         self._results = results
         self._summaries = summaries
         self._model = model
-        #: results that a call is deciding on; a future gives that call's id, or None where it was cut before
+        #: Results that a call is deciding on. The future returns the id of that call, or None if it was cancelled.
         self._deciding: dict[tuple[SessionKey, str], asyncio.Future[str | None]] = {}
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody makes summaries."""
+        """Return whether a model makes summaries."""
         return self._model is not None
 
     async def make(self, messages: Sequence[bytes], state: CallState) -> bool:
-        """Decide on all results that are open; whether that was done, so that the call must be composed anew.
+        """Decide on all pending results; return True if any was decided, so that the call is composed again.
 
-        `messages`: the request's, as they came.
+        `messages`: the messages of the request, unchanged.
         """
-        showing, session, model = state.context.shown, state.session, self._model
-        if showing is None or session is None or model is None or not showing.open:
+        shown, session, model = state.context.shown, state.session, self._model
+        if shown is None or session is None or model is None or not shown.pending:
             return False
-        left, is_decided = list(showing.open), False
+        left, is_decided = list(shown.pending), False
         while left:
-            own = [one for one in left if (session, one.handle) not in self._deciding]
-            theirs = {one.handle: self._deciding[session, one.handle] for one in left if one not in own}
+            own = [result for result in left if (session, result.handle) not in self._deciding]
+            others = {result.handle: self._deciding[session, result.handle] for result in left if result not in own}
             if own:
                 is_decided |= await self._decide(messages, own, session, model, state)
-            if theirs:
-                await asyncio.wait(set(theirs.values()))
-                callers = dict.fromkeys(one.result() for one in theirs.values())
-                _note(state, [f"asked for by call {call_id}" for call_id in callers if call_id is not None])
+            if others:
+                await asyncio.wait(set(others.values()))
+                callers = dict.fromkeys(result.result() for result in others.values())
+                _note(state, [f"requested by call {call_id}" for call_id in callers if call_id is not None])
                 is_decided |= any(callers)
-            left = [one for one in left if one.handle in theirs and theirs[one.handle].result() is None]
+            left = [result for result in left if result.handle in others and others[result.handle].result() is None]
         return is_decided
 
     async def _decide(
@@ -77,15 +76,15 @@ class ToolResultSummaries:
         model: SummaryModel,
         state: CallState,
     ) -> bool:
-        """Decide on results for all calls that show them; whether that was kept."""
+        """Decide on results for all calls that show them; return whether the decision was stored."""
         deciding: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        keys = [(session, one.handle) for one in results]
+        keys = [(session, result.handle) for result in results]
         self._deciding |= dict.fromkeys(keys, deciding)
         call_id = None
         try:
-            said = dict.fromkeys((one.handle for one in results), EXTRACT)
-            said |= await self._asked(messages, results, session, model, state)
-            is_kept = await self._results.decide(said, session)
+            summaries = dict.fromkeys((result.handle for result in results), EXTRACT)
+            summaries |= await self._request(messages, results, session, model, state)
+            is_kept = await self._results.decide(summaries, session)
             call_id = state.incoming.call_id
             return is_kept
         finally:
@@ -93,7 +92,7 @@ class ToolResultSummaries:
                 del self._deciding[key]
             deciding.set_result(call_id)
 
-    async def _asked(
+    async def _request(
         self,
         messages: Sequence[bytes],
         results: Sequence[PendingExtract],
@@ -101,30 +100,34 @@ class ToolResultSummaries:
         model: SummaryModel,
         state: CallState,
     ) -> Mapping[str, str]:
-        """The summaries of the results that can be afforded, by handle."""
-        questions = await asyncio.to_thread(lambda: [_question(messages, one, model) for one in results])
-        asked = [(one, question) for one, question in zip(results, questions, strict=True) if question is not None]
-        costs = [weight(question.messages) + question.max_tokens for _, question in asked]
-        chosen = [asked[number] for number in affordable(costs, *_allowed(model, state.budget.accounts.balances))]
-        answers = await self._summaries.answers([question for _, question in chosen], session, state)
-        said, notes = {}, []
-        for (one, _), (text, note) in zip(chosen, answers, strict=True):
-            is_good = text is not None and is_taken(text, one.summing.limit)
+        """Request summaries of the results that the budgets allow; return those that are good, by handle."""
+        questions = await asyncio.to_thread(lambda: [_question(messages, result, model) for result in results])
+        pairs = [
+            (result, question) for result, question in zip(results, questions, strict=True) if question is not None
+        ]
+        costs = [weight(question.messages) + question.max_tokens for _, question in pairs]
+        chosen = [
+            pairs[number] for number in affordable(costs, *_summary_allowance(model, state.budget.accounts.balances))
+        ]
+        responses = await self._summaries.request_all([question for _, question in chosen], session, state)
+        summaries, notes = {}, []
+        for (result, _), (text, note) in zip(chosen, responses, strict=True):
+            is_good = text is not None and is_taken(text, result.limits.limit)
             if text is not None and is_good:
-                said[one.handle] = text
-            notes.append(note if is_good or text is None else f"none: {note} was answered with more than was asked for")
+                summaries[result.handle] = text
+            notes.append(note if is_good or text is None else f"none: the response to {note} is longer than requested")
         _note(state, notes)
-        return said
+        return summaries
 
 
-def _note(state: CallState, said: Sequence[str]) -> None:
+def _note(state: CallState, notes: Sequence[str]) -> None:
     before = state.notes.get("result_summaries")
-    if said:
-        state.notes["result_summaries"] = "; ".join([*([before] if before else []), *said])
+    if notes:
+        state.notes["result_summaries"] = "; ".join([*([before] if before else []), *notes])
 
 
-def _allowed(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | None, int]:
-    """Tokens and calls that summaries may take of what the budgets still allow; None: as many as they like."""
+def _summary_allowance(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | None, int]:
+    """Return the tokens and calls that summaries may use of the budgets; tokens are None if not limited."""
     tokens = affordable_input(balances, LONGEST_ANSWER, rate_of(model.facts.price, 0, None))
     calls = [balance.left("calls") for balance in balances if balance.key.kind != "rate"]
     most = min((left // _SHARE for left in calls if left is not None), default=MOST)
@@ -132,16 +135,16 @@ def _allowed(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | No
 
 
 def _question(messages: Sequence[bytes], result: PendingExtract, model: SummaryModel) -> SummaryQuestion | None:
-    """What the model is asked; None where it has no room for it."""
-    limit = min(result.summing.limit, model.facts.output or result.summing.limit)
-    asked = asking(_tool(messages, result), readable(result.raw), limit, model.room)
-    return SummaryQuestion(OPERATION, model.name, asked, limit) if asked is not None else None
+    """Return the request for a summary; None if the model's window has no room for the result."""
+    limit = min(result.limits.limit, model.facts.output or result.limits.limit)
+    prompt = asking(_tool_name(messages, result), readable(result.raw), limit, model.room)
+    return SummaryQuestion(OPERATION, model.name, prompt, limit) if prompt is not None else None
 
 
-def _tool(messages: Sequence[bytes], result: PendingExtract) -> str:
-    """The name of the tool that gave a result: the call before it says it, or the result itself."""
+def _tool_name(messages: Sequence[bytes], result: PendingExtract) -> str:
+    """Return the name of the tool that gave a result, from its tool call or from the result itself."""
     message, call_id = decode(result.raw), outline_of(result.raw).answers
-    for raw in reversed(messages[: result.place]):
+    for raw in reversed(messages[: result.position]):
         if call_id is not None and b"tool_calls" in raw:
             names = dict(outline_of(raw).names)
             if call_id in names:

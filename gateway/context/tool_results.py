@@ -1,11 +1,10 @@
 """Show tool results in a response mode, and store the full text of what is left out.
 
-A message is shown by `gateway.core.modes`, always the same way; here what was shown is remembered, and no handle goes
-out before its text is in the store. A session keeps so many bytes of texts: a result that there is no room for is sent
-in the strictest form that needs no handle. What is kept stays, and so does what each message looks like.
-
-Where a model makes summaries, results of which nobody decided yet what stands for them are named, and shown as extracts
-until that is done (`gateway.context.summary_choices`).
+- `gateway.core.modes` renders a message, always in the same way. The rendered messages are cached here.
+- A handle is sent only after its text was stored.
+- A session may store a limited number of bytes. A result without room is sent as a table, which needs no handle.
+- Stored texts stay, so a message looks the same on later turns.
+- If a model makes summaries, results without a decision are shown as extracts until then (`summary_choices`).
 """
 
 from __future__ import annotations
@@ -29,38 +28,44 @@ from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, SummaryLimits
 from gateway.core.ports import Store
 
-#: the field of a message that calls tools, and a handle among their arguments, which asks for a full text
+#: the field of a message that calls tools
 _CALLS: Final = b'"tool_calls"'
+#: a handle in the arguments of a tool call, which requests the full text
 _HANDLE: Final = re.compile(rb"\btr_[0-9a-f]{32}\b")
-#: size of the cache of messages as they were shown
+#: size of the cache of rendered messages
 _CACHE_BYTES: Final = 32 * 2**20
-#: what an entry takes beside its bytes
+#: bytes of a cache entry in addition to its text
 _ENTRY_BYTES: Final = 200
-#: bytes of messages that are shown in the loop; more are shown in a thread
+#: Bytes of messages that are rendered in the event loop. More are rendered in a thread.
 _INLINE_BYTES: Final = 32 * 1024
-#: bytes of all summaries that one call may need, as UTF-8
-_SAID_BYTES: Final = MOST * LONGEST * 4
+#: maximum UTF-8 bytes of all summaries that one call may need
+_SUMMARIES_BYTES: Final = MOST * LONGEST * 4
 _NO_BLOCKS: Final[Mapping[int, Sequence[int]]] = {}
 
 
-class _Shown(NamedTuple):
-    """What is sent in the place of a message, None for itself; the handle that it names, and the bytes of its text.
+class _Rendered(NamedTuple):
+    """A rendered message.
 
-    `form`: how it is shown; `summing`: what a model's summary of it may take, where it is worth one.
+    Attributes:
+        raw: the message to send; None if it is sent unchanged.
+        form: how the result is shown.
+        handle: the handle that it contains; None if it has none.
+        size: bytes of the text that the handle refers to.
+        limits: how long a summary may be; None if the result is not worth one.
     """
 
     raw: bytes | None = None
     form: ResponseMode = "raw"
     handle: str | None = None
     size: int = 0
-    summing: SummaryLimits | None = None
+    limits: SummaryLimits | None = None
 
 
-_AS_RECEIVED: Final = _Shown()
+_AS_RECEIVED: Final = _Rendered()
 
 
 class ToolResultRenderer:
-    """Shows tool results. Shared by all calls. `most`: bytes of texts that a session keeps; 0: none are kept."""
+    """Renders tool results for all calls. `most`: maximum bytes of stored texts of a session; 0: none."""
 
     def __init__(self, store: Store, most: int) -> None:
         self.most = most
@@ -75,114 +80,123 @@ class ToolResultRenderer:
         session: SessionKey | None,
         *,
         blocks: Mapping[int, Sequence[int]] = _NO_BLOCKS,
-        is_summed: bool = False,
-        is_answered: bool = True,
+        is_summarized: bool = False,
+        shows_requested: bool = True,
     ) -> ShownResults | None:
         """Return the messages, each in its mode; None if none of them changes.
 
-        `blocks`: extracts to show instead, by the index of the message (`show_blocks`); `is_summed`: a model makes
-        summaries; `is_answered`: what a call asked for by its handle is sent whole, also in `handle_only`.
+        Without a session, or while the store is unavailable, no text can be stored. Then nothing is left out, and
+        results are shown as tables at most.
 
-        Without a session, or while the store is unavailable, nothing can be kept, and so nothing is left out: tables
-        at most.
+        Args:
+            messages: the messages of the request.
+            modes: the mode of each message.
+            session: stores the texts; None if there is none.
+            blocks: extracts to show instead, by the index of the message (`show_blocks`).
+            is_summarized: a model makes summaries.
+            shows_requested: send texts complete that a tool call requested by handle, even in `handle_only`.
         """
         is_short = bool(blocks) or not {*modes} <= {"raw", "table"}
         if is_short and session is not None and self.most:
             with contextlib.suppress(StoreUnavailable):
-                shown = await self._shown(messages, modes, session, blocks)
-                shown = await self._answered(messages, modes, shown, is_answered=is_answered)
-                texts, refused = await self._missing(messages, shown, session)
-                shown = await self._without(refused, messages, shown)
-                if not is_summed:
-                    return _showing(messages, shown, texts)
-                return await self._summed(messages, shown, texts, session)
+                rendered = await self._render(messages, modes, session, blocks)
+                rendered = await self._with_requested(messages, modes, rendered, shows_requested=shows_requested)
+                texts, refused = await self._texts_to_store(messages, rendered, session)
+                rendered = await self._without_handles(refused, messages, rendered)
+                if not is_summarized:
+                    return _results(messages, rendered, texts)
+                return await self._with_decided(messages, rendered, texts, session)
         lossless = [milder(mode, "table") for mode in modes]
-        return _showing(messages, await self._shown(messages, lossless, None, _NO_BLOCKS), {})
+        return _results(messages, await self._render(messages, lossless, None, _NO_BLOCKS), {})
 
-    async def decide(self, said: Mapping[str, str], session: SessionKey) -> bool:
-        """What stands for results from now on, see `SummaryChoices.decide`; False where that cannot be kept."""
+    async def decide(self, summaries: Mapping[str, str], session: SessionKey) -> bool:
+        """Store which summaries replace results from now on; return False if that fails (`SummaryChoices.decide`)."""
         try:
-            await self._decisions.decide(session, said, self.most)
+            await self._decisions.decide(session, summaries, self.most)
         except StoreUnavailable:
             return False
         return True
 
-    async def keep(self, showing: ShownResults, session: SessionKey) -> bool:
-        """Have the texts in the store; False where that cannot be, so that the messages must be shown anew.
+    async def keep(self, shown: ShownResults, session: SessionKey) -> bool:
+        """Store the texts of the handles. If this returns False, the messages must be shown again.
 
-        Not before the call is sure to be sent: what refused calls leave in the store nobody would ever pay for.
+        Call this only when the call is about to be sent: a refused call must not leave texts in the store.
         """
-        if not showing.texts:
+        if not shown.texts:
             return True
-        is_long = sum(len(one.raw) for one in showing.texts.values()) > _INLINE_BYTES
-        texts = await asyncio.to_thread(_texts, showing) if is_long else _texts(showing)
+        is_long = sum(len(message.raw) for message in shown.texts.values()) > _INLINE_BYTES
+        texts = await asyncio.to_thread(_texts, shown) if is_long else _texts(shown)
         try:
             return not await self._store.keep_results(session, texts, self.most)
         except StoreUnavailable:
             return False
 
-    async def _shown(
+    async def _render(
         self,
         messages: Sequence[bytes],
         modes: Sequence[ResponseMode],
         session: SessionKey | None,
         blocks: Mapping[int, Sequence[int]],
-    ) -> Sequence[_Shown]:
-        """Return what is shown instead of each message."""
-        shown = [_AS_RECEIVED] * len(messages)
+    ) -> Sequence[_Rendered]:
+        """Render each message in its mode, or as its blocks."""
+        rendered = [_AS_RECEIVED] * len(messages)
         for mode in {*modes} - {"raw"}:
-            places = [place for place, its in enumerate(modes) if its == mode and place not in blocks]
-            found = await self._in_mode([messages[place] for place in places], mode, session)
-            for place, one in zip(places, found, strict=True):
-                shown[place] = one
+            indices = [index for index, its_mode in enumerate(modes) if its_mode == mode and index not in blocks]
+            shown = await self._render_in_mode([messages[index] for index in indices], mode, session)
+            for index, message in zip(indices, shown, strict=True):
+                rendered[index] = message
         if blocks:
-            extracts = await self._extracts([(messages[place], tuple(its)) for place, its in blocks.items()], session)
-            for place, one in zip(blocks, extracts, strict=True):
-                shown[place] = one
-        return shown
+            extracts = await self._render_extracts(
+                [(messages[index], tuple(chosen)) for index, chosen in blocks.items()], session
+            )
+            for index, message in zip(blocks, extracts, strict=True):
+                rendered[index] = message
+        return rendered
 
-    async def _in_mode(
+    async def _render_in_mode(
         self, messages: Sequence[bytes], mode: ResponseMode, session: SessionKey | None
-    ) -> Sequence[_Shown]:
+    ) -> Sequence[_Rendered]:
         owner = _owner(session) if mode != "table" else ""
         handle_of = _handles(owner)
 
-        def work() -> Sequence[_Shown]:
+        def work() -> Sequence[_Rendered]:
             return self._cache.get_keyed(
                 f"{mode}\0{owner}",
                 [digest(raw) for raw in messages],
-                lambda missing: (_of(show(messages[index], mode, handle_of)) for index in missing),
-                _shown_bytes,
+                lambda missing: (_rendered(show(messages[index], mode, handle_of)) for index in missing),
+                _rendered_bytes,
             )
 
         return await asyncio.to_thread(work) if sum(map(len, messages)) > _INLINE_BYTES else work()
 
-    async def _extracts(
+    async def _render_extracts(
         self, chosen: Sequence[tuple[bytes, tuple[int, ...]]], session: SessionKey | None
-    ) -> Sequence[_Shown]:
-        """Return results as these blocks of them, see `show_blocks`."""
+    ) -> Sequence[_Rendered]:
+        """Render results as these blocks of them (`show_blocks`)."""
         owner = _owner(session)
         handle_of = _handles(owner)
 
-        def work() -> Sequence[_Shown]:
+        def work() -> Sequence[_Rendered]:
             return self._cache.get_keyed(
                 f"blocks\0{owner}",
                 [(digest(raw), blocks) for raw, blocks in chosen],
-                lambda missing: (_of(show_blocks(*chosen[index], handle_of)) for index in missing),
-                _shown_bytes,
+                lambda missing: (_rendered(show_blocks(*chosen[index], handle_of)) for index in missing),
+                _rendered_bytes,
             )
 
         return await asyncio.to_thread(work) if sum(len(raw) for raw, _ in chosen) > _INLINE_BYTES else work()
 
-    async def _missing(
-        self, messages: Sequence[bytes], shown: Sequence[_Shown], session: SessionKey
+    async def _texts_to_store(
+        self, messages: Sequence[bytes], rendered: Sequence[_Rendered], session: SessionKey
     ) -> tuple[Mapping[str, KeptContent], Collection[str | None]]:
-        """The texts that the store does not have, and the handles of those that it has no room for.
+        """Return the texts to store, and the handles whose texts the session has no room for.
 
-        Even if a text was there once, it may be gone.
+        Texts that were stored earlier are checked too, as the store may have deleted them.
         """
-        pairs = zip(messages, shown, strict=True)
-        originals = {one.handle: (KeptContent(raw, one.form), one.size) for raw, one in pairs if one.handle}
+        pairs = zip(messages, rendered, strict=True)
+        originals = {
+            message.handle: (KeptContent(raw, message.form), message.size) for raw, message in pairs if message.handle
+        }
         missing = await self._store.missing_results(session, list(originals)) if originals else ()
         if not missing:
             return {}, ()
@@ -195,87 +209,98 @@ class ToolResultRenderer:
                 texts[handle] = kept
         return texts, {*missing} - {*texts}
 
-    async def _without(
-        self, refused: Collection[str | None], messages: Sequence[bytes], shown: Sequence[_Shown]
-    ) -> Sequence[_Shown]:
-        """What is shown, without handles that have no text."""
-        places = [place for place, one in enumerate(shown) if one.handle in refused]
-        return await self._with_tables(places, messages, shown)
+    async def _without_handles(
+        self, refused: Collection[str | None], messages: Sequence[bytes], rendered: Sequence[_Rendered]
+    ) -> Sequence[_Rendered]:
+        """Replace messages whose handle has no text by tables."""
+        indices = [index for index, message in enumerate(rendered) if message.handle in refused]
+        return await self._with_tables(indices, messages, rendered)
 
-    async def _answered(
+    async def _with_requested(
         self,
         messages: Sequence[bytes],
         modes: Sequence[ResponseMode],
-        shown: Sequence[_Shown],
+        rendered: Sequence[_Rendered],
         *,
-        is_answered: bool,
-    ) -> Sequence[_Shown]:
-        """Return what is shown, complete where a call asked for it by its handle: the model would never see it else.
+        shows_requested: bool,
+    ) -> Sequence[_Rendered]:
+        """Replace results that a tool call requested by handle by tables, which are complete.
 
-        `is_answered`: also in `handle_only`.
+        Otherwise the model could never see the full text. `shows_requested`: do so even in `handle_only`.
         """
-        if not any(one.handle for one in shown):
-            return shown
-        places = [
-            place
-            for place in _asked_for(messages)
-            if shown[place].handle and (is_answered or modes[place] != "handle_only")
+        if not any(message.handle for message in rendered):
+            return rendered
+        indices = [
+            index
+            for index in _requested(messages)
+            if rendered[index].handle and (shows_requested or modes[index] != "handle_only")
         ]
-        return await self._with_tables(places, messages, shown)
+        return await self._with_tables(indices, messages, rendered)
 
     async def _with_tables(
-        self, places: Sequence[int], messages: Sequence[bytes], shown: Sequence[_Shown]
-    ) -> Sequence[_Shown]:
-        if not places:
-            return shown
-        tables = await self._in_mode([messages[place] for place in places], "table", None)
-        instead = dict(zip(places, tables, strict=True))
-        return [instead.get(place, one) for place, one in enumerate(shown)]
+        self, indices: Sequence[int], messages: Sequence[bytes], rendered: Sequence[_Rendered]
+    ) -> Sequence[_Rendered]:
+        if not indices:
+            return rendered
+        tables = await self._render_in_mode([messages[index] for index in indices], "table", None)
+        replacements = dict(zip(indices, tables, strict=True))
+        return [replacements.get(index, message) for index, message in enumerate(rendered)]
 
-    async def _summed(
-        self, messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, KeptContent], session: SessionKey
+    async def _with_decided(
+        self,
+        messages: Sequence[bytes],
+        rendered: Sequence[_Rendered],
+        texts: Mapping[str, KeptContent],
+        session: SessionKey,
     ) -> ShownResults | None:
-        """What is shown, with summaries where it is decided what they are, and with what is to be decided."""
-        summable = {one.handle for one in shown if one.handle and one.summing}
-        # Where a full text is gone, the store has forgotten the session, and its decisions too.
-        said = await self._decisions.known(session, summable, unsure=texts) if summable else {}
+        """Return the rendered messages with the summaries that are decided, and the results that are pending."""
+        summable = {message.handle for message in rendered if message.handle and message.limits}
+        # If a full text is missing, the store may have deleted the session and its decisions as well.
+        summaries = await self._decisions.known(session, summable, unsure=texts) if summable else {}
         undecided = {
-            one.handle: PendingExtract(place, messages[place], one.handle, one.summing)
-            for place, one in enumerate(shown)
-            if one.handle and one.summing and one.handle not in said
+            message.handle: PendingExtract(index, messages[index], message.handle, message.limits)
+            for index, message in enumerate(rendered)
+            if message.handle and message.limits and message.handle not in summaries
         }
-        if undecided and not await self._has_room(sum(one.size for one in shown if one.handle in texts), session):
+        if undecided and not await self._has_room(
+            sum(message.size for message in rendered if message.handle in texts), session
+        ):
             undecided = {}
-        showing = _showing(messages, await self._said(said, messages, shown), texts)
-        return showing._replace(open=tuple(undecided.values())) if showing is not None else None
+        shown = _results(messages, await self._with_summaries(summaries, messages, rendered), texts)
+        return shown._replace(pending=tuple(undecided.values())) if shown is not None else None
 
     async def _has_room(self, pending: int, session: SessionKey) -> bool:
-        """Whether summaries can be kept beside texts of so many bytes. Without room nobody is asked, on any turn."""
-        return await self._store.results_size(session) + pending + _SAID_BYTES <= self.most
+        """Return whether summaries can be stored in addition to `pending` bytes. Without room none are requested."""
+        return await self._store.results_size(session) + pending + _SUMMARIES_BYTES <= self.most
 
-    async def _said(
-        self, said: Mapping[str, str], messages: Sequence[bytes], shown: Sequence[_Shown]
-    ) -> Sequence[_Shown]:
-        """What is shown, with these summaries in the place of extracts."""
-        places = [place for place, one in enumerate(shown) if one.summing and said.get(one.handle or "")]
-        if not places:
-            return shown
+    async def _with_summaries(
+        self, summaries: Mapping[str, str], messages: Sequence[bytes], rendered: Sequence[_Rendered]
+    ) -> Sequence[_Rendered]:
+        """Replace extracts by these summaries."""
+        indices = [
+            index for index, message in enumerate(rendered) if message.limits and summaries.get(message.handle or "")
+        ]
+        if not indices:
+            return rendered
 
-        def one(place: int) -> _Shown:
-            handle = shown[place].handle or ""
-            return shown[place]._replace(raw=with_summary(messages[place], said[handle], handle))
+        def render(index: int) -> _Rendered:
+            handle = rendered[index].handle or ""
+            return rendered[index]._replace(raw=with_summary(messages[index], summaries[handle], handle))
 
-        def work() -> Sequence[_Shown]:
+        def work() -> Sequence[_Rendered]:
             return self._cache.get_keyed(
-                "said",
-                [(digest(messages[place]), shown[place].handle, said[shown[place].handle or ""]) for place in places],
-                lambda missing: (one(places[index]) for index in missing),
-                lambda made: _ENTRY_BYTES + 2 * len(made.raw or b""),
+                "summaries",
+                [
+                    (digest(messages[index]), rendered[index].handle, summaries[rendered[index].handle or ""])
+                    for index in indices
+                ],
+                lambda missing: (render(indices[index]) for index in missing),
+                lambda summarized: _ENTRY_BYTES + 2 * len(summarized.raw or b""),
             )
 
-        is_long = sum(len(messages[place]) for place in places) > _INLINE_BYTES
-        instead = dict(zip(places, await asyncio.to_thread(work) if is_long else work(), strict=True))
-        return [instead.get(place, one) for place, one in enumerate(shown)]
+        is_long = sum(len(messages[index]) for index in indices) > _INLINE_BYTES
+        replacements = dict(zip(indices, await asyncio.to_thread(work) if is_long else work(), strict=True))
+        return [replacements.get(index, message) for index, message in enumerate(rendered)]
 
 
 def _owner(session: SessionKey | None) -> str:
@@ -283,7 +308,7 @@ def _owner(session: SessionKey | None) -> str:
 
 
 def _handles(owner: str) -> Callable[[str], str]:
-    """Return what gives a text its handle. Handles belong to a session, and so does what names them."""
+    """Return a function that makes the handle of a text. Handles differ between sessions."""
     key = digest(owner.encode())
 
     def handle_of(text: str) -> str:
@@ -292,30 +317,34 @@ def _handles(owner: str) -> Callable[[str], str]:
     return handle_of
 
 
-def _of(shown: ShownResult | None) -> _Shown:
+def _rendered(shown: ShownResult | None) -> _Rendered:
     if shown is None:
         return _AS_RECEIVED
-    return _Shown(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
+    return _Rendered(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
 
 
-def _shown_bytes(shown: _Shown) -> int:
-    return _ENTRY_BYTES + len(shown.raw or b"")
+def _rendered_bytes(rendered: _Rendered) -> int:
+    return _ENTRY_BYTES + len(rendered.raw or b"")
 
 
-def _asked_for(messages: Sequence[bytes]) -> Iterator[int]:
-    """The places of results whose calls have a handle among their arguments."""
-    asking: Collection[object] = ()
-    for place, raw in enumerate(messages):
+def _requested(messages: Sequence[bytes]) -> Iterator[int]:
+    """Yield the indices of results whose tool call has a handle in its arguments."""
+    requesting: Collection[object] = ()
+    for index, raw in enumerate(messages):
         if _CALLS in raw:
-            asking = _asking(raw) if _HANDLE.search(raw) else ()
-        elif asking:
+            requesting = _requesting_calls(raw) if _HANDLE.search(raw) else ()
+        elif requesting:
             message, _ = read(raw)
-            if isinstance(message, dict) and message.get("role") == "tool" and message.get("tool_call_id") in asking:
-                yield place
+            if (
+                isinstance(message, dict)
+                and message.get("role") == "tool"
+                and message.get("tool_call_id") in requesting
+            ):
+                yield index
 
 
-def _asking(raw: bytes) -> Collection[object]:
-    """The ids of the calls in a message that have a handle among their arguments."""
+def _requesting_calls(raw: bytes) -> Collection[object]:
+    """Return the ids of the tool calls in a message that have a handle in their arguments."""
     message, _ = read(raw)
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     return [
@@ -329,14 +358,14 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _texts(showing: ShownResults) -> Mapping[str, str]:
-    return {handle: one.text for handle, one in showing.texts.items()}
+def _texts(shown: ShownResults) -> Mapping[str, str]:
+    return {handle: text.text for handle, text in shown.texts.items()}
 
 
-def _showing(
-    messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, KeptContent]
+def _results(
+    messages: Sequence[bytes], rendered: Sequence[_Rendered], texts: Mapping[str, KeptContent]
 ) -> ShownResults | None:
-    if all(one.raw is None for one in shown):
+    if all(message.raw is None for message in rendered):
         return None
-    sent = tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True))
-    return ShownResults(sent, tuple("raw" if one.raw is None else one.form for one in shown), texts)
+    sent = tuple(raw if message.raw is None else message.raw for raw, message in zip(messages, rendered, strict=True))
+    return ShownResults(sent, tuple("raw" if message.raw is None else message.form for message in rendered), texts)

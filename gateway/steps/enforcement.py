@@ -1,7 +1,7 @@
-"""Find the active step of a call's agent, restrict its tools, and move the step by the tools used.
+"""Find the active step of a call's agent, restrict the call's tools to it, and advance the step by the tools used.
 
-The rules are `core/steps/`. Where a session is in its steps is kept in its state, and changed by the rules applied to
-what the store holds at that moment: calls side by side, on any worker, each see what the others did.
+The rules are in `core/steps/`. The position of an agent in its steps is part of the session's state in the store. The
+rules are always applied to the stored position, so that concurrent calls on any worker see each other's changes.
 """
 
 from __future__ import annotations
@@ -51,40 +51,40 @@ from gateway.steps.last_user_message import NewestMessages
 
 _AT_START: Final = StepState()
 _NO_FACTS: Final = ConditionFacts()
-_UNAVAILABLE: Final = "not kept: the store is away"
-_CHANGED: Final = "not kept: others changed the session each time"
-_REFUSED: Final = "not kept: the store cannot take the call's record"
-_UNHEARD: Final = "not kept: its client had left before it ended"
-_DAMAGED: Final = "not kept: the store cannot read what it holds of the session"
+_UNAVAILABLE: Final = "not stored: the store is unavailable"
+_CHANGED: Final = "not stored: other calls changed the session at each try"
+_REFUSED: Final = "not stored: the store refuses the record of the call"
+_UNHEARD: Final = "not stored: the client left before the response ended"
+_DAMAGED: Final = "not stored: the session's data in the store is damaged"
 _REASONS: Final = ((StoreConflict, _CHANGED), (RecordRefused, _REFUSED), (StoreDamaged, _DAMAGED))
-#: A provider's refusal that is about the choice of tools has one of these words, in lower case: the field in the
-#: spellings of the APIs, and how Anthropic ("forces tool use") and Google ("forced function calling") speak of it.
+#: A refusal that concerns the choice of tools contains one of these words, in lower case: the names of the field in the
+#: APIs, and the wording of Anthropic ("forces tool use") and Google ("forced function calling").
 _ABOUT_CHOICE: Final = (
     *(b"allowed_tools", b"tool_choice", b"toolchoice", b"tool choice", b"function_call"),
     *(b"forces tool", b"forced tool", b"force tool", b"forced function"),
 )
-#: a refusal that is about a forced call while the model thinks has this word
+#: A refusal of a forced call because the model thinks contains this word.
 _ABOUT_THINKING: Final = b"think"
 _BOUND: Final = "the model's thinking is valid only with the same list of tools"
 _REFERRED: Final = "messages refer to them"
-_UNFORCED: Final = "no tool call is forced: the model refuses that, or does while it thinks"
-#: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
-_CUT: Final = frozenset(
+_UNFORCED: Final = "no tool call is forced: the model refuses that, or refuses it while thinking"
+#: Finish reasons of a truncated response. Its tool calls may be truncated too, so clients do not run them.
+_TRUNCATED: Final = frozenset(
     {
         *("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded", "incomplete"),
         *("content_filter", "refusal", "failed", "cancelled"),
     }
 )
-#: the pattern by which a step denies all tools
+#: the pattern that denies all tools
 _EVERYTHING: Final = "*"
-#: size of the cache of which tools of an offer a step lets a call use
-_KNOWN: Final = 256
-#: names that an error shows
+#: entries in the cache of the tools that a step allows of an offer
+_CACHED: Final = 256
+#: maximum number of names in an error or a note
 _SHOWN: Final = 16
 
 
 class Steps:
-    """Keeps sessions in their steps. Shared by all calls."""
+    """Enforces the steps of agents, for all calls."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class Steps:
         self._is_unavailable = is_unavailable
         self._store = store
         self._planner = planner
-        self._newest = NewestMessages()
+        self._last_messages = NewestMessages()
         self._providers = providers
         self._facts = facts
-        self._listeners = [one.stepped for one in observers if type(one).stepped is not Observer.stepped]
+        self._listeners = [observer.stepped for observer in observers if type(observer).stepped is not Observer.stepped]
         self._wall = wall
-        #: models that refused a choice among some tools
+        #: models that refused a choice of some tools (`allowed_tools`)
         self._no_choice = RecentModels(clock)
         #: models that refused a forced tool call
         self._no_force = RecentModels(clock)
@@ -118,28 +118,28 @@ class Steps:
     # --- before the call ---------------------------------------------------------------------------------------
 
     async def begin(self, state: CallState, call: Call) -> None:
-        """Find the step that the call is made in, and what it allows.
+        """Find the active step of the call, and the tools that it allows.
 
         Raises:
-            InvalidRequest: it names an agent that does not exist, or its tools cannot be read.
-            ToolNotAllowed: what it offers does not go together with the step.
+            InvalidRequest: the call names an unknown agent, or its tools cannot be read.
+            ToolNotAllowed: the tools that the call offers do not agree with the step.
         """
         if state.context.compaction is not None:
-            # It calls no tools, and a choice among them would spoil it.
+            # A compaction calls no tools, and a restriction would change what is compacted.
             return
         agent, session, incoming = self._agent(state), state.session, state.incoming
         if agent is None or session is None or incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return
         if self._is_unavailable():
-            # Nobody knows where the session is: to begin anew would refuse it what it may do.
-            state.notes["step"] = "none: the store is away"
+            # The position is unknown. Starting from the first step could refuse tools that are allowed now.
+            state.notes["step"] = "none: the store is unavailable"
             return
-        facts = await self._look(agent, state, call)
+        facts = await self._facts_of(agent, state, call)
         at = state.context.remembered.state.steps.get(agent.name, _AT_START)
         place = agent.entered(at, facts)
         if place is not at:
             place = await self._enter(state, session, agent, facts, place)
-        stepped = state.steps.active = ActiveStep(agent, facts, place)
+        active = state.steps.active = ActiveStep(agent, facts, place)
         step = state.steps.step = agent.step(place)
         if step is None or step.enforce == "observe":
             return
@@ -147,106 +147,113 @@ class Steps:
         if offer is None:
             return
         if offer.mode == "none" or asks_for_compaction(call.fields, incoming.endpoint.wire):
-            # Nothing to restrict, but a list that must be the same with each call is the same here.
-            stepped.offer, stepped.keep, stepped.is_free = offer, offer.names, True
+            # Nothing to restrict, but some models require the same list of tools with each call.
+            active.offer, active.callable_tools, active.is_free = offer, offer.names, True
         else:
-            _hold_to(stepped, step, step.due(place.index), offer, session)
+            _restrict_offer(active, step, step.due(place.index), offer, session)
 
     async def _enter(
         self, state: CallState, session: SessionKey, agent: Agent, facts: ConditionFacts, expected: StepState
     ) -> StepState:
-        """Enter the step that follows from the state in the store now, and keep that; `expected` where that fails."""
-        at = after = _AT_START
+        """Enter the step that follows from the stored position, and store it; return `expected` if that fails."""
+        before = entered = _AT_START
         if self._is_unavailable():
             state.notes["step"] = _UNAVAILABLE
             return expected
 
         def change(kept: SessionState) -> SessionState:
-            nonlocal at, after
-            at = kept.steps.get(agent.name, _AT_START)
-            after = agent.entered(at, facts)
-            return kept if after == at else kept.with_step(agent.name, after)
+            nonlocal before, entered
+            before = kept.steps.get(agent.name, _AT_START)
+            entered = agent.entered(before, facts)
+            return kept if entered == before else kept.with_step(agent.name, entered)
 
         try:
             await self._store.update(session, change)
         except StoreUnavailable as error:
-            state.notes["step"] = _why(error)
+            state.notes["step"] = _reason_not_stored(error)
             return expected
-        self._tell(session, agent, at, after, ())
-        return after
+        self._tell(session, agent, before, entered, ())
+        return entered
 
     def _agent(self, state: CallState) -> Agent | None:
-        """The agent whose steps the call takes: its route's, else the one that it names, else the default one."""
+        """Return the agent of the call: that of its route, else the one that the call names, else the default.
+
+        Raises:
+            InvalidRequest: the agent is not configured.
+        """
         name = state.routing.route.agent or state.incoming.directives.agent
         if name is None:
             return self._agents.get(DEFAULT_AGENT)
         if name not in self._agents:
             known = ", ".join(sorted(self._agents)) or "none"
-            raise InvalidRequest(f'There is no agent "{name}" with steps; configured: {known}.', param=AGENT.decode())
+            raise InvalidRequest(f'Unknown agent "{name}"; agents with steps: {known}.', param=AGENT.decode())
         return self._agents[name]
 
-    async def _look(self, agent: Agent, state: CallState, call: Call) -> ConditionFacts:
-        """What the agent's conditions look at, and no more than that."""
+    async def _facts_of(self, agent: Agent, state: CallState, call: Call) -> ConditionFacts:
+        """Return the values that the agent's conditions test. Only what they need is computed."""
         if not agent.reads_facts:
             return _NO_FACTS
         left = remaining_fraction(state.budget.accounts.budgets) if agent.reads_budget else 1.0
         wire, contents = state.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
             contents = await self._planner.contents(call, wire)
-            # A huge one is read again when it is its turn to be planned: many may wait for that.
+            # A huge body is read again when it is planned: many may wait for that, and would use too much memory.
             state.context.contents = None if self._planner.is_huge(call) else contents
         if contents is None:
             return ConditionFacts(left=left)
         tokens = None
         if agent.reads_tokens:
             options = state.incoming.directives.context
-            asked = PlanRequest(
+            request = PlanRequest(
                 contents, state.routing.route, self._facts(state.routing.route), options, len(call.body)
             )
-            state.context.counts = await self._planner.count_tokens(asked, state.context.remembered)
+            state.context.counts = await self._planner.count_tokens(request, state.context.remembered)
             tokens = state.context.counts.original.tokens
-        return ConditionFacts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
+        return ConditionFacts(
+            await self._last_messages.ahead_of(contents) if agent.reads_message else None, tokens, left
+        )
 
     @staticmethod
     def may_restrict(state: CallState) -> bool:
         """Return whether `restrict` may change something: a step restricts tools, or an earlier step withdrew some."""
-        stepped = state.steps.active
-        return (stepped is not None and stepped.offer is not None) or bool(state.context.remembered.state.tool_changes)
+        active = state.steps.active
+        return (active is not None and active.offer is not None) or bool(state.context.remembered.state.tool_changes)
 
     def restrict(self, state: CallState) -> None:
-        """Decide how the current provider is told which tools may be called."""
-        stepped, call = state.steps.active, state.call
+        """Choose how the request to the current provider states which tools may be called."""
+        active, call = state.steps.active, state.call
         if call is None:
             return
-        if stepped is None or stepped.offer is None:
+        if active is None or active.offer is None:
             state.steps.restriction = self._offering_all(state, call)
             return
-        offer = stepped.offer
-        takes = self._takes(state, stepped, offer, call.fields.get(ITEMS[offer.wire], b""))
-        restriction = restricted(offer, stepped.keep, must=stepped.must, takes=takes)
-        if stepped.is_free and restriction.withdrawal is not None:
+        offer = active.offer
+        support = self._support(state, active, offer, call.fields.get(ITEMS[offer.wire], b""))
+        restriction = restricted(offer, active.callable_tools, must=active.must_call, takes=support)
+        if active.is_free and restriction.withdrawal is not None:
             restriction = replace(restriction, withdrawal=replace(restriction.withdrawal, withdrawn=None))
         state.steps.restriction = restriction
-        _note_limits(state, stepped, takes)
+        _note_limits(state, active, support)
 
-    def _takes(
-        self, state: CallState, stepped: ActiveStep, offer: ToolOffer, items: bytes | msgspec.Raw
+    def _support(
+        self, state: CallState, active: ActiveStep, offer: ToolOffer, items: bytes | msgspec.Raw
     ) -> RestrictionSupport:
-        """Return what the model of a route accepts, by its family, the request, and what it refused lately."""
-        route, step = state.routing.route, stepped.step
+        """Return the restrictions that the model accepts, by its family, the request, and recent refusals."""
+        route, step = state.routing.route, active.step
         family = self._planner.family(route, offer.wire)
-        # Copied only for the models and formats that are looked into.
+        # The messages are copied only if they are read below.
         messages = bytes(items) if offer.wire == "messages" or family.binding == "prefix" else b""
         referenced = referenced_tools(messages) if offer.wire == "messages" else frozenset()
         is_bound = _is_bound(family, offer, messages)
         allowed = None
         if step is not None and is_bound and self._may_withdraw(state, family, offer, messages):
             names = tuple(tool.name for tool in offer.tools)
-            allowed = frozenset(names if stepped.is_free else step.callable(names, step.due(stepped.state.index)))
+            allowed = frozenset(names if active.is_free else step.callable(names, step.due(active.state.index)))
         return RestrictionSupport(
-            self._providers[route.provider].allowed_tools and not _is_in(route, stepped.refused, self._no_choice),
-            takes_forced(family, offer) and not _is_in(route, stepped.unforced, self._no_force),
-            _ever_callable(stepped.agent, offer) | referenced if is_bound else None,
+            self._providers[route.provider].allowed_tools
+            and not _is_refused(route, active.refused_choice, self._no_choice),
+            takes_forced(family, offer) and not _is_refused(route, active.refused_force, self._no_force),
+            _ever_callable(active.agent, offer) | referenced if is_bound else None,
             referenced,
             allowed,
         )
@@ -254,19 +261,19 @@ class Steps:
     def _may_withdraw(self, state: CallState, family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> bool:
         """Return whether a system message inside the conversation can withdraw tools.
 
-        A client that changes tools in this way itself knows which ones are offered, so the gateway adds nothing.
+        The gateway adds nothing if the client changes tools in this way itself.
         """
         route = state.routing.route
         return (
             family.tool_changes == "accepted"
             and offer.wire == "messages"
             and not self._providers[route.provider].is_translated
-            and not _is_in(route, state.steps.refused_changes, self._no_changes)
+            and not _is_refused(route, state.steps.refused_changes, self._no_changes)
             and not changes_tools(messages)
         )
 
     def _offering_all(self, state: CallState, call: Call) -> ToolRestriction:
-        """Return how a request that no step restricts offers the tools again that were withdrawn before."""
+        """Return the restriction that offers withdrawn tools again, for a request that no step restricts."""
         wire = state.incoming.endpoint.wire
         with contextlib.suppress(InvalidRequest):
             offer = offer_of(call.fields, wire) if wire is not None else None
@@ -281,81 +288,88 @@ class Steps:
         return UNRESTRICTED
 
     def restrict_again(self, state: CallState, refusal: bytes) -> bool:
-        """Whether a provider's refusal is about what it was told of its tools, so that it is told in another way.
+        """Restrict the tools in another way if that is what the provider refused; return False if it is not.
 
-        First it is told without a choice among some tools, then without a forced call; the other way round where the
-        refusal says that the model thinks, since that is a reason to refuse a forced call only.
+        - A refused system message that withdraws tools is left out.
+        - First the choice of some tools is left out, then the forced call. If the refusal mentions thinking, the forced
+          call is left out first, because thinking is a reason to refuse that only.
         """
-        stepped, sent, route = state.steps.active, state.steps.restriction, state.routing.route
+        active, sent, route = state.steps.active, state.steps.restriction, state.routing.route
         text = refusal.lower()
         if state.context.adds_tool_changes and refuses_changes(refusal, state.context.sent_messages):
             state.steps.refused_changes = route
             self.restrict(state)
             return True
-        if stepped is None or not any(word in text for word in _ABOUT_CHOICE):
+        if active is None or not any(word in text for word in _ABOUT_CHOICE):
             return False
-        is_choice = sent.is_choice_among and stepped.refused != route
-        is_force = sent.is_forced and stepped.unforced != route
+        is_choice = sent.is_choice_among and active.refused_choice != route
+        is_force = sent.is_forced and active.refused_force != route
         if is_force and (not is_choice or _ABOUT_THINKING in text):
-            stepped.unforced = route
+            active.refused_force = route
         elif is_choice:
-            stepped.refused = route
+            active.refused_choice = route
         else:
             return False
         self.restrict(state)
         return True
 
     def taken(self, state: CallState) -> None:
-        """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
-        stepped, route = state.steps.active, state.routing.route
+        """Remember the restriction that the model refused, now that it has accepted the call without it.
+
+        Only this shows that the restriction was the reason for the refusal.
+        """
+        active, route = state.steps.active, state.routing.route
         if state.steps.refused_changes == route:
             self._no_changes.add(route)
             state.notes["tool_changes"] = "the provider refused system messages that withdraw tools"
-        if stepped is None:
+        if active is None:
             return
-        if stepped.refused == route:
+        if active.refused_choice == route:
             self._no_choice.add(route)
-            state.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
-        if stepped.unforced == route:
+            state.notes["tool_choice"] = "the provider refused allowed_tools, so its list of tools is shorter"
+        if active.refused_force == route:
             self._no_force.add(route)
 
     # --- after it ----------------------------------------------------------------------------------------------
 
     def going(self, state: CallState, record: CallRecord) -> Going | None:
-        """How the session goes on by the tools that an answer calls; None where it does not, or nobody can say.
+        """Return the step transition caused by the response's tool calls, or None.
 
-        Tools of an answer that was cut are not counted: nobody will run them.
+        None if the response calls no tools or was truncated, so that its tool calls will not be run. Also None if the
+        transition cannot be stored; a note then says why.
         """
-        stepped = state.steps.active
-        if stepped is None or not record.tools:
+        active = state.steps.active
+        if active is None or not record.tools:
             return None
-        if record.finish_reason in _CUT or (record.outcome != "ok" and record.finish_reason is None):
+        if record.finish_reason in _TRUNCATED or (record.outcome != "ok" and record.finish_reason is None):
             return None
         if state.settlement.is_unheard:
             state.notes["step"] = _UNHEARD
             return None
-        going = Going(stepped, _known_as(state, stepped, record.tools), record)
+        going = Going(active, _offered_names(state, active, record.tools), record)
         if self._is_unavailable():
             self.unkept(state, going)
             return None
         return going
 
     def gone(self, state: CallState, going: Going) -> CallRecord:
-        """Take over the step that was kept with the record; that record."""
-        stepped, session, used = going.stepped, state.session, going.used
-        stepped.state, stepped.stray = used.state, used.stray
+        """Accept the transition that was stored with the record, notify observers, and return the record."""
+        active, session, used = going.stepped, state.session, going.used
+        active.state, active.stray = used.state, used.stray
         if session is not None:
-            self._tell(session, stepped.agent, going.at, used.state, going.tools)
+            self._tell(session, active.agent, going.at, used.state, going.tools)
         return going.record
 
     def unkept(self, state: CallState, going: Going, error: StoreUnavailable | None = None) -> None:
-        """Go on from the step that this call knows, as it could not be kept; `error`: why, None: the store is away.
+        """Apply the transition to the position that this call knows, after it could not be stored.
 
-        Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
+        The position in the steps is guidance, so its loss is no reason to fail the call.
+
+        `error`: why it was not stored; None: the store is known to be unavailable.
         """
-        stepped = going.stepped
-        stepped.state, stepped.stray = stepped.agent.used(stepped.state, going.tools, stepped.facts)
-        state.notes |= {"step": _why(error), **_stray_note(stepped.stray)}
+        active = going.stepped
+        active.state, active.stray = active.agent.used(active.state, going.tools, active.facts)
+        state.notes |= {"step": _reason_not_stored(error), **_stray_note(active.stray)}
 
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
@@ -365,21 +379,27 @@ class Steps:
 
 
 class Going:
-    """An `Ending`: the rules go on from what the store holds, by the tools that an answer calls.
+    """A step transition, applied by the store to the stored position when it writes the record (`Ending`).
 
-    It may be applied more than once; `at` (the state before), `used` (what the tools made of it) and `record` are those
-    of the last time.
+    The store may apply it several times. The attributes are those of the last time.
+
+    Attributes:
+        stepped: the position that the call knows.
+        tools: the tools that the response calls.
+        at: the position before.
+        used: the position after, and tools that were not allowed.
+        record: the record of the call, with a note on these tools.
     """
 
-    def __init__(self, stepped: ActiveStep, tools: Sequence[str], record: CallRecord) -> None:
-        self.stepped = stepped
+    def __init__(self, active: ActiveStep, tools: Sequence[str], record: CallRecord) -> None:
+        self.stepped = active
         self.tools = tools
         self.at = _AT_START
         self.used = Used(_AT_START)
         self.record = self._plain = record
 
     def __call__(self, places: Places) -> tuple[Places, CallRecord]:
-        """See `Ending`."""
+        """Return the positions after the transition, and the record to write."""
         agent, plain = self.stepped.agent, self._plain
         at = self.at = places.get(agent.name, _AT_START)
         used = self.used = agent.used(at, self.tools, self.stepped.facts)
@@ -392,30 +412,30 @@ def _is_bound(family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> boo
     return family.binding == "prefix" and (offer.thinks is not False or has_thinking(messages))
 
 
-def _is_in(route: Route, refused: Route | None, lately: RecentModels) -> bool:
-    """Whether a model refused something in this call, or lately."""
-    return route == refused or route in lately
+def _is_refused(route: Route, refusing: Route | None, recent: RecentModels) -> bool:
+    """Return whether a model refused something in this call, or recently."""
+    return route == refusing or route in recent
 
 
 def _ever_callable(agent: Agent, offer: ToolOffer) -> frozenset[str]:
-    """The tools of an offer that the agent may call in any of its steps."""
+    """Return the tools of an offer that the agent may call in at least one of its steps."""
     return frozenset([tool.name for tool in offer.tools if agent.ever_allows(tool.name)])
 
 
-def _note_limits(state: CallState, stepped: ActiveStep, takes: RestrictionSupport) -> None:
-    """Note for the call's record what of the step its provider could not be told, and why."""
-    beyond, is_forced = state.steps.restriction.beyond, stepped.offer is not None and stepped.offer.mode == "required"
-    reason = _BOUND if takes.listed is not None else _REFERRED
+def _note_limits(state: CallState, active: ActiveStep, support: RestrictionSupport) -> None:
+    """Note in the record which restrictions of the step the request could not state, and why."""
+    beyond, is_forced = state.steps.restriction.beyond, active.offer is not None and active.offer.mode == "required"
+    reason = _BOUND if support.listed is not None else _REFERRED
     for name, note in (
-        ("step_tools", f"offered though not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
-        ("step_required", _UNFORCED if stepped.must and not takes.forced and not is_forced else None),
+        ("step_tools", f"offered although not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
+        ("step_required", _UNFORCED if active.must_call and not support.forced and not is_forced else None),
     ):
-        state.notes.pop(name, None)  # what was noted for the route before
+        state.notes.pop(name, None)  # a note for the previous route
         if note is not None:
             state.notes[name] = note
 
 
-def _why(error: StoreUnavailable | None) -> str:
+def _reason_not_stored(error: StoreUnavailable | None) -> str:
     return next((why for kind, why in _REASONS if isinstance(error, kind)), _UNAVAILABLE)
 
 
@@ -423,9 +443,9 @@ def _stray_note(stray: Sequence[str]) -> dict[str, str]:
     return {"stray_tools": ", ".join(stray[:_SHOWN])} if stray else {}
 
 
-def _known_as(state: CallState, stepped: ActiveStep, tools: Sequence[str]) -> Sequence[str]:
-    """Tools that an answer calls by the names under which they were offered."""
-    call, wire, offer = state.call, state.incoming.endpoint.wire, stepped.offer
+def _offered_names(state: CallState, active: ActiveStep, tools: Sequence[str]) -> Sequence[str]:
+    """Return the tools that a response calls, by the names under which the request offered them."""
+    call, wire, offer = state.call, state.incoming.endpoint.wire, active.offer
     if offer is None and call is not None and wire is not None:
         with contextlib.suppress(InvalidRequest):
             offer = offer_of(call.fields, wire)
@@ -434,52 +454,59 @@ def _known_as(state: CallState, stepped: ActiveStep, tools: Sequence[str]) -> Se
     sets = state.response.parsed.sets if state.response.parsed is not None else ()
     if not any(sets) and all(map(offer.names.__contains__, tools)):
         return tools
-    # `as_name`, since a client may give a set of tools any name.
-    return [as_name(offer.known_as(tool, one_of)) for tool, one_of in zip_longest(tools, sets[: len(tools)])]
+    # `as_name`, because clients may choose any name for a set of tools.
+    return [as_name(offer.known_as(tool, tool_set)) for tool, tool_set in zip_longest(tools, sets[: len(tools)])]
 
 
-def _hold_to(stepped: ActiveStep, step: Step, due: Patterns | None, offer: ToolOffer, session: SessionKey) -> None:
-    """Hold what a call offers to what the step allows now.
+def _restrict_offer(
+    active: ActiveStep, step: Step, due: Patterns | None, offer: ToolOffer, session: SessionKey
+) -> None:
+    """Restrict the tools that a call offers to those that the step allows now.
 
     Raises:
-        ToolNotAllowed: that cannot be, or the step wants such calls refused.
+        ToolNotAllowed: none of them is allowed, a forced tool is not, or the step rejects calls that offer others.
     """
-    keep, is_right = (_known_kept if offer.is_known else _kept)(step, due, offer)
-    if not is_right:
+    callable_tools, is_accepted = (_cached_allowed_of if offer.is_known else _allowed_of)(step, due, offer)
+    if not is_accepted:
         if offer.named is not None:
-            raise ToolNotAllowed(_reason(stepped, step, f"forces {_list([offer.named])}", session), param="tool_choice")
-        kept = frozenset(keep)
-        outside = [name for name in offer.names if name not in kept]
-        raise ToolNotAllowed(_reason(stepped, step, f"offers {_list(outside)}", session), param="tools")
+            raise ToolNotAllowed(
+                _refusal_text(active, step, f"forces {_list([offer.named])}", session), param="tool_choice"
+            )
+        callable_names = frozenset(callable_tools)
+        outside = [name for name in offer.names if name not in callable_names]
+        raise ToolNotAllowed(_refusal_text(active, step, f"offers {_list(outside)}", session), param="tools")
     if step.enforce != "reject":
-        stepped.offer, stepped.keep = offer, keep
-        stepped.must = step.enforce == "require" and due is not None
+        active.offer, active.callable_tools = offer, callable_tools
+        active.must_call = step.enforce == "require" and due is not None
 
 
-def _kept(step: Step, due: Patterns | None, offer: ToolOffer) -> tuple[tuple[str, ...], bool]:
-    """The tools of an offer that may be called, and whether a call with this offer may be made."""
-    keep = step.callable(offer.names, due)
-    has_outside = len(keep) < len(offer.names)
+def _allowed_of(step: Step, due: Patterns | None, offer: ToolOffer) -> tuple[tuple[str, ...], bool]:
+    """Return the tools of an offer that may be called, and whether the step accepts the offer."""
+    callable_tools = step.callable(offer.names, due)
+    has_outside = len(callable_tools) < len(offer.names)
     is_none = step.allowed == () or _EVERYTHING in step.denied
-    is_wrong = (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject"))
-    return keep, not is_wrong
+    is_refused = (not callable_tools and not is_none) or (
+        has_outside and (offer.named is not None or step.enforce == "reject")
+    )
+    return callable_tools, not is_refused
 
 
-_known_kept = lru_cache(_KNOWN)(_kept)
+_cached_allowed_of = lru_cache(_CACHED)(_allowed_of)
 
 
-def _reason(stepped: ActiveStep, step: Step, does: str, session: SessionKey) -> str:
-    agent, state = stepped.agent, stepped.state
+def _refusal_text(active: ActiveStep, step: Step, action: str, session: SessionKey) -> str:
+    agent, state = active.agent, active.state
     due = agent.due(state)
     if due is not None:
         wanted = f"entry {state.index + 1} of {len(step.sequence)} of its sequence is due, {' or '.join(due)}"
     else:
         wanted = f"it allows {_list(step.allowed if step.allowed is not None else ('all tools',))}"
         wanted += f" but {_list(step.denied)}" if step.denied else ""
-    whose = f', "agent": "{agent.name}"' if agent.name != DEFAULT_AGENT else ""
+    agent_field = f', "agent": "{agent.name}"' if agent.name != DEFAULT_AGENT else ""
     return (
-        f'Session "{session.id}" is in the step "{step.name}": {wanted}. The request {does}. '
-        f'Offer what the step wants, or set another step: PATCH /api/sessions/{session.id} {{"active_step": …{whose}}}.'
+        f'Session "{session.id}" is in the step "{step.name}": {wanted}. The request {action}. '
+        "Offer the tools of the step, or set another step: "
+        f'PATCH /api/sessions/{session.id} {{"active_step": …{agent_field}}}.'
     )
 
 

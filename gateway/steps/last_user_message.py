@@ -1,7 +1,7 @@
-"""Read the newest user message of a request, for conditions of steps.
+"""Read the last user message of a request, for conditions of steps.
 
-While an agent works it stands further from the end with each call. Each request begins as the one before it did: for
-such a beginning the newest text of a user is remembered, so that it need not be searched again.
+While an agent works, this message moves away from the end with each call. But each request starts with the messages of
+the one before it. So the last user message of a known prefix is cached and not searched again.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from gateway.dialects.fields import decode
 
 _USER: Final = b'"user"'
 _REMINDER: Final = "<system-reminder>"
-#: beginnings that are remembered
-_MOST: Final = 256
-#: characters that conditions see of a message: the last ones
+#: number of cached prefixes
+_MAX_PREFIXES: Final = 256
+#: Conditions see this many characters of a message, the last ones.
 _CHARACTERS: Final = 16 * 1024
-#: bytes of messages that are searched in the event loop; more of them would keep other calls waiting
+#: Bytes of messages that are searched in the event loop. Searching more would block other calls.
 _INLINE_BYTES: Final = 64 * 1024
 
 
 class NewestMessages:
-    """Finds the newest message of a user. One for each worker; what it remembers is bounded."""
+    """Finds the last user message of requests. Each worker has one, with a bounded cache."""
 
     def __init__(self) -> None:
-        self._known = BoundedDict[bytes, str | None](_MOST)
+        self._known = BoundedDict[bytes, str | None](_MAX_PREFIXES)
         self._lock = Lock()
 
     async def ahead_of(self, contents: Contents) -> str | Callable[[], str | None] | None:
-        """A function that finds the text when a condition asks for it; where that takes long, the text itself."""
+        """Return a function that finds the text when a condition needs it; if that takes long, return the text."""
         if self._size(contents) > _INLINE_BYTES:
             return await asyncio.to_thread(self.of, contents)
         return partial(self.of, contents)
 
     def _size(self, contents: Contents) -> int:
-        """Bytes that `of` may have to read."""
+        """Return the bytes that `of` may have to read."""
         if contents.array is None:
             return len(bytes(contents.fields[ITEMS[contents.wire]]))
-        begun = contents.start.keys if contents.start is not None else ()
-        is_known = not begun or _name(begun) in self._known
+        prefix = contents.start.keys if contents.start is not None else ()
+        is_known = not prefix or _key(prefix) in self._known
         return sum(map(len, contents.fresh if is_known else contents.messages or ()))
 
     def of(self, contents: Contents) -> str | None:
-        """The message's text, the end of it where it is long; None where there is no message of a user."""
+        """Return the text of the last user message, only its end if it is long; None if there is no user message."""
         if contents.array is None:
             value = decode(contents.fields[ITEMS[contents.wire]])
             return value[-_CHARACTERS:] if isinstance(value, str) else None
@@ -60,27 +60,27 @@ class NewestMessages:
         text = _newest(last)
         if text is None:
             text = _newest(before)
-            begun = contents.start.keys if contents.start is not None else ()
-            if text is None and begun:
-                text = self._at_the_beginning(contents, begun)
+            prefix = contents.start.keys if contents.start is not None else ()
+            if text is None and prefix:
+                text = self._in_prefix(contents, prefix)
             if is_worth_keeping(contents.array):
-                self._keep((*begun, *keys_of(before)), text)
+                self._keep((*prefix, *keys_of(before)), text)
         return text
 
-    def _at_the_beginning(self, contents: Contents, begun: tuple[bytes, ...]) -> str | None:
+    def _in_prefix(self, contents: Contents, prefix: tuple[bytes, ...]) -> str | None:
         try:
-            return self._known[_name(begun)]
+            return self._known[_key(prefix)]
         except KeyError:
             return _newest(contents.messages or ())
 
-    def _keep(self, begun: tuple[bytes, ...], text: str | None) -> None:
-        name = _name(begun)
+    def _keep(self, prefix: tuple[bytes, ...], text: str | None) -> None:
+        key = _key(prefix)
         with self._lock:
-            self._known[name] = text
+            self._known[key] = text
 
 
-def _name(begun: tuple[bytes, ...]) -> bytes:
-    return blake2b(b"".join(begun), digest_size=16).digest()
+def _key(prefix: tuple[bytes, ...]) -> bytes:
+    return blake2b(b"".join(prefix), digest_size=16).digest()
 
 
 def _newest(messages: tuple[bytes, ...]) -> str | None:
@@ -92,18 +92,18 @@ def _newest(messages: tuple[bytes, ...]) -> str | None:
 
 
 def _user_text(message: Any) -> str | None:
-    """What a user says in a message; None where it is nobody's words, such as the result of a tool."""
+    """Return the text that a user wrote in a message; None if there is none, as in a tool result."""
     if not isinstance(message, dict) or message.get("role") != "user":
         return None
     content = message.get("content")
     if not isinstance(content, list) or not content:
         return text_parts(content)
-    words = [part for part in content if not _is_nobodys(part)]
+    words = [part for part in content if not _is_not_by_user(part)]
     return text_parts(words) if words else None
 
 
-def _is_nobodys(part: Any) -> bool:
-    """The result of a tool, or what Claude Code puts beside it to remind the model of something."""
+def _is_not_by_user(part: Any) -> bool:
+    """Return whether a part is a tool result, or a reminder that Claude Code adds to one."""
     if not isinstance(part, dict):
         return False
     text = part.get("text")

@@ -90,7 +90,7 @@ async def test_a_call_of_which_nobody_can_tell_what_it_used_is_charged_for_its_i
     assert found["held"] == (0, 0, 0)
     record = world.record
     assert record.outcome == "internal_error"
-    assert record.notes["usage"] == "not known: the gateway failed to read it"
+    assert record.notes["usage"] == "unknown: the gateway failed to read it"
     assert record.charge is not None
     assert record.charge.source == "estimated"
     assert found["used"] == record.spent

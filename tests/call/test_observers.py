@@ -1,4 +1,4 @@
-"""What observers are told, also behind one that fails."""
+"""Observers are notified, even if another one fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gateway.call.observers import tell
 
 
-def test_each_is_told_though_one_before_it_fails_and_that_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_all_observers_are_notified_and_a_failing_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[tuple[str, int]] = []
 
     def failing(name: str, *, number: int) -> None:
@@ -25,7 +25,7 @@ def test_each_is_told_though_one_before_it_fails_and_that_is_logged(caplog: pyte
     assert "ValueError: call 2" in caplog.text
 
 
-def test_who_ends_the_process_is_not_held_back() -> None:
+def test_an_observer_can_end_the_process() -> None:
     def stopping() -> None:
         raise SystemExit
 

@@ -16,7 +16,7 @@ def route(number: int) -> Route:
     return Route("p", f"model-{number}")
 
 
-def test_what_was_seen_is_remembered_for_an_hour_by_provider_and_model() -> None:
+def test_a_model_is_remembered_for_an_hour_by_provider_and_name() -> None:
     clock = Clock()
     seen = RecentModels(clock)
     seen.add(route(1))
@@ -29,7 +29,7 @@ def test_what_was_seen_is_remembered_for_an_hour_by_provider_and_model() -> None
     assert route(1) not in seen
 
 
-def test_the_memory_is_bounded_and_the_oldest_give_way() -> None:
+def test_the_oldest_models_are_forgotten_above_the_limit() -> None:
     seen = RecentModels(Clock())
     for number in range(3000):
         seen.add(route(number))
@@ -39,7 +39,7 @@ def test_the_memory_is_bounded_and_the_oldest_give_way() -> None:
     assert not remembered[0]
 
 
-def test_one_that_is_refused_again_takes_no_second_place() -> None:
+def test_a_model_that_is_added_twice_counts_once() -> None:
     seen = RecentModels(Clock())
     for number in range(1024):
         seen.add(route(number))
@@ -57,7 +57,7 @@ def test_rules_of_output_limits_are_remembered_for_an_hour_by_model_and_kind_of_
     assert rules.of(route(1), is_stream=False) == AS_USUAL
 
 
-def test_the_oldest_rules_of_output_limits_give_way() -> None:
+def test_the_oldest_output_rules_are_forgotten_above_the_limit() -> None:
     rules = OutputRules(Clock())
     for number in range(3000):
         rules.keep(route(number), OutputRule(None, number), is_stream=False)

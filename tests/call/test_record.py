@@ -1,4 +1,4 @@
-"""What stands in the record of a call, and what it is charged: as reported, else as estimated, else nothing."""
+"""The record of a call and its charge: reported usage, else an estimate, else nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def world() -> World:
     return World()
 
 
-async def test_names_of_the_provider_are_clean_in_the_record(world: World) -> None:
+async def test_names_from_the_provider_are_sanitized_in_the_record(world: World) -> None:
     body = completion(model="a\nb" + "c" * 1000)
     world.upstream.answer = lambda _: FakeReply(pieces=[body])
     await world.call()
@@ -43,7 +43,7 @@ async def test_names_of_the_provider_are_clean_in_the_record(world: World) -> No
     assert len(model) == 256
 
 
-async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
+async def test_the_record_has_times_and_sizes(world: World) -> None:
     await world.call()
     record = world.record
     assert record.call_id == "call-1"
@@ -54,7 +54,7 @@ async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
     assert record.session == KEY
 
 
-def test_the_mode_and_the_step_of_the_call_stand_in_the_record(world: World) -> None:
+def test_the_record_has_the_mode_and_the_step(world: World) -> None:
     state = answered(world, ParsedResponse())
     assert (records().of(state).mode, records().of(state).step) == (None, None)
     state.context.mode, state.steps.step = "table", Step("review")
@@ -70,7 +70,7 @@ def records(*, estimate_missing: bool = True) -> RecordBuilder:
 
 
 def answered(world: World, answer: ParsedResponse, path: str = "chat/completions") -> CallState:
-    """A call that was answered with this, read to its end."""
+    """Return the state of a call whose response is complete."""
     state = CallState.of(world.incoming(path=path), 0.0)
     state.call = state.dialect.read(BODY)
     state.routing.route = Route("q", "q-real")
@@ -80,14 +80,14 @@ def answered(world: World, answer: ParsedResponse, path: str = "chat/completions
     return state
 
 
-def test_usage_is_charged_as_it_was_reported(world: World) -> None:
+def test_reported_usage_is_charged(world: World) -> None:
     charge = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), output_estimate=99))).charge
     assert charge is not None
     assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (10, 5, "provider")
     assert charge.cost_usd == Decimal("0.000060")
 
 
-def test_a_side_that_was_not_reported_is_estimated(world: World) -> None:
+def test_an_unreported_side_is_estimated(world: World) -> None:
     state = answered(world, ParsedResponse(ReportedUsage(None, 5, None)))
     charge = records().of(state).charge
     assert charge is not None
@@ -95,7 +95,7 @@ def test_a_side_that_was_not_reported_is_estimated(world: World) -> None:
     assert charge.usage.output_tokens == 5
 
 
-def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_say(world: World) -> None:
+def test_unreported_usage_is_estimated_or_zero_by_setting(world: World) -> None:
     state = answered(world, ParsedResponse(output_estimate=7))
     charge = records().of(state).charge
     assert charge is not None
@@ -105,7 +105,7 @@ def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_
     assert (nothing.usage.total_tokens, nothing.cost_usd) == (0, Decimal(0))
 
 
-def test_a_side_alone_that_was_not_reported_counts_as_nothing_where_the_settings_say_so(world: World) -> None:
+def test_an_unreported_side_is_zero_without_estimates(world: World) -> None:
     zero = records(estimate_missing=False)
     for reported, tokens in ((ReportedUsage(50, None, None), (50, 0)), (ReportedUsage(None, 5, None), (0, 5))):
         charge = zero.of(answered(world, ParsedResponse(reported, output_estimate=7))).charge
@@ -113,7 +113,7 @@ def test_a_side_alone_that_was_not_reported_counts_as_nothing_where_the_settings
         assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (*tokens, "mixed")
 
 
-def test_what_counts_as_nothing_has_no_cost_where_the_price_is_not_known(world: World) -> None:
+def test_uncounted_usage_without_a_price_has_no_cost(world: World) -> None:
     made = RecordBuilder(lambda _: ModelFacts(), lambda: 7.0, cached_weight=1.0, estimate_missing=False)
     charge = made.of(answered(world, ParsedResponse(output_estimate=7))).charge
     assert charge is not None
@@ -123,7 +123,7 @@ def test_what_counts_as_nothing_has_no_cost_where_the_price_is_not_known(world: 
 @pytest.mark.parametrize(
     ("given", "tokens"), [([7] * 4_000, 4_000), ([[7] * 50, [7] * 30], 80), (["four" * 6, [7]], 7)]
 )
-async def test_ids_of_tokens_are_charged_where_nothing_is_reported(world: World, given: object, tokens: int) -> None:
+async def test_token_ids_are_counted_if_no_usage_is_reported(world: World, given: object, tokens: int) -> None:
     world.upstream.answer = lambda _: FakeReply(pieces=[b'{"object":"list","data":[]}'])
     await world.call(world.incoming(json.dumps({"model": "m", "input": given}).encode(), "embeddings"))
     charge = world.record.charge
@@ -136,13 +136,13 @@ def test_an_error_without_any_text_costs_nothing(world: World) -> None:
     assert records().of(answered(world, ParsedResponse(error=True, output_estimate=1))).charge is not None
 
 
-def test_an_answer_without_usage_is_estimated_also_on_a_path_that_nobody_knows(world: World) -> None:
+def test_a_response_without_usage_is_estimated_on_an_unknown_path(world: World) -> None:
     charge = records().of(answered(world, ParsedResponse(output_estimate=7), "unheard/of")).charge
     assert charge is not None
     assert (charge.source, charge.usage.output_tokens) == ("estimated", 7)
 
 
-def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(world: World) -> None:
+def test_storing_costs_nothing_unless_text_is_streamed(world: World) -> None:
     state = answered(world, ParsedResponse(output_estimate=7), "files")
     assert records().of(state).charge is None
     state.response.is_event_stream = True
@@ -158,7 +158,7 @@ def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(wo
         ("upstream_failed", None, False),
     ],
 )
-def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
+def test_a_client_that_leaves_a_working_provider_is_charged_the_input(
     world: World, outcome: Outcome, head_at: float | None, is_charged: bool
 ) -> None:
     state = answered(world, ParsedResponse())
@@ -171,14 +171,14 @@ def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
     assert records().of(state).charge is None, "it waited for another try"
 
 
-def test_what_is_not_metered_is_charged_nothing_even_if_it_is_left(world: World) -> None:
+def test_an_unmetered_call_is_free_even_if_the_client_leaves(world: World) -> None:
     incoming = world.incoming(method="GET", path="models", endpoint=endpoint("GET", "models"))
     state = replace(answered(world, ParsedResponse()), incoming=incoming)
     state.response.outcome, state.dispatch.head_at, state.response.is_billed = "client_left", None, False
     assert records().of(state).charge is None
 
 
-def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) -> None:
+def test_an_orphaned_call_is_charged_the_expected_input(world: World) -> None:
     need = CallNeed(40, rate=TokenRate(Decimal(2), Decimal(3)))
     record = records().orphaned(answered(world, ParsedResponse()), need)
     assert record.outcome == ORPHANED
@@ -187,7 +187,7 @@ def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) 
     assert record.spent.tokens == 40
 
 
-def test_the_record_for_a_worker_that_is_gone_tells_the_fate_of_no_message(world: World) -> None:
+def test_the_orphan_record_has_no_message_fates(world: World) -> None:
     fates = Fates.of([Fate("user", 40, 0, "drop")])
     context = ContextRecord(30, 70, "exact", None, 30, 0, "key", 30, trimmed={"drop": 1}, message_fates=fates)
     state = answered(world, ParsedResponse())
@@ -197,7 +197,7 @@ def test_the_record_for_a_worker_that_is_gone_tells_the_fate_of_no_message(world
     assert records().of(state).context == context
 
 
-def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_call(world: World) -> None:
+def test_the_orphan_record_adds_no_note_to_the_calls_record(world: World) -> None:
     state = answered(world, ParsedResponse(), "audio/transcriptions")
     state.call = Call("transcription", None, False, b"a form", {})
     state.response.bytes_sent, state.response.parsed = 9, None
@@ -209,7 +209,7 @@ def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_ca
     assert "price" not in record.notes
 
 
-# --- what the provider says that it costs -------------------------------------------------------------------------
+# --- costs that the provider reports --------------------------------------------------------------------------------
 
 
 def of_reporter(*reporters: str, estimate_missing: bool = True) -> RecordBuilder:
@@ -222,7 +222,7 @@ def of_reporter(*reporters: str, estimate_missing: bool = True) -> RecordBuilder
 TOLD = Decimal("0.0125")
 
 
-def test_what_a_provider_says_that_a_call_costs_is_charged_instead_of_list_prices(world: World) -> None:
+def test_a_reported_cost_is_charged_instead_of_list_prices(world: World) -> None:
     state = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=TOLD)))
     charge = of_reporter("q").of(state).charge
     assert charge is not None
@@ -232,13 +232,13 @@ def test_what_a_provider_says_that_a_call_costs_is_charged_instead_of_list_price
     assert other.cost_usd == Decimal("0.000060")
 
 
-def test_a_call_that_costs_nothing_on_its_providers_word_costs_nothing(world: World) -> None:
+def test_a_reported_cost_of_zero_is_charged(world: World) -> None:
     charge = of_reporter("q").of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=Decimal(0))))).charge
     assert charge is not None
     assert charge.cost_usd == 0
 
 
-def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(world: World) -> None:
+def test_a_reported_cost_is_charged_with_estimated_tokens(world: World) -> None:
     state = answered(world, ParsedResponse(ReportedUsage(None, None, None, cost_usd=TOLD), output_estimate=7))
     charge = of_reporter("q").of(state).charge
     assert charge is not None
@@ -248,7 +248,7 @@ def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(wo
     assert (uncounted.cost_usd, uncounted.usage.total_tokens) == (TOLD, 0)
 
 
-# --- models asked besides -----------------------------------------------------------------------------------------
+# --- further models that the provider calls -------------------------------------------------------------------------
 
 
 def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
@@ -269,10 +269,10 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
     assert charged() == charged(("q-real-20990101", both)) == charged(("q-real", both)) == (Decimal("0.00066"), "")
     assert charged(("q-real-20990101", own), ("dear", advice)) == (Decimal("0.06006"), "")
     assert charged(("dear", advice)) == charged(("dear", advice), model="calls itself so") == (Decimal("0.06006"), "")
-    assert charged(("nobody", advice)) == (None, 'not known of "nobody", which was asked besides')
+    assert charged(("nobody", advice)) == (None, 'unknown for "nobody", which the provider called as well')
 
 
-def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
+def test_web_searches_are_charged_in_addition_to_tokens(world: World) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=Decimal("0.01"))
     state = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, searches=3)))
     made = RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
@@ -285,12 +285,12 @@ def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
 @pytest.mark.parametrize(
     ("reported", "fee", "cost", "note"),
     [
-        (ReportedUsage(10, 5, 15, searches=3), None, None, "not known of its web searches"),
+        (ReportedUsage(10, 5, 15, searches=3), None, None, "unknown for its web searches"),
         (ReportedUsage(10, 5, 15), None, Decimal("0.02"), None),
-        (ReportedUsage(10, 5, 15, picture_tokens=9), Decimal(0), None, "not known of pictures that a tool made"),
+        (ReportedUsage(10, 5, 15, picture_tokens=9), Decimal(0), None, "unknown for images that a tool created"),
     ],
 )
-def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(
+def test_an_unknown_fee_of_a_provider_tool_makes_the_cost_unknown(
     world: World, reported: ReportedUsage, fee: Decimal | None, cost: Decimal | None, note: str | None
 ) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=fee)
@@ -318,7 +318,7 @@ REFUSED = ParsedResponse(ReportedUsage(412, 0, None), finish_reason="refusal", r
 
 
 @pytest.mark.parametrize("price", [PRICE, None])
-def test_a_refusal_that_is_not_billed_counts_as_a_call_and_nothing_more(world: World, price: Price | None) -> None:
+def test_an_unbilled_refusal_counts_only_as_a_call(world: World, price: Price | None) -> None:
     record = of_refuser(price, q=("bio",)).of(answered(world, REFUSED))
     assert record.charge == Charge(Usage(), "provider", Decimal(0))
     assert record.spent == Amount(0, 0, 1)
@@ -326,7 +326,7 @@ def test_a_refusal_that_is_not_billed_counts_as_a_call_and_nothing_more(world: W
     assert record.notes["unbilled"] == "not billed by q: refused before any output (cyber): 412 input tokens"
 
 
-def test_a_refusal_is_charged_as_reported_where_nothing_says_that_its_provider_does_not_bill_it(world: World) -> None:
+def test_a_refusal_is_charged_unless_the_provider_is_known_not_to_bill_it(world: World) -> None:
     for of in (of_refuser(), of_refuser(another=()), of_refuser(q=("cyber",))):
         record = of.of(answered(world, REFUSED))
         assert record.charge is not None
@@ -337,7 +337,7 @@ def test_a_refusal_is_charged_as_reported_where_nothing_says_that_its_provider_d
 # --- service tiers ------------------------------------------------------------------------------------------------
 
 
-def test_a_tier_whose_price_nobody_knows_has_no_cost_and_takes_the_standard_one_of_budgets(world: World) -> None:
+def test_an_unknown_tier_price_has_no_cost_and_charges_budgets_the_standard_price(world: World) -> None:
     record = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="priority")))
     assert record.charge is not None
     assert record.charge.cost_usd is None
@@ -345,7 +345,7 @@ def test_a_tier_whose_price_nobody_knows_has_no_cost_and_takes_the_standard_one_
     assert 'the service tier "priority"' in record.notes["price"]
 
 
-def test_a_tier_that_is_no_dearer_costs_the_standard_price(world: World) -> None:
+def test_a_cheaper_tier_costs_the_standard_price(world: World) -> None:
     record = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="default")))
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.000060")
@@ -363,7 +363,7 @@ def priced(price: Price | None) -> RecordBuilder:
 
 
 @pytest.mark.parametrize(("named", "usd"), [(None, 22), ("default", 11), ("priority", 22)])
-def test_an_answer_in_the_background_costs_what_the_tier_does_that_was_asked_for_unless_it_names_one(
+def test_a_background_response_without_a_tier_costs_the_requested_tier(
     world: World, named: str | None, usd: int
 ) -> None:
     price = replace(PRICE, tiers={"priority": price_per_million(input=Decimal(2), output=Decimal(20))})
@@ -378,7 +378,7 @@ HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
 
 
 def held(state: CallState, hold: Hold | None = HOLD, noted: int = 0) -> CallState:
-    """What is held for a call with two answers, of which so many tokens are known to have come."""
+    """Hold tokens for a call with two responses, of which `noted` tokens have arrived."""
     state.budget.hold = TakenHold(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, CallAccounts())
     return state
 
@@ -391,9 +391,7 @@ def in_background(world: World, answer: ParsedResponse) -> CallState:
 
 @pytest.mark.parametrize("outcome", ["ok", "client_left", "upstream_broken"])
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
-def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_not_as_held(
-    world: World, path: str, outcome: Outcome
-) -> None:
+def test_unreported_usage_is_spent_as_estimated_not_as_held(world: World, path: str, outcome: Outcome) -> None:
     state = held(answered(world, ParsedResponse(id="resp_1", output_estimate=7), path))
     state.response.outcome = outcome
     record = records().of(state)
@@ -413,7 +411,7 @@ def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_n
         (ParsedResponse(ReportedUsage(3, 0, 3), id="resp_1"), "ok", True),
     ],
 )
-def test_all_that_was_held_is_spent_while_an_answer_is_being_made_in_the_background(
+def test_the_whole_hold_is_spent_while_a_background_response_is_created(
     world: World, answer: ParsedResponse, outcome: Outcome, *, is_pending: bool
 ) -> None:
     state = held(in_background(world, answer))
@@ -423,7 +421,7 @@ def test_all_that_was_held_is_spent_while_an_answer_is_being_made_in_the_backgro
     assert record.spent == (HOLD.amount(50) if is_pending else Amount(7, 43_000, 1))
 
 
-def test_all_that_was_held_stays_spent_of_an_answer_in_the_background_that_nobody_can_fetch(world: World) -> None:
+def test_the_hold_stays_spent_for_a_background_response_without_id(world: World) -> None:
     record = records().of(held(in_background(world, ParsedResponse())))
     assert (record.outcome, record.spent, "answer" in record.notes) == ("ok", HOLD.amount(50), False)
 
@@ -437,7 +435,7 @@ def test_all_that_was_held_stays_spent_of_an_answer_in_the_background_that_nobod
         (None, True, Amount(7, 0, 1)),
     ],
 )
-def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
+def test_an_unreadable_response_is_charged_the_delivered_tokens(
     world: World, hold: Hold | None, spent: Amount, *, later: bool
 ) -> None:
     state = in_background(world, ParsedResponse()) if later else answered(world, ParsedResponse())
@@ -452,7 +450,7 @@ def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
 @pytest.mark.parametrize(
     ("billed", "at_work", "is_charged"), [(True, False, True), (False, True, True), (False, False, False)]
 )
-def test_a_call_that_cannot_be_read_costs_nothing_where_no_provider_had_it(
+def test_an_unreadable_call_is_free_if_no_provider_received_it(
     world: World, *, billed: bool, at_work: bool, is_charged: bool
 ) -> None:
     state = held(answered(world, ParsedResponse()), noted=7)
@@ -461,7 +459,7 @@ def test_a_call_that_cannot_be_read_costs_nothing_where_no_provider_had_it(
     assert (record.charge is not None, record.spent.calls) == (is_charged, int(is_charged))
 
 
-def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: World) -> None:
+def test_the_record_of_a_fetched_response_has_its_result(world: World) -> None:
     begun = replace(pending(world), started_at=100.0, duration_s=2.0)
     begun = replace(begun, notes={**begun.notes, "price": "not known", "x": "y"}, tools=(), response_model="old")
     made = ParsedResponse(ReportedUsage(3, 4, 7), model="new", tools=("look",), finish_reason="failed", error=True)
@@ -483,9 +481,7 @@ def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: Wo
         (ParsedResponse(output_estimate=3), 5),
     ],
 )
-def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_came_of_it(
-    world: World, made: ParsedResponse, output: int
-) -> None:
+def test_a_background_response_without_usage_is_estimated(world: World, made: ParsedResponse, output: int) -> None:
     begun = replace(pending(world), charge=Charge(Usage.of(11, 5), "estimated", None))
     charge = records().fetched(begun, made, Route("q", "q-real"), None, 0.0).charge
     assert charge is not None
@@ -507,7 +503,7 @@ def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_ca
         (None, None, None, None, 60_000_000),
     ],
 )
-def test_an_answer_in_the_background_is_spent_as_told_else_at_its_price_else_as_it_was_held(
+def test_a_background_response_spends_the_reported_cost_or_the_price_or_the_hold(
     world: World, told: Decimal | None, price: Price | None, tier: str | None, *, cost: Decimal | None, nano_usd: int
 ) -> None:
     made = ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=told), finish_reason="completed", service_tier=tier)
@@ -520,7 +516,7 @@ def test_an_answer_in_the_background_is_spent_as_told_else_at_its_price_else_as_
     assert record.spent == Amount(15, nano_usd, 1)
 
 
-async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(world: World) -> None:
+async def test_a_report_without_input_is_charged_and_not_learned(world: World) -> None:
     usage = {"prompt_tokens": 0, "completion_tokens": 5, "total_tokens": 5}
     world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
     first, _ = await world.call()
@@ -534,7 +530,7 @@ async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(worl
 
 
 async def test_a_server_that_reports_only_new_tokens_does_not_make_a_conversation_seem_short() -> None:
-    # It makes three tokens of eight characters, where they are estimated at two.
+    # The tokenizer of the server counts three tokens for eight characters; the estimate is two.
     world = World(facts=lambda _: ModelFacts(window=8_000))
     usage = {"prompt_tokens": 385, "completion_tokens": 5, "total_tokens": 390}
     world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
@@ -559,7 +555,7 @@ async def test_a_server_that_reports_only_new_tokens_does_not_make_a_conversatio
         ([("compaction", 0), ("message", -900)], False),
     ],
 )
-async def test_a_session_learns_what_its_request_weighed_and_is_charged_for_all_passes(
+async def test_a_session_learns_the_request_tokens_and_is_charged_for_all_passes(
     world: World, passes: list[tuple[str, int]], is_learned: bool
 ) -> None:
     first, _ = await world.call()
@@ -578,7 +574,7 @@ async def test_a_session_learns_what_its_request_weighed_and_is_charged_for_all_
     assert last.residual == 1_000 if is_learned else last == before
 
 
-async def test_a_session_learns_nothing_from_a_call_whose_conversation_its_provider_edited(world: World) -> None:
+async def test_a_session_learns_nothing_if_the_provider_edited_the_conversation(world: World) -> None:
     asked = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 4_000}]}).encode()
     usage = {"usage": {"input_tokens": 600, "output_tokens": 1}}
     edited = {
@@ -597,9 +593,9 @@ async def test_a_session_learns_nothing_from_a_call_whose_conversation_its_provi
     assert seen[1] is not None
 
 
-# --- models in the place of the call's own ------------------------------------------------------------------------
+# --- models that the provider calls instead -------------------------------------------------------------------------
 
-#: USD of a million tokens, in and out
+#: USD per million tokens, input and output
 COSTS = {"m": 1, "dear": 100, "dear-2025": 7, "middle": 10}
 PRICES = {name: price_per_million(input=Decimal(cost), output=Decimal(cost)) for name, cost in COSTS.items()}
 
@@ -609,7 +605,7 @@ def of_many(route: Route) -> ModelFacts:
 
 
 def charged(world: World, name: str | None, *others: str, tier: str | None = None) -> tuple[Decimal | None, Decimal]:
-    """USD of a million tokens, in the record and of budgets, where the answer names a model so."""
+    """Return the USD of a million tokens, in the record and for budgets, if the response names this model."""
     state = answered(world, ParsedResponse(ReportedUsage(10**6, 0, 10**6), model=name, service_tier=tier))
     state.routing.route = Route("q", "m")
     state.routing.others = tuple(Route(provider, other) for provider in "qr" for other in others)
@@ -621,22 +617,22 @@ def charged(world: World, name: str | None, *others: str, tier: str | None = Non
 @pytest.mark.parametrize(
     ("name", "others", "cost"),
     [
-        # Nothing else may have answered, whatever it calls itself.
+        # No other model may have responded, so the name in the response does not matter.
         (None, (), 1), ("m", (), 1), ("m-2024-08-06", (), 1), ("dear", (), 1),
         ("m", ("dear",), 1), ("m-2024-08-06", ("dear",), 1), ("m@20250514", ("dear",), 1),
         ("dear", ("dear",), 100), ("dear-0613", ("dear",), 100), ("middle", ("dear", "middle"), 10),
-        # Its own name before that of another one's version; and a price that is known of one that nobody named.
+        # An exact name wins over the version of another model. A known price is used for an unexpected model.
         ("dear-2025", ("dear", "dear-2025"), 7), ("middle", ("dear",), 10),
-        # Nobody knows which one it is.
+        # The model is unknown, so the highest price counts.
         (None, ("dear", "middle"), 100), ("m-mini", ("dear",), 100), ("unheard-of", ("middle",), 10),
         ("unpriced", ("unpriced", "middle"), 10), ("", ("middle",), 10),
     ],
 )  # fmt: skip
-def test_the_model_that_answered_in_the_place_of_the_calls_own_is_charged_as_that_one(
+def test_the_model_that_responded_instead_is_charged_at_its_price(
     world: World, name: str | None, others: tuple[str, ...], cost: int
 ) -> None:
     assert charged(world, name, *others) == (Decimal(cost), Decimal(cost))
 
 
-def test_of_models_without_the_price_of_a_tier_the_dearest_standard_one_is_taken_of_budgets(world: World) -> None:
+def test_budgets_are_charged_the_highest_standard_price_if_the_tier_price_is_unknown(world: World) -> None:
     assert charged(world, None, "dear", tier="priority") == (None, Decimal(100))

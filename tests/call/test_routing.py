@@ -1,4 +1,4 @@
-"""Whose session a call belongs to, the route it takes by what it names, and which it may not take."""
+"""The session of a call, its routes, and the models that a client key may not use."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def derived(world: World, incoming: Incoming) -> str:
     return session.id
 
 
-def test_the_path_names_a_session_before_a_header_does(world: World) -> None:
+def test_the_session_in_the_path_wins_over_a_header(world: World) -> None:
     assert named_session(world.incoming(), [b"x-session-id"]) == KEY
     assert named_session(world.incoming(path_session="t"), [b"x-session-id"]) == SessionKey("alice", "t")
     assert named_session(world.incoming(headers=[]), [b"x-session-id"]) is None
 
 
-def test_a_header_of_the_settings_names_a_session_too(world: World) -> None:
+def test_a_configured_header_names_the_session(world: World) -> None:
     headers = [(b"x-mine", b"t")]
     assert named_session(world.incoming(headers=headers), [b"x-mine"]) == SessionKey("alice", "t")
     assert named_session(world.incoming(headers=headers), [b"x-session-id"]) is None
 
 
-def test_of_a_header_that_stands_twice_the_first_counts(world: World) -> None:
+def test_the_first_of_two_equal_headers_counts(world: World) -> None:
     headers = [(b"x-session-id", b"first"), (b"x-session-id", b"second")]
     assert named_session(world.incoming(headers=headers), [b"x-session-id"]) == SessionKey("alice", "first")
 
@@ -62,7 +62,7 @@ def test_a_session_that_the_body_names_is_not_derived(world: World, on_missing: 
     assert session_of(incoming, call, SessionPolicy(on_missing=on_missing)) == (SessionKey("alice", "b"), False)
 
 
-def test_a_call_that_names_no_session_has_none_or_is_refused_as_the_settings_say(world: World) -> None:
+def test_a_call_without_a_session_is_accepted_or_refused_by_setting(world: World) -> None:
     incoming = world.incoming()
     call = incoming.endpoint.dialect.read(incoming.body)
     assert session_of(incoming, call, SessionPolicy(on_missing="none")) == (None, False)
@@ -72,7 +72,7 @@ def test_a_call_that_names_no_session_has_none_or_is_refused_as_the_settings_say
 
 @pytest.mark.parametrize("on_missing", ["derive", "require", "none"])
 @pytest.mark.parametrize("is_derived", [False, True])
-def test_a_call_that_goes_on_from_an_answer_is_of_the_session_of_that_unless_its_body_names_one(
+def test_a_call_that_continues_a_response_has_its_session_unless_the_body_names_one(
     world: World, on_missing: Any, is_derived: bool
 ) -> None:
     policy, before = SessionPolicy(on_missing=on_missing), replace(record("before", 0.0), derived_session=is_derived)
@@ -84,7 +84,7 @@ def test_a_call_that_goes_on_from_an_answer_is_of_the_session_of_that_unless_its
     assert session_of(incoming, call, policy, before) == (SessionKey("alice", "b"), False)
 
 
-def test_a_derived_session_is_that_of_a_conversation(world: World) -> None:
+def test_a_derived_session_is_the_same_for_one_conversation(world: World) -> None:
     first = derived(world, world.incoming())
     longer = BODY[:-2] + b',{"role":"assistant","content":"hi"}]}'
     assert derived(world, world.incoming(longer)) == first
@@ -135,9 +135,7 @@ def test_a_key_limited_to_models_may_use_those_that_match_and_list_all(world: Wo
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_a_key_limited_to_models_may_not_name_one_in_a_path_that_is_not_understood(
-    world: World, path: str, method: str
-) -> None:
+def test_a_limited_key_may_not_use_a_path_that_may_name_a_model(world: World, path: str, method: str) -> None:
     def incoming(caller: Caller) -> Incoming:
         body = BODY.replace(b'"m"', b'"q-1"')
         return world.incoming(body, path, method=method, endpoint=endpoint(method, path, body=body), caller=caller)
@@ -156,9 +154,7 @@ def test_a_key_limited_to_models_may_not_name_one_in_a_path_that_is_not_understo
         *(("POST", "conversations/c/items"), ("POST", "threads"), ("POST", "threads/t/messages")),
     ],
 )
-def test_a_key_limited_to_models_reaches_no_path_that_takes_none_by_naming_one(
-    world: World, method: str, path: str
-) -> None:
+def test_a_limited_key_may_not_use_a_path_without_models_by_naming_one(world: World, method: str, path: str) -> None:
     body = b'{"model":"q-1","input_file_id":"f"}'
 
     def incoming(caller: Caller) -> Incoming:
@@ -173,7 +169,7 @@ def test_a_key_limited_to_models_reaches_no_path_that_takes_none_by_naming_one(
     "path",
     ["rerank", "openai/deployments", "audio/speech", "mymodels/x", "fim/completions", "threads/runs", "threads/t/runs"],
 )
-def test_a_key_limited_to_models_may_use_other_paths_whose_body_names_one_of_them(world: World, path: str) -> None:
+def test_a_limited_key_may_use_paths_whose_body_names_an_allowed_model(world: World, path: str) -> None:
     body = BODY.replace(b'"m"', b'"q-1"')
     assert resolved(world.incoming(body, path, caller=Caller("alice", ("q-*",)))).provider == "q"
 
@@ -192,7 +188,7 @@ def test_a_key_limited_to_models_may_use_other_paths_whose_body_names_one_of_the
         ({"a": "dear"}, None),
     ],
 )
-def test_a_key_limited_to_models_may_have_no_other_called_in_their_place(
+def test_a_limited_key_may_not_name_other_fallback_models(
     world: World, field: str, value: object, named: str | None
 ) -> None:
     def incoming(caller: Caller, value: object) -> Incoming:
@@ -212,7 +208,7 @@ def advisor(model: object, kind: str = "advisor_20260301") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("written", [str, lambda body: body.replace('"advisor_', '"\\u0061dvisor_')])
-def test_a_key_limited_to_models_may_have_no_other_one_advise(world: World, written: Callable[[str], str]) -> None:
+def test_a_limited_key_may_not_name_another_advisor(world: World, written: Callable[[str], str]) -> None:
     def incoming(caller: Caller, *tools: object) -> Incoming:
         body = written(json.dumps({**json.loads(BODY), "model": "q-1", "tools": list(tools)}))
         return world.incoming(body.encode(), "messages", caller=caller)
@@ -250,7 +246,7 @@ DEEP = json.loads('{"type":"x","model":"dear","a":' + "[" * 200 + "]" * 200 + "}
     ],
 )
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
-def test_a_key_limited_to_models_may_have_no_other_called_besides(
+def test_a_limited_key_may_not_name_further_models(
     world: World, path: str, field: str, value: object, named: str | None
 ) -> None:
     def incoming(caller: Caller) -> Incoming:
@@ -263,8 +259,8 @@ def test_a_key_limited_to_models_may_have_no_other_called_besides(
     assert resolved(incoming(Caller("alice"))).provider == "q"
 
 
-def test_what_is_far_too_much_is_not_built_to_look_for_models(world: World) -> None:
-    """All other calls would wait meanwhile."""
+def test_very_large_fields_are_not_decoded_to_look_for_models(world: World) -> None:
+    """Decoding them would block all other calls."""
     many = b"[" + b"[]," * 400_000 + b"1]"
 
     def incoming(tools: bytes, models: tuple[str, ...]) -> Incoming:
@@ -291,7 +287,7 @@ def test_what_is_far_too_much_is_not_built_to_look_for_models(world: World) -> N
         {"type": "web_search"},
     ],
 )
-def test_a_tool_of_the_callers_own_names_no_model(world: World, tool: object) -> None:
+def test_a_model_in_the_callers_own_tool_is_ignored(world: World, tool: object) -> None:
     body = json.dumps({**json.loads(BODY), "model": "q-1", "tools": [tool]}).encode()
     assert resolved(world.incoming(body, caller=Caller("alice", ("q-*",)))).provider == "q"
 
@@ -331,7 +327,7 @@ async def test_a_key_limited_to_models_may_not_use_paths_that_name_none(world: W
     assert world.upstream.sent == []
 
 
-# --- models in the place of the call's own --------------------------------------------------------------------------
+# --- models that the provider calls instead -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -365,9 +361,7 @@ def test_the_models_that_a_provider_may_call_instead_are_found(
         ("an-alias", ["claude-opus-4-8", "claude-opus-5"]),
     ],
 )
-def test_the_models_that_anthropic_asks_by_default_after_a_refusal_are_known(
-    world: World, model: str, names: list[str]
-) -> None:
+def test_the_default_fallback_models_of_anthropic_are_known(world: World, model: str, names: list[str]) -> None:
     body = json.dumps({**json.loads(BODY), "model": model, "fallbacks": "default"}).encode()
     call = world.incoming().endpoint.dialect.read(body)
     assert [route.model for route in others_of(call, [Route("p", model)], ROUTES)] == names
@@ -379,7 +373,7 @@ def test_the_models_that_anthropic_asks_by_default_after_a_refusal_are_known(
         assert resolved(named).model == model
 
 
-def test_the_models_that_may_advise_are_found(world: World) -> None:
+def test_advisor_models_are_found(world: World) -> None:
     tools = [advisor("a"), {"name": "f", "model": "x"}, advisor("b"), advisor("a"), advisor(None)]
     call = world.incoming().endpoint.dialect.read(json.dumps({**json.loads(BODY), "tools": tools}).encode())
     found = [Route("p", "m"), Route("q", "m")]

@@ -1,4 +1,4 @@
-"""Waiting so long and no longer."""
+"""A block is cancelled after a number of seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.core.record import TOO_SLOW
 from tests.support.timing import LIMIT_S
 
 
-async def test_what_takes_too_long_is_cancelled_with_the_reason_and_told_as_a_timeout() -> None:
+async def test_a_slow_block_is_cancelled_and_raises_a_timeout() -> None:
     reasons: list[object] = []
 
     async def waits() -> None:
@@ -30,7 +30,7 @@ async def test_what_takes_too_long_is_cancelled_with_the_reason_and_told_as_a_ti
     assert reasons == [(TOO_SLOW,)]
 
 
-async def test_what_is_done_in_time_is_left_alone_afterwards() -> None:
+async def test_a_block_that_ends_in_time_is_not_cancelled_later() -> None:
     async with asyncio.timeout(LIMIT_S):
         async with max_wait(0.01):
             pass
@@ -38,7 +38,7 @@ async def test_what_is_done_in_time_is_left_alone_afterwards() -> None:
 
 
 @pytest.mark.parametrize("message", [None, "cut_at_shutdown"])
-async def test_a_cancel_from_outside_goes_on_as_it_came(message: str | None) -> None:
+async def test_a_cancel_from_outside_is_raised_unchanged(message: str | None) -> None:
     began = asyncio.Event()
 
     async def waits() -> None:

@@ -1,7 +1,7 @@
-"""What is remembered changes nothing: a planner that has seen anything plans as one that has seen nothing.
+"""Caches do not change plans: a planner with filled caches plans like a new one.
 
-Sessions of all formats, which begin alike, go on in different ways and are written in different ways, are planned by
-turns, under several policies, for several models and within changing budgets.
+Sessions of all formats are planned in turn, under several policies, for several models and with changing budgets. They
+have common prefixes, continue differently, and are serialized differently.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ POLICIES = (
 )
 WORDS = ("Parcel", "parcel", "Order", "depot", "Berlin", "berlin", "Müller", "配送", "Retry", "the", "was", "sent by")
 MARK: Json = {"cache_control": {"type": "ephemeral"}}
-#: JSON that means the same, or nothing, in front of what a message says
+#: JSON that changes the bytes of a message but not its meaning
 ODD = (
     '"cache_control":{"type":"a"},"cache_control":{"type":"b"},',
     '"cache_control":{"cache_control":{"a":1}},',
@@ -59,7 +59,7 @@ ODD = (
 
 
 class Letters:
-    """Counts in its own way."""
+    """A counter with its own rule."""
 
     def __init__(self, name: str) -> None:
         self.name = f"letters:{name}"
@@ -70,7 +70,7 @@ class Letters:
 
 
 class Asks(NamedTuple):
-    """One call."""
+    """One call to plan."""
 
     body: bytes
     wire: Wire
@@ -82,7 +82,7 @@ class Asks(NamedTuple):
 
 
 class Side:
-    """Planners of several policies with one memory."""
+    """Planners with several policies that share their caches."""
 
     def __init__(self, memory: ContextCaches, learner: Learner, threads: PlannerThreads) -> None:
         estimator = Estimator(FAMILIES, Letters, memory.counts)
@@ -96,7 +96,7 @@ class Side:
         ]  # fmt: skip
 
     async def plan(self, asks: Asks) -> tuple[Plan, object]:
-        """The plan, and what else is known of the request."""
+        """Return the plan and the counts of the request."""
         planner = self._planners[asks.policy]
         call = Call("chat", "m", stream=False, body=asks.body, fields=read_fields(asks.body))
         contents = contents_of(call, asks.wire, planner.known)
@@ -108,7 +108,7 @@ class Side:
 
 
 def told(plan: Plan) -> object:
-    """All of it, with what is no value as a text."""
+    """Return all fields, with errors as text."""
     return (
         plan.messages,
         plan.trim_decision,
@@ -121,7 +121,7 @@ def told(plan: Plan) -> object:
 
 
 class Session:
-    """A conversation, and how its client writes it."""
+    """A conversation, and how its client serializes it."""
 
     def __init__(self, chance: random.Random, wire: Wire) -> None:
         self.wire, self._chance, self._calls = wire, chance, 0
@@ -131,7 +131,7 @@ class Session:
             self.elements.insert(0, self._words("system", 12))
 
     def fork(self) -> Session:
-        """Another that begins alike, or all alike, and may know what was decided."""
+        """Return a copy with all or the first of its messages, and perhaps its decisions."""
         other, chance = Session(self._chance, self.wire), self._chance
         other.model, other._calls = chance.choice([self.model, chance.choice(MODELS)]), self._calls
         other.elements = self.elements[: chance.randrange(1, 2 * len(self.elements))]
@@ -139,7 +139,7 @@ class Session:
         return other
 
     def go_on(self) -> None:
-        """A turn more; or the last message, or one before it, becomes another."""
+        """Add a turn, or change the last message or an earlier one."""
         chance, elements = self._chance, self.elements
         kind = chance.random()
         if kind < 0.1 and len(elements) > 3:
@@ -153,7 +153,7 @@ class Session:
         elements.append(self._words("user", chance.choice([4, 30])))
 
     def body(self) -> bytes:
-        """The request: now and then something in it is written otherwise, marked, or matters less."""
+        """Return the request; sometimes a message has other bytes, a cache mark or a lower priority."""
         chance, last = self._chance, len(self.elements) - 1
         raws = list[str]()
         for place, element in enumerate(self.elements):
@@ -183,7 +183,7 @@ class Session:
         return {"role": role, "content": self._text(count)}
 
     def _step(self) -> list[Json]:
-        """A call and its result, or a picture, or words."""
+        """Return a tool call with its result, an image, or a text."""
         chance, kind = self._chance, self._chance.random()
         if kind < 0.1:
             return [self._picture(), self._words("assistant", 9)]
@@ -239,7 +239,7 @@ def _next(sessions: list[Session], chance: random.Random) -> Session:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_planner_that_has_seen_anything_plans_as_one_that_has_seen_nothing(seed: int) -> None:
+async def test_cached_requests_do_not_change_a_plan(seed: int) -> None:
     chance, sessions, cuts = random.Random(seed), list[Session](), 0
     threads, learner = PlannerThreads(), Learner(MemoryStore())
     warm = [Side(ContextCaches(size), learner, threads) for size in (2**14, 2**18, 2**28)]

@@ -31,7 +31,7 @@ Messages = list[dict[str, Any]]
 
 
 class Noted(CharacterCounter):
-    """Notes what it is asked for."""
+    """A counter that records what it counts."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -73,12 +73,12 @@ async def planned(
 
 
 async def plan(planner: Planner, messages: Sequence[dict[str, Any]], budget: int) -> int:
-    """Tokens of what is sent."""
+    """Return the tokens of the plan."""
     return (await planned(planner, messages, budget)).context.tokens
 
 
 @pytest.mark.parametrize("budget", [100_000, 1_000])
-async def test_planners_of_one_memory_know_what_any_of_them_has_seen(budget: int) -> None:
+async def test_planners_share_their_caches(budget: int) -> None:
     memory, counter = ContextCaches(), Noted()
     first, second, stranger = (planner_of(one, counter) for one in (memory, memory, ContextCaches()))
     messages = conversation(1)
@@ -92,7 +92,7 @@ async def test_planners_of_one_memory_know_what_any_of_them_has_seen(budget: int
         planner.close()
 
 
-async def test_all_tables_together_stay_within_the_limit_and_are_filled() -> None:
+async def test_all_caches_together_stay_below_the_limit() -> None:
     limit = 2 * 2**20
     memory = ContextCaches(limit)
     planner = planner_of(memory, CharacterCounter())
@@ -127,7 +127,7 @@ HOSTILE: dict[str, Callable[[str], Messages]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-async def test_what_names_something_may_be_long_and_takes_no_more_than_the_limit_either(kind: str) -> None:
+async def test_long_names_stay_below_the_cache_limit(kind: str) -> None:
     limit = 2**20
     memory = ContextCaches(limit)
     planner = planner_of(memory, CharacterCounter())
@@ -145,7 +145,7 @@ async def test_what_names_something_may_be_long_and_takes_no_more_than_the_limit
     assert took < 2 * limit
 
 
-async def test_models_of_one_family_with_other_rules_for_images_have_weights_of_their_own() -> None:
+async def test_models_with_different_image_rules_have_separate_token_counts() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
     messages = conversation(1, 10)
     messages[1:1] = [{"role": "user", "content": [{"type": "text", "text": "This is it."}, image]}]
@@ -159,7 +159,7 @@ async def test_models_of_one_family_with_other_rules_for_images_have_weights_of_
         planner.close()
 
 
-async def test_a_reload_keeps_what_a_worker_remembers() -> None:
+async def test_a_reload_keeps_the_caches() -> None:
     settings = config.Settings.model_validate({"store": {"url": "memory://"}, "context": {"memory_mb": 16}})
     worker = Worker(MemoryStore(), settings, lambda: config.Loaded(settings, None, {}))
     lasting, messages = worker.lasting, conversation(1)
@@ -172,8 +172,8 @@ async def test_a_reload_keeps_what_a_worker_remembers() -> None:
     await worker.aclose()
 
 
-async def test_what_stands_beside_the_messages_takes_no_more_than_the_limit() -> None:
-    """A schema is kept as it was built, which takes many times its bytes; each of these is another one."""
+async def test_the_overhead_cache_stays_below_the_limit() -> None:
+    """A schema is cached decoded, which takes many times its bytes. Each request has another one."""
     memory = ContextCaches(32 * 2**20)
     planner = planner_of(memory, CharacterCounter())
     await planned(planner, conversation(0, 1), 1_000, schema={})
@@ -190,8 +190,8 @@ async def test_what_stands_beside_the_messages_takes_no_more_than_the_limit() ->
     assert took < 2**21
 
 
-async def test_names_of_fields_that_nobody_knows_are_a_part_of_that() -> None:
-    """They tell requests apart, and are as long as callers like; one odd letter makes each other one take four bytes."""
+async def test_unknown_field_names_count_toward_the_cache_size() -> None:
+    """They are part of the key and may be long. One emoji makes every character take four bytes in memory."""
     memory = ContextCaches(32 * 2**20)
     planner = planner_of(memory, CharacterCounter())
     await planned(planner, conversation(0, 1), 100_000)

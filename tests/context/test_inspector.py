@@ -1,4 +1,4 @@
-"""What is looked at without being sent keeps no call waiting, however large it is."""
+"""Inspecting a large request does not block other calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ async def inspector() -> AsyncIterator[Inspector]:
 
 
 @pytest.mark.parametrize(("body", "handed"), [(SMALL, 0), (LARGE, 1)], ids=["small", "large"])
-async def test_a_large_body_is_read_beside_the_loop(body: Any, handed: int, inspector: Inspector) -> None:
+async def test_a_large_body_is_read_in_a_thread(body: Any, handed: int, inspector: Inspector) -> None:
     threads = CountedThreads(1)
     asyncio.get_running_loop().set_default_executor(threads)
     await inspector.read_apart(json.dumps(body).encode())
     assert threads.handed == handed
 
 
-async def test_a_body_is_read_alike_whoever_reads_it(inspector: Inspector) -> None:
+async def test_a_body_is_read_the_same_in_the_loop_and_in_a_thread(inspector: Inspector) -> None:
     for body in (SMALL, LARGE):
         raw = json.dumps(body).encode()
         assert await inspector.read_apart(raw, wire="chat") == inspector.read(raw, wire="chat")
@@ -42,7 +42,7 @@ async def test_a_body_is_read_alike_whoever_reads_it(inspector: Inspector) -> No
             await inspector.read_apart(raw[:-1])
 
 
-async def test_the_roles_of_large_messages_are_told_as_those_of_small_ones(inspector: Inspector) -> None:
+async def test_large_messages_show_the_same_roles_as_small_ones(inspector: Inspector) -> None:
     for body in (SMALL, LARGE):
         _, asked = inspector.read(json.dumps(body).encode())
         found = await inspector.count(asked, Remembered(), ["items"])

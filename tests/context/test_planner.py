@@ -39,12 +39,12 @@ from tests.support.timing import eventually, turns_counted
 
 FAMILIES = config.families()
 FIELDS = {"chat": "messages", "messages": "messages", "responses": "input"}
-#: a message longer than what is not worth remembering
+#: a message that is long enough to be cached
 LONG = {"role": "system", "content": "long " * 1000}
 
 
 class Letters:
-    """Counts in its own way, and how often it was asked."""
+    """A counter with its own rule, which records how often it is called."""
 
     def __init__(self, name: str) -> None:
         self.name = f"letters:{name}"
@@ -57,7 +57,7 @@ class Letters:
 
 
 class World:
-    """A planner that remembers, and its counters."""
+    """A planner with caches, and its counters."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class World:
 
 
 def cold(body: bytes, wire: Wire, model: str, tokenizer: str) -> Estimate:
-    """The estimate of one who has never seen anything, from the decoded body."""
+    """Return the estimate without caches, from the decoded body."""
     estimator = Estimator(FAMILIES, Letters, CountCache(0))
     return estimator.estimate(read_request(wire, json.loads(body), model=model, provider="p", tokenizer=tokenizer))
 
@@ -120,7 +120,7 @@ def body_of(messages: Sequence[Any], field: str = "messages", **more: Any) -> by
     return json.dumps({"model": "m", **more, field: messages}).encode()
 
 
-# --- numbers do not depend on what is known ---------------------------------------------------------------------------
+# --- token counts do not depend on caches ---------------------------------------------------------------------------
 
 MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 TEXT = st.text(max_size=20)
@@ -156,7 +156,7 @@ Change = Callable[[list[Any]], list[Any]]
 
 
 def marked(messages: list[Any]) -> list[Any]:
-    """With cache marks on the last message alone."""
+    """Return the messages with cache marks on the last one only."""
     plain = [{k: v for k, v in m.items() if k != "cache_control"} if isinstance(m, dict) else m for m in messages]
     return [*plain[:-1], {**plain[-1], **MARK}] if plain and isinstance(plain[-1], dict) else plain
 
@@ -171,7 +171,7 @@ CHANGE: st.SearchStrategy[Change] = st.one_of(
     st.just(lambda messages: messages),
 )
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks."}, "name": "look"}]
-#: what may stand beside the messages
+#: fields outside the messages
 FIELD: list[tuple[str, Any]] = [
     ("system", "be kind"),
     ("system", [{"type": "tool_result", "tool_use_id": "a"}]),
@@ -204,7 +204,7 @@ TURN = st.tuples(CHANGE, st.none() | KIND)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(TURN, min_size=1, max_size=10), KIND)
-def test_what_is_known_changes_no_number(turns: list[tuple[Change, Any]], kind: Any) -> None:
+def test_a_known_prefix_does_not_change_a_count(turns: list[tuple[Change, Any]], kind: Any) -> None:
     async def play() -> None:
         world, messages = World(), [LONG]
         for change, other in turns:
@@ -219,7 +219,7 @@ def test_what_is_known_changes_no_number(turns: list[tuple[Change, Any]], kind: 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(CHANGE, min_size=1, max_size=8))
-def test_messages_are_the_same_whatever_of_them_is_known(changes: list[Change]) -> None:
+def test_a_known_prefix_does_not_change_the_messages(changes: list[Change]) -> None:
     async def play() -> None:
         world, messages = World(), [LONG]
         for change in changes:
@@ -252,7 +252,7 @@ async def world() -> Any:
     made.planner.close()
 
 
-async def test_a_turn_counts_and_tells_apart_what_is_new(world: World) -> None:
+async def test_a_turn_counts_and_splits_only_new_messages(world: World) -> None:
     messages = [LONG, {"role": "user", "content": "go"}]
     for number in range(10):
         messages += turn(number)
@@ -274,7 +274,7 @@ async def test_a_client_may_change_the_last_message_from_turn_to_turn(world: Wor
         await world.estimate(body)
 
 
-async def test_marks_that_move_leave_a_beginning_known(world: World) -> None:
+async def test_moving_cache_marks_keep_the_prefix_known(world: World) -> None:
     messages: list[Any] = [{**LONG, **MARK}, {"role": "user", "content": "go"}]
     for number in range(3):
         messages = marked(messages + turn(number))
@@ -285,7 +285,7 @@ async def test_marks_that_move_leave_a_beginning_known(world: World) -> None:
         await world.estimate(body_of(messages))
 
 
-async def test_a_clients_own_marks_leave_a_beginning_known(world: World) -> None:
+async def test_the_clients_marks_keep_the_prefix_known(world: World) -> None:
     messages: list[Any] = [LONG, {"role": "user", "content": "go", "x_gateway": {"priority": "pinned"}}]
     await world.estimate(body_of(messages))
     contents = world.contents(body_of(messages + turn(1)))
@@ -293,21 +293,21 @@ async def test_a_clients_own_marks_leave_a_beginning_known(world: World) -> None
     assert b"x_gateway" not in b"".join(contents.messages or ())
 
 
-async def test_a_clients_mark_is_heeded_behind_a_known_beginning(world: World) -> None:
+async def test_a_clients_mark_after_a_known_prefix_is_applied(world: World) -> None:
     messages: list[Any] = [LONG, {"role": "user", "content": "go"}]
     await world.estimate(body_of(messages))
     contents = world.contents(body_of([*messages, {"role": "user", "content": "on", "x_gateway": {"priority": 3}}]))
     assert (contents.priorities, len(contents.messages or ())) == ({2: 3.0}, 3)
 
 
-async def test_another_format_heeds_marks_that_the_first_had_no_eyes_for(world: World) -> None:
+async def test_marks_that_one_format_ignores_are_applied_in_another(world: World) -> None:
     messages: list[Any] = [LONG, {"role": "user", "content": "go", "x_gateway": {"priority": 3}}]
     await world.estimate(body_of(messages), "messages")
     assert world.contents(body_of(messages), "chat").priorities == {1: 3.0}
 
 
 @pytest.mark.parametrize(("characters", "handed"), [(1_000, 0), (100_000, 1)])
-async def test_a_long_conversation_with_bound_thinking_is_read_beside_the_loop(
+async def test_a_long_conversation_with_bound_thinking_is_read_in_a_thread(
     world: World, characters: int, handed: int
 ) -> None:
     block = {"type": "thinking", "thinking": "t" * characters, "signature": "s"}
@@ -318,19 +318,19 @@ async def test_a_long_conversation_with_bound_thinking_is_read_beside_the_loop(
     assert (conversation.thinking, world.token_counts.handed) == ({1: 1}, handed)
 
 
-async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world: World) -> None:
+async def test_a_large_request_with_few_new_bytes_is_counted_in_the_loop(world: World) -> None:
     messages: list[Any] = [LONG] * 20
     async with turns_counted() as turns:
         await world.estimate(body_of(messages))
         assert (before := turns()) > 1
         await world.estimate(body_of(messages + turn(1)))
         assert turns() == before
-        # counted another way nothing is known
+        # another way to count has no cached prefix
         await world.estimate(body_of(messages + turn(1)), tokenizer="cl100k")
         assert turns() > before
 
 
-async def test_what_stands_beside_the_messages_is_kept_once_for_all_turns(world: World) -> None:
+async def test_the_overhead_is_cached_once_for_all_turns(world: World) -> None:
     more: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
     first = await world.estimate(body_of([LONG], **more, metadata={"turn": 1}, prompt_cache_key="a"))
     taken = world.memory.overhead.size_bytes
@@ -340,15 +340,15 @@ async def test_what_stands_beside_the_messages_is_kept_once_for_all_turns(world:
     assert world.memory.overhead.size_bytes > taken > 0
 
 
-async def test_tools_that_are_known_are_no_reason_to_weigh_a_request_beside_the_loop(world: World) -> None:
+async def test_a_request_with_known_tools_is_counted_in_the_loop(world: World) -> None:
     tools = TOOLS * 1_000
     for more, handed in ((tools, 1), (tools, 1), ([*tools, *TOOLS], 2)):
         await world.estimate(body_of([LONG], tools=more))
         assert world.token_counts.handed == handed
 
 
-async def test_what_stands_beside_the_messages_is_counted_anew_by_another_tokenizer() -> None:
-    """As after a reload that gives its model another one."""
+async def test_another_tokenizer_counts_the_overhead_again() -> None:
+    """As after a reload that sets another tokenizer for the model."""
     body, memory = body_of([LONG], tools=TOOLS), ContextCaches()
     for name in ("a", "another", "a"):
         warm, cold = World(memory=memory), World()
@@ -358,7 +358,7 @@ async def test_what_stands_beside_the_messages_is_counted_anew_by_another_tokeni
         cold.planner.close()
 
 
-async def test_a_large_body_is_taken_apart_beside_the_loop(world: World) -> None:
+async def test_a_large_body_is_parsed_in_a_thread(world: World) -> None:
     for words, handed in ((10, 0), (200_000, 1)):
         body = body_of([{"role": "user", "content": "word " * words}])
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
@@ -366,11 +366,11 @@ async def test_a_large_body_is_taken_apart_beside_the_loop(world: World) -> None
         assert world.token_counts.handed == handed
 
 
-# --- nor does what is sent --------------------------------------------------------------------------------------------
+# --- the plan does not depend on caches -----------------------------------------------------------------------------
 
 
 def _said(turn: int) -> list[dict[str, Any]]:
-    """A call and its result; every seventh turn the user says something, and some messages have cache marks."""
+    """Return a tool call and its result; every seventh turn has a user message, and some messages have cache marks."""
     asked = [{"role": "user", "content": f"Which code has town {turn % 5}, and is PLZ{turn - 9} right?"}]
     call = {"id": f"c{turn}", "type": "function", "function": {"name": "look", "arguments": f'{{"town": {turn % 5}}}'}}
     rows = [{"town": n % 5, "code": f"PLZ{turn * 10 + n}", "note": "some words " * 9} for n in range(4)]
@@ -381,7 +381,7 @@ def _said(turn: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("recall", ["off", "said", "all"])
-async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(recall: Recall) -> None:
+async def test_a_fresh_gateway_sends_the_same_as_one_that_knows_the_session(recall: Recall) -> None:
     policy = ContextPolicy(fit=TrimPolicy(recall=recall))
 
     async def planned(world: World, body: bytes, state: SessionState) -> Plan:
@@ -411,11 +411,11 @@ async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(r
     assert (recalled > 0) == (recall != "off")
 
 
-# --- others choose before it ------------------------------------------------------------------------------------------
+# --- waiting for other trims ----------------------------------------------------------------------------------------
 
 
 class Clock:
-    """Shows what it is set to."""
+    """A clock that shows the time it is set to."""
 
     now = 0.0
 
@@ -424,9 +424,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("waited_s", "rule"), [(0.0, "condense"), (4.9, "condense"), (6.1, "drop")])
-async def test_a_choice_that_waits_for_others_is_no_worse_unless_it_waits_for_very_long(
-    waited_s: float, rule: str
-) -> None:
+async def test_waiting_for_a_thread_does_not_shorten_the_deadline_at_first(waited_s: float, rule: str) -> None:
     clock, threads, fitting, go_on = Clock(), PlannerThreads(), CountedThreads(1), threading.Event()
     threads.fitting = fitting
     world = World(ContextPolicy(fit=TrimPolicy(recall="off")), threads, deadline_s=1.0, clock=clock)
@@ -444,7 +442,7 @@ async def test_a_choice_that_waits_for_others_is_no_worse_unless_it_waits_for_ve
     world.planner.close()
 
 
-# --- what the tools take ----------------------------------------------------------------------------------------------
+# --- values that tools use ------------------------------------------------------------------------------------------
 
 CALL = {"name": "profile", "arguments": "{}"}
 NOTES = {f"note{number}": f"nothing that A{number}1 would ask for, and B{number}2 neither" for number in range(40)}
@@ -484,7 +482,7 @@ PAY = {"name": "pay", "description": "With a card, such as card_78.", "parameter
     ],
 )
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_of_a_result_stays_what_the_tools_ask_for(
+async def test_values_that_later_tool_calls_use_stay_in_a_result(
     wire: Wire, messages: list[Any], tools: list[Any], *, is_told: bool
 ) -> None:
     world = World(ContextPolicy(fit=TrimPolicy(recall="off")))
@@ -501,7 +499,7 @@ async def test_of_a_result_stays_what_the_tools_ask_for(
     world.planner.close()
 
 
-# --- one text, of which nothing can be left out ---------------------------------------------------------------------
+# --- requests of one text -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wire", "field"), [("responses", "input"), ("completions", "prompt")])
@@ -516,7 +514,7 @@ async def test_of_a_result_stays_what_the_tools_ask_for(
         (ContextPolicy(overflow="least"), ContextOptions(budget=400), False),
     ],
 )
-async def test_one_text_is_sent_as_it_came_or_refused(
+async def test_a_request_of_one_text_is_sent_unchanged_or_refused(
     wire: Wire, field: str, policy: ContextPolicy, options: ContextOptions, *, is_refused: bool
 ) -> None:
     world = World(policy)
@@ -528,11 +526,11 @@ async def test_one_text_is_sent_as_it_came_or_refused(
     world.planner.close()
 
 
-# --- what a provider bills beyond the estimate ---------------------------------------------------------------------------
+# --- tokens that a provider bills in addition -----------------------------------------------------------------------
 
 
 class Billed(World):
-    """One session, whose provider bills `always` tokens more than are estimated, and `each` more for a call."""
+    """A session whose provider bills `always` tokens more than estimated, and `each` more per tool call."""
 
     def __init__(self, always: int, each: int) -> None:
         super().__init__()
@@ -540,7 +538,7 @@ class Billed(World):
         self.remembered = Remembered()
 
     async def turn(self, messages: list[Any], budget: int) -> tuple[ContextRecord, int]:
-        """What was expected of what was sent, and what was billed."""
+        """Return the expected and the billed tokens of the request."""
         body = body_of(messages, tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
         options = ContextOptions(budget=budget)
         asked = PlanRequest(self.contents(body), Route("p", "gpt-4o"), ModelFacts(), options, len(body))
@@ -567,7 +565,7 @@ def _called(number: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("always", "each"), [(0, 0), (0, 30), (1_000, 30), (300, -20), (300, 60)])
-async def test_a_cut_is_expected_to_weigh_what_it_is_billed_and_uses_its_room(always: int, each: int) -> None:
+async def test_the_tokens_of_a_trimmed_request_match_the_bill_and_fill_the_budget(always: int, each: int) -> None:
     world, budget = Billed(always, each), 3_500
     messages: list[Any] = [{"role": "system", "content": "Look."}, {"role": "user", "content": "What holds most?"}]
     cuts = 0
@@ -585,7 +583,7 @@ async def test_a_cut_is_expected_to_weigh_what_it_is_billed_and_uses_its_room(al
     world.planner.close()
 
 
-# --- what a cut heeds of the format and the model ----------------------------------------------------------------------
+# --- formats and models that restrict a trim ------------------------------------------------------------------------
 
 _WORDS = "some words of it that say a thing " * 6
 
@@ -600,7 +598,7 @@ _WORDS = "some words of it that say a thing " * 6
         ("messages", "translated", "gpt-4o", False),
     ],
 )
-async def test_roles_keep_their_turns_where_the_format_and_the_model_may_ask_for_it(
+async def test_roles_alternate_if_format_and_model_may_require_it(
     world: World, wire: Wire, provider: str, model: str, *, takes_turns: bool
 ) -> None:
     texts = [f"{_WORDS * (7 if n % 6 == 1 else 1)} {n}" for n in range(25)]
@@ -616,7 +614,7 @@ async def test_roles_keep_their_turns_where_the_format_and_the_model_may_ask_for
     assert all(one != next_one for one, next_one in followed) is takes_turns
 
 
-async def test_a_search_that_found_a_tool_stays_while_its_calls_do(world: World) -> None:
+async def test_a_tool_search_stays_while_calls_of_its_tool_stay(world: World) -> None:
     found = [{"type": "function", "name": "look", "defer_loading": True, "parameters": {}}]
     items: list[Any] = [
         {"role": "user", "content": "Look at it."},
@@ -637,7 +635,7 @@ async def test_a_search_that_found_a_tool_stays_while_its_calls_do(world: World)
     assert len(sent) < len(items)
 
 
-async def test_messages_of_another_format_weigh_what_they_weigh_as_those_of_a_chat(world: World) -> None:
+async def test_messages_of_other_formats_count_like_chat_messages(world: World) -> None:
     items: list[Any] = [{"role": "user", "content": "Look at it."}]
     for number in range(12):
         items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
@@ -650,7 +648,7 @@ async def test_messages_of_another_format_weigh_what_they_weigh_as_those_of_a_ch
     assert sum(fate.tokens_before for fate in context.message_fates) == pytest.approx(context.original_tokens, rel=0.02)
 
 
-# --- what is named where nothing helps ------------------------------------------------------------------------------
+# --- errors when trimming is not enough -----------------------------------------------------------------------------
 
 SEA = "a sea of words " * 500
 SCHEMA = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object", "title": SEA}}}
@@ -665,11 +663,11 @@ SCHEMA = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "obj
         ("responses", {"input": "hi", "text": SCHEMA}, "text"),
         ("responses", {"input": SEA * 2, "instructions": SEA}, "input"),
         ("messages", {"system": "be brief", "messages": [{"role": "user", "content": SEA}]}, "messages[0]"),
-        # Beside the system text there is room, but not for what must stay.
+        # The system text fits, but not together with the messages that must stay.
         ("messages", {"system": SEA[:4_000], "messages": [{"role": "user", "content": SEA[:2_400]}]}, "system"),
     ],
 )
-async def test_a_refusal_names_what_takes_most_be_it_no_message(wire: Wire, body: dict[str, Any], param: str) -> None:
+async def test_a_refusal_names_the_largest_part(wire: Wire, body: dict[str, Any], param: str) -> None:
     world = World(ContextPolicy())
     raw = json.dumps({"model": "m", **body}).encode()
     asked = PlanRequest(world.contents(raw, wire), Route("p", "m"), ModelFacts(), ContextOptions(budget=500), len(raw))

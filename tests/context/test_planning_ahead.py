@@ -49,7 +49,7 @@ def fitting_threads() -> set[threading.Thread]:
 @pytest.mark.parametrize(
     ("share", "trim", "reads"), [(1.2, "auto", True), (1.9, "auto", True), (2.5, "auto", False), (1.2, "off", False)]
 )
-async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
+async def test_a_conversation_near_its_budget_is_read_ahead_in_a_thread(
     share: float, trim: Any, *, reads: bool
 ) -> None:
     planner = planner_of(Planner)
@@ -62,7 +62,7 @@ async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
 
 
 class Blind(Planner):
-    """Cannot read messages."""
+    """A reader that fails."""
 
     looked = 0
 
@@ -77,7 +77,7 @@ class Blind(Planner):
         return reader
 
 
-async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_in_the_thread_is_logged_and_the_work_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     planner = planner_of(Blind)
     counted, *_ = await planner.count_tokens(asked(planner), Remembered())
     for turn in (1, 2):
@@ -95,7 +95,7 @@ async def test_a_call_that_is_planned_while_the_worker_stops_is_planned() -> Non
     assert plan.overflow is None
 
 
-async def test_where_nobody_limits_it_nothing_is_read_ahead() -> None:
+async def test_nothing_is_read_ahead_without_a_budget() -> None:
     planner = planner_of(Planner)
     before = fitting_threads()
     await planner.plan(asked(planner), Remembered())
@@ -107,7 +107,7 @@ async def test_where_nobody_limits_it_nothing_is_read_ahead() -> None:
 
 
 class Letters(CharacterCounter):
-    """Counts by letters, and how often it was asked."""
+    """A counter of characters, which records how often it is called."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -118,7 +118,7 @@ class Letters(CharacterCounter):
 
 
 def turn_of(wire: Wire, number: int) -> list[dict[str, Any]]:
-    """What an agent adds on a turn: words, two calls, two results."""
+    """Return what an agent adds in a turn: a text, two tool calls, two results."""
     said, names = f"I look at depot {number * 31} next.", [f"c{number}a", f"c{number}b"]
     lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(6))
     results = {name: f"{name}:\n{lines}" for name in names}
@@ -143,7 +143,7 @@ def turn_of(wire: Wire, number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
-async def test_by_the_time_of_a_cut_all_messages_were_read_and_the_cut_is_the_same(wire: Wire) -> None:
+async def test_all_messages_are_read_before_a_trim_which_is_the_same(wire: Wire) -> None:
     elements: list[dict[str, Any]] = [{"role": "user", "content": "Find the parcel of order 4711."}]
     sizes = list[int]()
     warm, cold = Letters(), Letters()

@@ -1,4 +1,4 @@
-"""A summary is a call of our own: settled like any other, waited for no longer than allowed, never in the way."""
+"""A summary is a call of the gateway: it is settled like any other, its time is limited, and it never fails a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def long_body(turns: int = 30) -> bytes:
 
 
 class SummingWorld(World):
-    """A world whose conversations may take 1,500 tokens, and whose model "q-1" sums them up."""
+    """A world with a context budget of 1,500 tokens, whose model "q-1" makes summaries."""
 
     def __init__(self, summary_s: float = SUMMARY_S) -> None:
         strategies = strategies_of(["summarize", "condense", "drop"], shorten_tokens=100, summary_tokens=100)
@@ -40,7 +40,7 @@ class SummingWorld(World):
 
     @property
     def summary_and_call(self) -> tuple[CallRecord, CallRecord]:
-        """The records of a call with a summary, in the order in which they were settled."""
+        """Return the records of a summary and its call, in the order of their settlement."""
         [(summary, _), (call, _)] = self.recorder.records
         assert (summary.operation, call.operation) == ("summary", "chat")
         return summary, call
@@ -61,7 +61,7 @@ def hanging(pieces: Sequence[bytes | Exception | None]) -> Callable[[Outgoing], 
 
 @dataclass
 class GivenUp(FakeReply):
-    """Of which nothing comes until nobody waits for it any more."""
+    """A response that sends nothing until it is abandoned."""
 
     given_up: Callable[[], object] = lambda: None
 
@@ -95,7 +95,7 @@ async def test_a_summary_is_settled_before_its_call_is_sent(summing: SummingWorl
 
 
 @pytest.mark.parametrize("pieces", [[None], [b"{", None]])
-async def test_a_summary_that_takes_too_long_is_charged_and_done_without(
+async def test_a_summary_that_takes_too_long_is_charged_and_not_used(
     pieces: list[bytes | None],
 ) -> None:
     summing = SummingWorld(summary_s=0.5)
@@ -116,9 +116,7 @@ async def test_a_summary_that_takes_too_long_is_charged_and_done_without(
 
 
 @pytest.mark.parametrize("reason", [None, "cut_at_shutdown"])
-async def test_a_call_that_is_cut_during_its_summary_settles_both_once(
-    summing: SummingWorld, reason: str | None
-) -> None:
+async def test_a_call_cancelled_during_its_summary_settles_both_once(summing: SummingWorld, reason: str | None) -> None:
     summing.upstream.answer = hanging([None])
     task = asyncio.create_task(summing.call(summing.incoming(long_body())))
     while not summing.upstream.sent:
@@ -135,7 +133,7 @@ async def test_a_call_that_is_cut_during_its_summary_settles_both_once(
     assert (await summing.store.totals(KEY)).calls == 1
 
 
-async def test_a_stream_says_at_its_beginning_what_was_used_with_its_summary(summing: SummingWorld) -> None:
+async def test_the_head_of_a_stream_includes_the_usage_of_its_summary(summing: SummingWorld) -> None:
     pieces = [chunk("a"), usage_chunk(), DONE]
     summing.upstream.answer = lambda request: (
         FakeReply() if is_for_a_summary(request) else FakeReply(headers=SSE, pieces=pieces)
@@ -146,18 +144,18 @@ async def test_a_stream_says_at_its_beginning_what_was_used_with_its_summary(sum
     assert (reply.totals.calls, reply.totals.total_tokens) == (1, 15)
 
 
-async def test_a_call_that_is_cut_when_its_summary_is_too_slow_is_cut_all_the_same() -> None:
+async def test_a_call_can_be_cancelled_when_its_summary_times_out() -> None:
     summing = SummingWorld(summary_s=0.5)
     summing.upstream.answer = lambda _: GivenUp(given_up=task.cancel)
     task = asyncio.create_task(summing.call(summing.incoming(long_body())))
     with pytest.raises(asyncio.CancelledError):
         await task
-    # Where that cut off the settlement too, it is offered again.
+    # If the settlement was cancelled too, the settler repeats it.
     await summing.settler.aclose()
     assert (await summing.store.totals(KEY)).calls == 1
 
 
-async def test_while_the_store_is_away_a_call_is_sent_without_the_summary_that_cannot_be_kept(
+async def test_a_summary_that_cannot_be_stored_is_not_used(
     summing: SummingWorld,
 ) -> None:
     def answer(_: Outgoing) -> FakeReply:
@@ -177,7 +175,7 @@ async def test_while_the_store_is_away_a_call_is_sent_without_the_summary_that_c
     assert (await summing.store.totals(KEY)).total_tokens == 2 * 15
 
 
-async def test_an_answer_in_pieces_that_nobody_asked_for_is_no_summary(summing: SummingWorld) -> None:
+async def test_a_streamed_response_is_no_summary(summing: SummingWorld) -> None:
     pieces = [chunk("a"), usage_chunk(), DONE]
     summing.upstream.answer = lambda request: (
         FakeReply(headers=SSE, pieces=pieces) if is_for_a_summary(request) else FakeReply()
@@ -186,11 +184,11 @@ async def test_an_answer_in_pieces_that_nobody_asked_for_is_no_summary(summing: 
     assert reply.status == 200
     summary, call = summing.summary_and_call
     assert summary.charge is not None
-    assert call.notes["summary"].endswith("was answered without a text")
+    assert call.notes["summary"].endswith("has no text")
     assert summing.upstream.open == 0
 
 
-async def test_a_summary_of_a_guessed_session_leaves_it_marked_as_guessed(summing: SummingWorld) -> None:
+async def test_a_summary_keeps_a_derived_session_marked_as_derived(summing: SummingWorld) -> None:
     await summing.call(summing.incoming(long_body(), headers=[]))
     summary, call = summing.summary_and_call
     assert summary.session == call.session
@@ -201,7 +199,7 @@ async def test_a_summary_of_a_guessed_session_leaves_it_marked_as_guessed(summin
     assert view.derived
 
 
-async def test_a_client_key_for_some_models_only_may_be_given_a_summary_by_another(summing: SummingWorld) -> None:
+async def test_a_limited_client_key_may_receive_a_summary_by_another_model(summing: SummingWorld) -> None:
     reply, _ = await summing.call(summing.incoming(long_body(), caller=Caller("alice", ("m",))))
     assert reply.status == 200
     assert "summarize" in (reply.context.trimmed if reply.context else {})

@@ -1,4 +1,4 @@
-"""What stands for a result: decided once, read back as it was kept, and forgotten with its session."""
+"""The summary of a result is decided once, read as it was stored, and deleted with its session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOM = 1_000
 
 
 class Counting(MemoryStore):
-    """Says how often its texts were read."""
+    """A store that counts how often its texts are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Counting(MemoryStore):
         return await super().results(session, handles)
 
 
-async def test_what_was_decided_is_known_to_all_workers_and_to_no_other_session() -> None:
+async def test_decisions_are_shared_by_workers_but_not_by_sessions() -> None:
     store = MemoryStore()
     said = {"a": "a summary", "b": EXTRACT}
     await SummaryChoices(store).decide(KEY, said, ROOM)
@@ -33,7 +33,7 @@ async def test_what_was_decided_is_known_to_all_workers_and_to_no_other_session(
     assert await other_worker.known(OTHER, ["a", "b"]) == {}
 
 
-async def test_the_first_decision_stays_whoever_made_it() -> None:
+async def test_the_first_decision_stays() -> None:
     store = MemoryStore()
     first, second = SummaryChoices(store), SummaryChoices(store)
     await first.decide(KEY, {"a": "first", "b": EXTRACT}, ROOM)
@@ -42,7 +42,7 @@ async def test_the_first_decision_stays_whoever_made_it() -> None:
         assert await worker.known(KEY, ["a", "b"]) == {"a": "first", "b": EXTRACT}
 
 
-async def test_decisions_of_a_turn_are_read_in_one_go_and_not_again() -> None:
+async def test_decisions_of_a_turn_are_read_with_one_request_and_cached() -> None:
     store = Counting()
     await SummaryChoices(store).decide(KEY, {"a": "x", "b": "y", "c": EXTRACT}, ROOM)
     worker, store.reads = SummaryChoices(store), 0
@@ -53,7 +53,7 @@ async def test_decisions_of_a_turn_are_read_in_one_go_and_not_again() -> None:
     assert store.reads == 1
 
 
-async def test_what_may_have_been_forgotten_is_looked_up() -> None:
+async def test_decisions_that_may_be_deleted_are_read_again() -> None:
     store = MemoryStore()
     worker = SummaryChoices(store)
     await worker.decide(KEY, {"a": "old", "b": "kept"}, ROOM)
@@ -64,7 +64,7 @@ async def test_what_may_have_been_forgotten_is_looked_up() -> None:
     assert await worker.known(KEY, ["a"]) == {"a": "new"}
 
 
-async def test_a_decision_that_there_is_no_room_for_is_none() -> None:
+async def test_a_decision_without_room_is_not_stored() -> None:
     worker = SummaryChoices(MemoryStore())
     await worker.decide(KEY, {"a": "x" * 10, "b": EXTRACT}, 9)
     assert await worker.known(KEY, ["a", "b"]) == {"b": EXTRACT}

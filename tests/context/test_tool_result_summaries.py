@@ -1,4 +1,4 @@
-"""Results that a model sums up: side by side, for a call that is paid for, within what is left, and once."""
+"""Summaries of tool results: made at the same time, after the call is reserved, within its budget, and once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAID = "150 jobs finished; the slowest took 100 ms."
 
 
 class SummingWorld(World):
-    """A world whose model "q-1" sums results up."""
+    """A world whose model "q-1" summarizes results."""
 
     def __init__(
         self, summary_s: float = SUMMARY_S, budget: BudgetPolicy | None = None, window: int = 9_000, name: str = "q-1"
@@ -40,7 +40,7 @@ class SummingWorld(World):
         self.upstream.answer = lambda request: self.answer(request) if is_for_a_summary(request) else self.main()
 
     async def turn(self, *results: str, model: str = "m") -> list[str]:
-        """What the model is shown of these results."""
+        """Send a turn; return these results as the model sees them."""
         body = json.dumps({"model": model, "max_tokens": 20, "messages": messages(*results)}).encode()
         reply, _ = await self.call(self.incoming(body, directives=Directives(mode="summary")))
         assert reply.status == 200
@@ -49,7 +49,7 @@ class SummingWorld(World):
 
     @property
     def asked(self) -> list[Any]:
-        """The bodies of calls for summaries."""
+        """Return the bodies of calls for summaries."""
         return [json.loads(request.body) for request in self.upstream.sent if is_for_a_summary(request)]
 
 
@@ -84,7 +84,7 @@ def summing() -> SummingWorld:
     return SummingWorld()
 
 
-async def test_the_model_is_asked_for_each_new_result_and_what_it_says_stands_for_it(summing: SummingWorld) -> None:
+async def test_each_new_result_is_replaced_by_its_summary(summing: SummingWorld) -> None:
     shown = await summing.turn(*logs(2), "short")
     assert [text.split("\n")[0] for text in shown] == [SAID, SAID, "short"]
     assert [json.loads(body["messages"][1]["content"])["tool"] for body in summing.asked] == ["tool_0", "tool_1"]
@@ -99,7 +99,7 @@ async def test_the_model_is_asked_for_each_new_result_and_what_it_says_stands_fo
     assert (await summing.store.totals(KEY)).total_tokens == 3 * 15
 
 
-async def test_later_turns_show_the_same_and_ask_for_what_is_new_only(summing: SummingWorld) -> None:
+async def test_later_turns_reuse_summaries_and_request_only_new_ones(summing: SummingWorld) -> None:
     shown = await summing.turn(*logs(1))
     summing.answer = lambda _: said("Another text.")
     assert await summing.turn(*logs(1)) == shown
@@ -109,7 +109,7 @@ async def test_later_turns_show_the_same_and_ask_for_what_is_new_only(summing: S
     assert len(summing.asked) == 2
 
 
-async def test_so_many_are_asked_for_at_once_the_newest_and_the_others_stay_extracts(summing: SummingWorld) -> None:
+async def test_the_newest_results_are_summarized_and_the_others_stay_extracts(summing: SummingWorld) -> None:
     under_way: list[int] = []
     gate = asyncio.Event()
 
@@ -140,7 +140,7 @@ async def test_so_many_are_asked_for_at_once_the_newest_and_the_others_stay_extr
     ],
     ids=["refused", "no JSON", "no text", "too long", "far too long"],
 )
-async def test_without_a_good_answer_the_extract_stands_for_good(summing: SummingWorld, answer: FakeReply) -> None:
+async def test_the_extract_stays_after_a_failed_summary(summing: SummingWorld, answer: FakeReply) -> None:
     summing.answer = lambda _: answer
     shown = await summing.turn(*logs(1))
     assert shown[0].startswith("run 0\n00000 worker-0 finished")
@@ -153,7 +153,7 @@ async def test_without_a_good_answer_the_extract_stands_for_good(summing: Summin
     assert summary.call_id in call.notes["result_summaries"]
 
 
-async def test_one_that_takes_too_long_is_done_without_and_the_others_are_not() -> None:
+async def test_a_slow_summary_does_not_affect_the_others() -> None:
     summing = SummingWorld(summary_s=1)
     summing.answer = lambda request: FakeReply(pieces=[None]) if b"run 0" in request.body else said(SAID)
     shown = await summing.turn(*logs(2))
@@ -164,9 +164,7 @@ async def test_one_that_takes_too_long_is_done_without_and_the_others_are_not() 
 
 
 @pytest.mark.parametrize("reason", [None, "cut_at_shutdown"])
-async def test_a_call_that_is_cut_meanwhile_cuts_and_settles_them_all(
-    summing: SummingWorld, reason: str | None
-) -> None:
+async def test_a_cancelled_call_cancels_and_settles_its_summaries(summing: SummingWorld, reason: str | None) -> None:
     summing.answer = lambda _: FakeReply(pieces=[None])
     task = asyncio.create_task(summing.turn(*logs(3)))
     while len(summing.upstream.sent) < 3:
@@ -185,7 +183,7 @@ def limited(**limits: int) -> BudgetPolicy:
     return BudgetPolicy(session=Limits(**limits), modes=False)
 
 
-async def test_summaries_take_a_share_of_what_is_left_beside_the_call() -> None:
+async def test_summaries_use_a_share_of_the_remaining_tokens() -> None:
     counts = []
     for tokens in (4_000, 24_000, 60_000, 400_000):
         summing = SummingWorld(budget=limited(tokens=tokens))
@@ -198,14 +196,14 @@ async def test_summaries_take_a_share_of_what_is_left_beside_the_call() -> None:
     assert 0 < counts[1] < MOST
 
 
-async def test_summaries_take_a_share_of_the_calls_that_are_left() -> None:
+async def test_summaries_use_a_share_of_the_remaining_calls() -> None:
     for calls, asked in ((1, 0), (5, 1), (9, 2), (100, 4)):
         summing = SummingWorld(budget=limited(calls=calls))
         await summing.turn(*logs(4))
         assert len(summing.asked) == asked
 
 
-async def test_a_call_that_is_refused_asks_for_no_summary() -> None:
+async def test_a_refused_call_requests_no_summary() -> None:
     summing = SummingWorld(budget=limited(tokens=300))
     body = json.dumps({"model": "m", "messages": messages(*logs(2))}).encode()
     reply, _ = await summing.call(summing.incoming(body, directives=Directives(mode="summary")))
@@ -214,7 +212,7 @@ async def test_a_call_that_is_refused_asks_for_no_summary() -> None:
     assert await summing.store.results_size(KEY) == 0
 
 
-async def test_what_is_held_for_a_call_covers_it_with_its_summaries_be_they_as_long_as_may_be() -> None:
+async def test_the_hold_covers_the_call_with_the_longest_summaries() -> None:
     limits = Limits(tokens=400_000)
     summing = SummingWorld(budget=limited(tokens=400_000))
     summing.answer = lambda _: said("word " * 330)
@@ -234,26 +232,26 @@ async def test_what_is_held_for_a_call_covers_it_with_its_summaries_be_they_as_l
     assert held[0] >= call.context.tokens + 20
 
 
-async def test_where_a_summary_is_refused_the_extract_stands() -> None:
+async def test_a_refused_summary_leaves_the_extract() -> None:
     summing = SummingWorld(budget=limited(nano_usd=10**10), name="m-unpriced")
     shown = await summing.turn(*logs(1), model="q-2")
     assert shown[0].startswith("run 0\n00000 worker-0 finished")
     assert summing.asked == []
     refused, call = (record for record, _ in summing.recorder.records)
     assert (refused.operation, refused.error_code) == ("result_summary", "price_unknown")
-    assert call.notes["result_summaries"] == f"none: call {refused.call_id} was answered with the status 400"
+    assert call.notes["result_summaries"] == f"none: call {refused.call_id} failed with status 400"
     assert await summing.turn(*logs(1), model="q-2") == shown
     assert len(summing.recorder.records) == 3
 
 
-async def test_while_the_store_is_away_nobody_is_asked(summing: SummingWorld) -> None:
+async def test_no_summary_is_requested_while_the_store_is_unavailable(summing: SummingWorld) -> None:
     summing.settler.is_open = True
     summing.store.away = True
     await summing.turn(*logs(2))
     assert summing.asked == []
 
 
-async def test_the_tool_of_a_result_without_a_call_is_named_by_the_result_or_not_at_all(summing: SummingWorld) -> None:
+async def test_a_result_without_a_call_may_name_its_tool_itself(summing: SummingWorld) -> None:
     results = [
         {"role": "function", "name": "old", "content": LOG},
         {"role": "tool", "tool_call_id": "x", "content": f"x{LOG}"},
@@ -264,7 +262,7 @@ async def test_the_tool_of_a_result_without_a_call_is_named_by_the_result_or_not
     assert tools == ["old", "unknown"]
 
 
-async def test_a_text_beyond_the_models_window_is_cut_in_the_middle() -> None:
+async def test_a_text_above_the_window_is_shortened_in_the_middle() -> None:
     summing = SummingWorld(window=2_000)
     await summing.turn(LOG)
     [body] = summing.asked
@@ -274,7 +272,7 @@ async def test_a_text_beyond_the_models_window_is_cut_in_the_middle() -> None:
     assert LOG.endswith(result.partition(" [...] ")[2])
 
 
-async def test_a_conversation_that_is_cut_to_what_is_left_leaves_room_for_its_summaries() -> None:
+async def test_trimming_to_the_remaining_budget_leaves_room_for_summaries() -> None:
     old = [{"role": role, "content": f"{role} {n} " * 40} for n in range(8) for role in ("user", "assistant")]
     for tokens in range(1_500, 2_800, 20):
         summing = SummingWorld(budget=limited(tokens=tokens))
@@ -284,11 +282,11 @@ async def test_a_conversation_that_is_cut_to_what_is_left_leaves_room_for_its_su
         assert reply.mode == "summary"
 
 
-# --- calls side by side -------------------------------------------------------------------------------------------
+# --- concurrent calls -----------------------------------------------------------------------------------------------
 
 
 class Gate(FakeReply):
-    """A summary that is made once it is let through."""
+    """A summary that is sent when the gate opens."""
 
     opened: asyncio.Event
 
@@ -304,7 +302,7 @@ class Gate(FakeReply):
 
 
 async def begin(summing: SummingWorld, *results: str) -> asyncio.Task[list[str]]:
-    """A turn that runs, as far as it comes by itself."""
+    """Start a turn and let it run until it waits."""
     task = asyncio.create_task(shown_to(summing, *results))
     for _ in range(60):
         await asyncio.sleep(0.001)
@@ -312,7 +310,7 @@ async def begin(summing: SummingWorld, *results: str) -> asyncio.Task[list[str]]
 
 
 async def shown_to(summing: SummingWorld, *results: str) -> list[str]:
-    """What the model is shown of these results, whatever is sent besides."""
+    """Send a turn; return these results as the model sees them, without other results."""
     body = json.dumps({"model": "m", "max_tokens": len(results) + 20, "messages": messages(*results)}).encode()
     incoming = summing.incoming(body, directives=Directives(mode="summary"))
     reply, _ = await summing.call(incoming)
@@ -323,7 +321,7 @@ async def shown_to(summing: SummingWorld, *results: str) -> list[str]:
     return next(contents for contents in tools if len(contents) == len(results))
 
 
-async def test_calls_side_by_side_share_one_summary_of_a_result(summing: SummingWorld) -> None:
+async def test_concurrent_calls_share_one_summary_of_a_result(summing: SummingWorld) -> None:
     opened = asyncio.Event()
     summing.answer = lambda _: Gate.until(opened)
     first = await begin(summing, *logs(1))
@@ -337,10 +335,10 @@ async def test_calls_side_by_side_share_one_summary_of_a_result(summing: Summing
         (record for record, _ in summing.recorder.records), key=lambda one: one.operation == "chat"
     )
     notes = sorted(call.notes["result_summaries"] for call in calls)
-    assert notes == [*[f"asked for by call {summary.notes['for']}"] * 2, f"call {summary.call_id}"]
+    assert notes == [f"call {summary.call_id}", *[f"requested by call {summary.notes['for']}"] * 2]
 
 
-async def test_a_call_asks_itself_for_what_no_other_is_asking_for(summing: SummingWorld) -> None:
+async def test_a_call_requests_the_summaries_that_no_other_call_requests(summing: SummingWorld) -> None:
     opened = asyncio.Event()
     summing.answer = lambda _: Gate.until(opened)
     first = await begin(summing, *logs(1))
@@ -351,7 +349,7 @@ async def test_a_call_asks_itself_for_what_no_other_is_asking_for(summing: Summi
     assert len(summing.asked) == 2
 
 
-async def test_where_the_asking_call_is_cut_the_next_one_asks(summing: SummingWorld) -> None:
+async def test_a_waiting_call_requests_the_summary_if_the_first_is_cancelled(summing: SummingWorld) -> None:
     opened = asyncio.Event()
     summing.answer = lambda _: Gate.until(opened)
     first = await begin(summing, *logs(1))
@@ -365,7 +363,7 @@ async def test_where_the_asking_call_is_cut_the_next_one_asks(summing: SummingWo
     assert len(summing.asked) == 2
 
 
-async def test_a_waiting_call_that_is_cut_takes_nothing_from_the_others(summing: SummingWorld) -> None:
+async def test_a_cancelled_waiting_call_does_not_affect_the_others(summing: SummingWorld) -> None:
     opened = asyncio.Event()
     summing.answer = lambda _: Gate.until(opened)
     first = await begin(summing, *logs(1))
@@ -379,7 +377,7 @@ async def test_a_waiting_call_that_is_cut_takes_nothing_from_the_others(summing:
     assert len(summing.asked) == 1
 
 
-async def test_where_the_asking_call_has_no_summary_those_that_wait_do_without_too(summing: SummingWorld) -> None:
+async def test_waiting_calls_share_a_failed_summary(summing: SummingWorld) -> None:
     opened = asyncio.Event()
 
     class Empty(Gate):

@@ -1,4 +1,4 @@
-"""Tool results in a mode: no handle without its text, texts within their room, and the same bytes on every turn."""
+"""Tool results in a mode: every handle has its text, texts stay within their limit, and bytes are stable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSY: tuple[ResponseMode, ...] = ("summary", "handle_only")
 
 
 class Counting(MemoryStore):
-    """Says what was offered to it."""
+    """A store that records the texts it is given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Counting(MemoryStore):
 
 
 class Raced(MemoryStore):
-    """Always has more room when it is asked than when it is to keep something."""
+    """A store that reports more room than it has when it stores something."""
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         return await super().keep_results(session, texts, SIZE)
@@ -59,7 +59,7 @@ def is_short(raw: bytes) -> bool:
 
 
 async def shown(results: ToolResultRenderer, *texts: str, mode: ResponseMode = "handle_only") -> Sequence[bytes]:
-    """What is sent; what came, where nothing of it changes."""
+    """Return the messages to send; those received if nothing changes."""
     messages = [result(text) for text in texts]
     showing = await results.show(messages, [mode] * len(messages), KEY)
     if showing is None:
@@ -71,13 +71,13 @@ async def shown(results: ToolResultRenderer, *texts: str, mode: ResponseMode = "
 
 
 async def full_texts(store: MemoryStore, messages: Sequence[bytes]) -> list[str | None]:
-    """The texts under the handles that messages name."""
+    """Return the stored texts of the handles in the messages."""
     ends = (json.loads(raw)["content"].partition(HANDLE)[2] for raw in messages)
     return [await store.result("alice", end.rstrip("]")) for end in ends if end]
 
 
 @pytest.mark.parametrize("mode", LOSSY)
-async def test_a_text_of_just_the_room_there_is_is_kept_and_one_byte_more_is_not(mode: ResponseMode) -> None:
+async def test_a_text_is_stored_up_to_exactly_the_remaining_bytes(mode: ResponseMode) -> None:
     for room, kept in ((SIZE, TEXTS[:1]), (SIZE - 1, [])):
         store = MemoryStore()
         sent = await shown(ToolResultRenderer(store, room), TEXTS[0], mode=mode)
@@ -86,7 +86,7 @@ async def test_a_text_of_just_the_room_there_is_is_kept_and_one_byte_more_is_not
 
 
 @pytest.mark.parametrize("mode", LOSSY)
-async def test_what_there_is_no_room_for_is_sent_as_in_the_mode_table(mode: ResponseMode) -> None:
+async def test_a_result_without_room_is_sent_as_a_table(mode: ResponseMode) -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, SIZE)
     first, rows, second = await shown(results, TEXTS[0], ROWS, TEXTS[1], mode=mode)
@@ -96,7 +96,7 @@ async def test_what_there_is_no_room_for_is_sent_as_in_the_mode_table(mode: Resp
     assert rows == table != result(ROWS)
 
 
-async def test_every_handle_has_its_text_whichever_results_there_was_room_for() -> None:
+async def test_every_handle_has_a_stored_text() -> None:
     for room in range(0, 4 * SIZE, SIZE // 2):
         store = MemoryStore()
         results = ToolResultRenderer(store, room)
@@ -108,7 +108,7 @@ async def test_every_handle_has_its_text_whichever_results_there_was_room_for() 
         assert await store.results_size(KEY) <= room
 
 
-async def test_a_full_session_sends_the_same_bytes_on_every_turn_and_the_handles_it_has_sent_stay_good() -> None:
+async def test_a_full_session_sends_the_same_bytes_and_keeps_its_handles_valid() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, 2 * SIZE)
     before: list[bytes] = []
@@ -124,7 +124,7 @@ async def test_a_full_session_sends_the_same_bytes_on_every_turn_and_the_handles
 
 
 @pytest.mark.parametrize("mode", LOSSY)
-async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: ResponseMode) -> None:
+async def test_a_result_requested_by_handle_is_sent_complete_from_then_on(mode: ResponseMode) -> None:
     def calling(**calls: str) -> bytes:
         made = [{"id": one, "type": "function", "function": {"name": "f", "arguments": calls[one]}} for one in calls]
         return json.dumps({"role": "assistant", "content": None, "tool_calls": made}).encode()
@@ -139,7 +139,7 @@ async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: 
     handle, other = (json.loads(raw)["content"].rpartition(HANDLE)[2].rstrip("]") for raw in first.messages[1:])
     asked = calling(a=json.dumps({"handle": handle}), b="{}", c=f'{{"path": "/api/results/{other}"}}')
     messages += [asked, found("a", text), found("b", text), found("c", rows)]
-    # Ids may come again in another turn, for calls that ask for nothing.
+    # Tool call ids may repeat in another turn, for calls that request no handle.
     messages += [calling(a="{}"), found("a", text), b'{"role": "user", "content": "go on"}']
     for _ in range(2):
         again = await results.show(messages, [mode] * len(messages), KEY)
@@ -151,12 +151,12 @@ async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: 
         assert set(again.texts) == set(first.texts)
 
 
-async def test_a_smaller_text_behind_one_that_there_is_no_room_for_is_kept() -> None:
+async def test_a_smaller_text_is_stored_after_one_without_room() -> None:
     sent = await shown(ToolResultRenderer(MemoryStore(), 2 * SIZE), TEXTS[0], TEXTS[1] * 2, TEXTS[2])
     assert [is_short(raw) for raw in sent] == [True, False, True]
 
 
-async def test_a_text_that_there_is_no_room_for_is_not_offered_to_the_store_on_any_turn() -> None:
+async def test_a_text_without_room_is_never_sent_to_the_store() -> None:
     store = Counting()
     results = ToolResultRenderer(store, SIZE)
     for _ in range(3):
@@ -164,7 +164,7 @@ async def test_a_text_that_there_is_no_room_for_is_not_offered_to_the_store_on_a
     assert store.offered == TEXTS[:1]
 
 
-async def test_a_text_that_is_in_several_messages_takes_its_room_once() -> None:
+async def test_a_repeated_text_counts_once() -> None:
     store = MemoryStore()
     sent = await shown(ToolResultRenderer(store, SIZE), TEXTS[0], TEXTS[0])
     assert [is_short(raw) for raw in sent] == [True, True]
@@ -172,14 +172,14 @@ async def test_a_text_that_is_in_several_messages_takes_its_room_once() -> None:
     assert [is_short(raw) for raw in sent] == [False, False]
 
 
-async def test_where_another_call_took_the_room_meanwhile_no_handle_is_sent() -> None:
+async def test_no_handle_is_sent_if_another_call_used_the_room() -> None:
     store = Raced()
     sent = await shown(ToolResultRenderer(store, 9 * SIZE), *TEXTS)
     assert not any(is_short(raw) for raw in sent)
     assert await full_texts(store, sent) == []
 
 
-async def test_nothing_is_kept_before_the_call_is_sure_to_be_sent() -> None:
+async def test_a_refused_call_stores_no_text() -> None:
     store = Counting()
     results = ToolResultRenderer(store, SIZE)
     showing = await results.show([result(TEXTS[0])], ["handle_only"], KEY)
@@ -190,14 +190,14 @@ async def test_nothing_is_kept_before_the_call_is_sure_to_be_sent() -> None:
 
 
 @pytest.mark.parametrize("mode", LOSSY)
-async def test_without_any_room_there_are_no_handles_and_the_store_is_not_asked(mode: ResponseMode) -> None:
+async def test_without_room_there_are_no_handles_and_no_store_requests(mode: ResponseMode) -> None:
     store = Counting()
     results = ToolResultRenderer(store, 0)
     assert await shown(results, TEXTS[0], ROWS, mode=mode) == await shown(results, TEXTS[0], ROWS, mode="table")
     assert store.asked == 0
 
 
-async def test_a_room_that_became_smaller_keeps_what_is_there_and_takes_nothing_more() -> None:
+async def test_a_smaller_limit_keeps_stored_texts_and_stores_no_more() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, 2 * SIZE)
     before = await shown(results, *TEXTS[:2])
@@ -207,7 +207,7 @@ async def test_a_room_that_became_smaller_keeps_what_is_there_and_takes_nothing_
     assert not is_short(sent[2])
 
 
-async def test_a_session_that_was_forgotten_has_its_room_again() -> None:
+async def test_a_deleted_session_has_its_room_again() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, SIZE)
     await shown(results, *TEXTS[:2])
@@ -216,7 +216,7 @@ async def test_a_session_that_was_forgotten_has_its_room_again() -> None:
     assert [is_short(raw) for raw in sent] == [True, False]
 
 
-# --- several kinds of parts ---------------------------------------------------------------------------------------------
+# --- messages of several parts --------------------------------------------------------------------------------------
 
 LONG = ["\n".join(f"Part {number} of {name} weighs {number * 37} g" for number in range(300)) for name in "abc"]
 PLENTY = 2**20
@@ -229,9 +229,7 @@ MIXED = [{"type": "text", "text": TEXTS[0]}, PICTURE, FOUND]
 
 
 @pytest.mark.parametrize(("mode", "gone"), [("summary", [MIXED[0], FOUND]), ("handle_only", MIXED)])
-async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_handle_is_sent(
-    mode: ResponseMode, gone: list[Any]
-) -> None:
+async def test_texts_of_several_parts_are_stored_before_the_handle_is_sent(mode: ResponseMode, gone: list[Any]) -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, PLENTY)
     showing = await results.show([result(MIXED)], [mode], KEY)
@@ -245,7 +243,7 @@ async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_han
     assert await store.results_size(KEY) == len((text or "").encode())
 
 
-async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_as_a_table() -> None:
+async def test_an_image_without_room_stays_and_its_text_becomes_a_table() -> None:
     parts = [{"type": "text", "text": ROWS}, PICTURE]
     showing = await ToolResultRenderer(MemoryStore(), 60_000).show([result(parts)], ["handle_only"], KEY)
     assert showing is not None
@@ -255,16 +253,16 @@ async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_a
     assert "id|name|state" in table["text"]
 
 
-async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the_texts() -> None:
+async def test_a_summary_replaces_the_texts_and_keeps_the_image() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, PLENTY)
     message = result([{"type": "text", "text": LONG[0]}, PICTURE])
-    showing = await results.show([message], ["summary"], KEY, is_summed=True)
+    showing = await results.show([message], ["summary"], KEY, is_summarized=True)
     assert showing is not None
-    [one] = showing.open
+    [one] = showing.pending
     assert await results.keep(showing, KEY)
     assert await results.decide({one.handle: "Light parts."}, KEY)
-    showing = await results.show([message], ["summary"], KEY, is_summed=True)
+    showing = await results.show([message], ["summary"], KEY, is_summarized=True)
     assert showing is not None
     [said, picture] = json.loads(showing.messages[0])["content"]
     assert picture == PICTURE
@@ -272,18 +270,18 @@ async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the
     assert await store.result("alice", one.handle) == LONG[0]
 
 
-# --- with a model that makes summaries ------------------------------------------------------------------------------------
+# --- with a summary model -------------------------------------------------------------------------------------------
 
 
 async def summed(results: ToolResultRenderer, *texts: str) -> tuple[list[str], list[str]]:
-    """What is shown of each text, and the handles of those that are open."""
-    showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
+    """Return each text as it is shown, and the handles of pending results."""
+    showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summarized=True)
     assert showing is not None
     assert await results.keep(showing, KEY)
-    return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.open]
+    return [json.loads(raw)["content"] for raw in showing.messages], [one.handle for one in showing.pending]
 
 
-async def test_large_results_are_open_until_it_is_decided_what_stands_for_them() -> None:
+async def test_large_results_are_pending_until_their_summary_is_decided() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, PLENTY)
     extracts, handles = await summed(results, *LONG, TEXTS[0])
@@ -297,18 +295,20 @@ async def test_large_results_are_open_until_it_is_decided_what_stands_for_them()
         assert still_open == handles[2:]
 
 
-async def test_the_room_that_summaries_may_need_is_that_of_those_open_that_are_asked_for() -> None:
+async def test_the_extra_tokens_are_those_of_the_requested_summaries() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
     more = []
     for count in (1, 4, 6):
         texts = [f"{number}\n{LONG[0]}" for number in range(count)]
-        showing = await results.show([result(text) for text in texts], ["summary"] * len(texts), KEY, is_summed=True)
+        showing = await results.show(
+            [result(text) for text in texts], ["summary"] * len(texts), KEY, is_summarized=True
+        )
         assert showing is not None
         more.append(showing.more)
     assert 0 < more[0] < more[1] == more[2]
 
 
-async def test_the_same_result_in_two_messages_is_summed_up_once_and_shown_alike() -> None:
+async def test_the_same_result_in_two_messages_is_summarized_once() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
     _, [handle] = await summed(results, LONG[0], LONG[0])
     await results.decide({handle: "Light parts."}, KEY)
@@ -317,7 +317,7 @@ async def test_the_same_result_in_two_messages_is_summed_up_once_and_shown_alike
     assert texts[0].startswith("Light parts.\n")
 
 
-async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
+async def test_without_room_for_summaries_none_are_requested() -> None:
     results = ToolResultRenderer(MemoryStore(), len(LONG[0]) + 1_000)
     for _ in range(2):
         texts, handles = await summed(results, LONG[0])
@@ -325,15 +325,15 @@ async def test_without_room_for_summaries_nobody_is_asked_on_any_turn() -> None:
         assert HANDLE in texts[0]
 
 
-async def test_a_result_that_has_no_handle_is_not_open() -> None:
+async def test_a_result_without_a_handle_is_not_pending() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
     results.most = len(LONG[0]) - 1
-    showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summed=True)
+    showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summarized=True)
     assert showing is not None
-    assert not showing.open
+    assert not showing.pending
 
 
-async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:
+async def test_a_deleted_session_is_decided_again() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, PLENTY)
     _, [handle] = await summed(results, LONG[0])
@@ -345,7 +345,7 @@ async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:
     assert "Light parts." not in texts[0]
 
 
-async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
+async def test_a_turn_without_new_results_sends_one_store_request() -> None:
     store = Counting()
     results = ToolResultRenderer(store, PLENTY)
     _, handles = await summed(results, *LONG)
@@ -355,10 +355,10 @@ async def test_a_turn_with_nothing_new_asks_the_store_once() -> None:
     assert (store.asked, store.read) == (1, 0)
 
 
-async def test_in_a_stricter_mode_and_without_a_model_nothing_is_open() -> None:
+async def test_nothing_is_pending_in_a_stricter_mode_or_without_a_model() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
     for mode, is_summed in (("handle_only", True), ("summary", False), ("table", True)):
-        showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summed=is_summed)  # type: ignore[list-item]
+        showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summarized=is_summed)  # type: ignore[list-item]
         assert showing is not None
-        assert showing.open == ()
+        assert showing.pending == ()
         assert showing.more == 0

@@ -340,7 +340,7 @@ def test_an_answer_that_nobody_waited_for_moves_no_step(stream: bool, gateway_se
         has_left.set()
         found = record(web, "s")
         assert (found["outcome"], found["tools"]) == ("ok", ["read"])
-        assert found["notes"]["step"] == "not kept: its client had left before it ended"
+        assert found["notes"]["step"] == "not stored: the client left before the response ended"
         assert place(web, "s") == 0
         # The client asks once more, and what is due is what it never heard of.
         assert web.chat("s", **offered).status == 200

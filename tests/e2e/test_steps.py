@@ -373,8 +373,8 @@ def test_the_output_of_a_step_is_limited_and_a_budget_may_limit_it_further(
         assert limit(None) == 60
     assert limit(500, **{"x-session-budget-tokens": "50"}) < 50
     notes = gateway.web.get("/api/sessions/s/calls").json["calls"]
-    assert notes[0]["notes"]["output_limit"].endswith("as the budget allows")
-    assert notes[-1]["notes"]["output_limit"] == "60, as the step has it"
+    assert notes[0]["notes"]["output_limit"].endswith("set by the budget")
+    assert notes[-1]["notes"]["output_limit"] == "60, set by the step"
 
 
 def test_the_output_of_a_step_is_no_more_than_its_model_has(

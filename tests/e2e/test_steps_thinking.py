@@ -132,7 +132,7 @@ def test_a_model_known_to_refuse_force_is_never_sent_one(
     assert noted["step_required"].startswith("no tool call is forced")
     if model.startswith("claude") and wire == "chat":
         assert names(upstream.requests[0].json) == ["read_a", "write_a", "check"]
-        assert noted["step_tools"].startswith("offered though not due or not allowed: write_a, check;")
+        assert noted["step_tools"].startswith("offered although not due or not allowed: write_a, check;")
     elif model.startswith("claude"):
         assert names(upstream.requests[0].json) == ["read_a", "write_a", "check"]
         assert offered(upstream.requests[0].json) == ["read_a"]
@@ -338,5 +338,5 @@ def test_a_tool_that_messages_refer_to_stays_in_a_list_that_gets_shorter(
     assert gateway.web.post(Format("messages").path, body, {"x-session-id": "s"}).status == 200
     assert names(upstream.requests[0].json) == ["read_a", "secret"]
     assert notes(gateway.web, "s")[0]["step_tools"] == (
-        "offered though not due or not allowed: secret; messages refer to them"
+        "offered although not due or not allowed: secret; messages refer to them"
     )

@@ -326,7 +326,7 @@ def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(
     assert reply.status == 200
     assert writer.calls == []
     assert "summarize" not in trimmed(reply)
-    assert record_of(web, reply)["notes"]["summary"] == "none: the gateway holds no key of writer"
+    assert record_of(web, reply)["notes"]["summary"] == "none: the gateway has no API key for writer"
 
 
 def test_a_key_that_is_held_is_used_and_nothing_of_the_caller_goes_with_it(

@@ -149,7 +149,7 @@ def test_a_host_that_knows_no_such_messages_is_found_out_once(
     assert [offered(body) for body in bodies(claude)] == [list(ORDER)] * 6
     notes = [call["notes"] for call in gateway.web.get("/api/sessions/s/calls").json["calls"]]
     assert notes[-1]["tool_changes"] == "the provider refused system messages that withdraw tools"
-    assert all(note["step_tools"].startswith("offered though not due or not allowed: ") for note in notes)
+    assert all(note["step_tools"].startswith("offered although not due or not allowed: ") for note in notes)
 
 
 def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
@@ -163,7 +163,7 @@ def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
     assert (session.errors, bodies(claude, 400)) == ([], [])
     assert offered(bodies(claude)[0]) == [tool["name"] for tool in tools["tools"]]
     assert notes_of_last(gateway, "s")["tool_changes"] == (
-        "the same tools as before: the names of those to withdraw are too long"
+        "tools unchanged: the names of those to withdraw are too long"
     )
 
 
@@ -175,9 +175,7 @@ def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says
     play(gateway.base_url, claude, 1, names=ORDER, headers={"x-session-id": "s"}, messages=begun)
     assert len(claude.calls) == 1
     assert offered(json.loads(claude.calls[0].body)) == list(ORDER)
-    assert notes_of_last(gateway, "s")["tool_changes"] == (
-        "the same tools as before: they can change only after a message of the user"
-    )
+    assert notes_of_last(gateway, "s")["tool_changes"] == ("tools unchanged: they can change only after a user message")
 
 
 def test_a_client_that_changes_tools_itself_is_left_to_it(

@@ -80,7 +80,7 @@ async def test_a_stream_that_is_refused_for_its_length_is_cut_and_sent_again_onc
     assert len(second) < len(first)
     assert b"fine" in sent
     assert b"exceeds" not in sent
-    assert "fitted again" in world.record.notes["context"]
+    assert "trimmed again" in world.record.notes["context"]
     assert world.upstream.open == 0
 
 

@@ -255,7 +255,7 @@ async def test_where_calls_go_on_without_the_store_they_are_added_when_it_is_bac
 @pytest.mark.parametrize(
     ("asked", "note"),
     [
-        (Directives(ContextOptions(budget=3_000)), "decision not kept: the store is away"),
+        (Directives(ContextOptions(budget=3_000)), "decision not stored: the store is unavailable"),
         (Directives(mode="summary"), None),
     ],
     ids=["cut", "mode"],

@@ -168,7 +168,7 @@ async def test_a_huge_body_that_is_refused_for_its_length_is_read_again_and_trim
     first, second = (json.loads(one.body)["messages"] for one in world.upstream.sent)
     assert (reply.status, first) == (200, json.loads(body)["messages"])
     assert len(second) < len(first)
-    assert "fitted again" in world.record.notes["context"]
+    assert "trimmed again" in world.record.notes["context"]
 
 
 async def test_huge_bodies_are_planned_one_after_the_other(world: World) -> None:

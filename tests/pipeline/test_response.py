@@ -334,7 +334,7 @@ async def test_what_sound_costs_is_not_known(world: World, kind: bytes) -> None:
     tokens_in, tokens_out, usd = await charged(world, "audio/speech", SPEECH, kind, b"\xff\xfb" * 900)
     assert (tokens_in > 0, tokens_out, usd) == (True, 0, None)
     assert (await world.store.totals(KEY)).unpriced_calls == 1
-    assert "sound" in world.record.notes["price"]
+    assert "audio" in world.record.notes["price"]
     assert world.record.spent.nano_usd > 0, "of a budget no less is taken than is known"
 
 

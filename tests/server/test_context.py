@@ -310,7 +310,7 @@ def test_a_prompt_without_messages_is_said_to_be_refused_over_its_budget(fresh: 
     assert (trim.status, trim.error["code"]) == (400, "invalid_request")
     call = fresh.post("/v1/completions", body, headers)
     assert (call.status, call.error["code"]) == (400, "context_length_exceeded")
-    assert "over its budget it is refused (400 context_length_exceeded)" in trim.error["message"]
+    assert "Over its budget it is refused (400 context_length_exceeded)" in trim.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/api/count", "/api/context", "/api/trim"])

@@ -1,4 +1,4 @@
-"""A call in its step, with our own fakes: what the provider is told, what is kept, and what fails beside it."""
+"""A call in a step: the restrictions that are sent, the position that is stored, and errors of other parts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def allowed(*names: str, mode: str = "auto") -> Json:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": entries}}
 
 
-# --- what the provider is told --------------------------------------------------------------------------------------
+# --- restrictions in the request ------------------------------------------------------------------------------------
 
 
 async def test_only_what_the_step_allows_may_be_called() -> None:
@@ -108,14 +108,14 @@ async def test_only_what_the_step_allows_may_be_called() -> None:
     assert sent(world)["tools"] == [tool(name) for name in NAMES]
 
 
-async def test_a_provider_that_knows_no_such_choice_gets_a_shorter_list() -> None:
+async def test_a_provider_without_allowed_tools_gets_a_shorter_list() -> None:
     world = world_of(WORK, allowed_tools=False)
     await call(world, body())
     assert sent(world)["tools"] == [tool(name) for name in NAMES[:3]]
     assert "tool_choice" not in sent(world)
 
 
-async def test_what_is_due_is_offered_alone_and_required_where_the_step_says_so() -> None:
+async def test_only_the_due_tool_is_offered_and_the_step_may_require_it() -> None:
     world = world_of(replace(CRITIQUE, enforce="require"), WORK)
     await call(world, body(text="evaluate it"), calling("read_draft"))
     assert sent(world)["tool_choice"] == {"type": "function", "function": {"name": "read_draft"}}
@@ -133,14 +133,14 @@ async def test_a_call_without_tools_is_forwarded_byte_for_byte(enforce: Any) -> 
     assert reply.stepped.step is not None
 
 
-async def test_a_call_that_rules_tools_out_itself_is_left_alone() -> None:
+async def test_a_call_with_tool_choice_none_is_unchanged() -> None:
     world = world_of(replace(CRITIQUE, enforce="reject"))
     sending = body(text="evaluate it", tool_choice="none")
     await call(world, sending)
     assert world.upstream.sent[-1].body == sending
 
 
-async def test_nothing_is_changed_where_a_step_only_observes() -> None:
+async def test_an_observing_step_changes_nothing() -> None:
     world = world_of(replace(CRITIQUE, enforce="observe"))
     sending = body(text="evaluate it", Tools=[], functions=5)
     reply, _ = await call(world, sending, calling("publish"))
@@ -150,7 +150,7 @@ async def test_nothing_is_changed_where_a_step_only_observes() -> None:
     assert world.record.notes["stray_tools"] == "publish"
 
 
-async def test_the_fallback_is_told_in_the_way_that_it_knows() -> None:
+async def test_the_fallback_gets_the_restriction_that_it_supports() -> None:
     world = world_of(WORK)
     world.gateway.routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
 
@@ -181,7 +181,7 @@ async def test_a_provider_that_refuses_the_choice_gets_a_shorter_list_and_is_rem
         assert (reply.status, len(world.upstream.sent)) == (200, count)
         assert len(sent(world)["tools"]) == 3
     notes = [record.notes.get("tool_choice") for record, _ in world.recorder.records]
-    assert notes == ["allowed_tools is refused by the provider; its list of tools is shorter", None]
+    assert notes == ["the provider refused allowed_tools, so its list of tools is shorter", None]
 
 
 async def test_a_refusal_that_only_repeats_the_words_of_a_client_is_not_remembered() -> None:
@@ -193,7 +193,7 @@ async def test_a_refusal_that_only_repeats_the_words_of_a_client_is_not_remember
     assert sent(world)["tool_choice"]["type"] == "allowed_tools"
 
 
-async def test_the_fallback_of_a_provider_that_refused_the_choice_is_told_by_one() -> None:
+async def test_the_fallback_gets_the_choice_that_the_first_provider_refused() -> None:
     world = world_of(WORK)
     world.providers["q"] = replace(world.providers["q"], allowed_tools=True)
     world.gateway.routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
@@ -210,7 +210,7 @@ async def test_the_fallback_of_a_provider_that_refused_the_choice_is_told_by_one
     assert sent(world)["tool_choice"] == allowed("search", "read_draft", "list_flaws")
 
 
-async def test_a_refusal_of_the_clients_own_choice_is_passed_on_once_it_was_told_in_each_way() -> None:
+async def test_a_refusal_of_the_clients_choice_is_passed_on_after_all_tries() -> None:
     world = world_of(Step("s", sequence=(("search", "read_draft"),), enforce="require"))
 
     def answer(request: Outgoing) -> FakeReply:
@@ -248,9 +248,7 @@ def unforced(text: str) -> Callable[[Outgoing], FakeReply]:
 
 @pytest.mark.parametrize("text", FORCED)
 @pytest.mark.parametrize("allowed_tools", [True, False])
-async def test_a_provider_that_refuses_force_is_told_without_it_and_is_remembered(
-    text: str, allowed_tools: bool
-) -> None:
+async def test_a_provider_that_refuses_a_forced_call_is_remembered(text: str, allowed_tools: bool) -> None:
     world = world_of(REQUIRED, allowed_tools=allowed_tools)
     world.upstream.answer = unforced(text)
     for count in (2, 3):
@@ -262,11 +260,11 @@ async def test_a_provider_that_refuses_force_is_told_without_it_and_is_remembere
             assert sent(world)["tools"] == [tool("read_draft")]
             assert "tool_choice" not in sent(world)
     notes = [record.notes.get("step_required") for record, _ in world.recorder.records]
-    assert notes == ["no tool call is forced: the model refuses that, or does while it thinks"] * 2
+    assert notes == ["no tool call is forced: the model refuses that, or refuses it while thinking"] * 2
 
 
 @pytest.mark.parametrize("text", [FORCED[0], FORCED[4]])
-async def test_a_choice_among_tools_that_is_forced_is_told_without_force(text: str) -> None:
+async def test_a_refused_forced_choice_is_sent_without_force(text: str) -> None:
     world = world_of(replace(REQUIRED, sequence=(("read_*", "list_flaws"),)))
     world.upstream.answer = unforced(text)
     reply, _ = await world.call(world.incoming(body()))
@@ -274,7 +272,7 @@ async def test_a_choice_among_tools_that_is_forced_is_told_without_force(text: s
     assert "required" not in json.dumps(sent(world))
 
 
-async def test_a_force_of_the_clients_own_that_is_refused_is_passed_on_as_it_is() -> None:
+async def test_a_refusal_of_the_clients_forced_call_is_passed_on() -> None:
     world = world_of(WORK)
     world.upstream.answer = unforced(FORCED[0])
     reply, _ = await world.call(world.incoming(body(NAMES[:3], tool_choice="required")))
@@ -291,7 +289,7 @@ async def test_a_refusal_that_stays_without_force_is_passed_on_and_not_remembere
     assert sent(world)["tool_choice"] == {"type": "function", "function": {"name": "read_draft"}}
 
 
-async def test_what_is_noted_of_a_provider_that_was_left_is_not_said_of_the_one_that_answered() -> None:
+async def test_notes_on_a_failed_provider_are_removed_for_the_fallback() -> None:
     world = world_of(REQUIRED)
     world.gateway.routes = Routes(
         [ModelRule("m", "p", name="deepseek-v4-flash", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p"
@@ -311,14 +309,14 @@ async def test_a_refusal_about_something_else_is_passed_on() -> None:
     assert (reply.status, len(world.upstream.sent)) == (400, 1)
 
 
-async def test_a_choice_among_tools_that_is_the_clients_own_is_refused_to_the_client() -> None:
+async def test_a_refusal_of_the_clients_allowed_tools_is_passed_on() -> None:
     world = world_of(Step("all"))
     world.upstream.answer = choosy
     reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search"))))
     assert (reply.status, len(world.upstream.sent)) == (400, 1)
 
 
-async def test_a_choice_of_the_client_that_got_narrower_and_is_refused_both_ways_is_refused_to_it() -> None:
+async def test_a_restricted_client_choice_that_is_refused_twice_is_passed_on() -> None:
     world = world_of(WORK)
     world.upstream.answer = choosy
     reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search", "publish"))))
@@ -327,7 +325,7 @@ async def test_a_choice_of_the_client_that_got_narrower_and_is_refused_both_ways
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"tool_choice": "required"}, {"tool_choice": None}])
-async def test_a_choice_among_some_tools_weighs_as_much_as_among_all(fields: Json) -> None:
+async def test_a_choice_of_some_tools_counts_as_many_tokens_as_of_all(fields: Json) -> None:
     world, plain = world_of(WORK), World()
     await call(world, body(**fields))
     await call(plain, body(**fields))
@@ -338,7 +336,7 @@ async def test_a_choice_among_some_tools_weighs_as_much_as_among_all(fields: Jso
     assert one.tokens == other.tokens
 
 
-async def test_a_shorter_list_is_weighed_as_what_it_is() -> None:
+async def test_the_tokens_of_a_shorter_list_are_counted() -> None:
     world = world_of(Step("s", allowed=("search",)))
     world.upstream.answer = choosy
     await world.call(world.incoming(body([f"tool_{number}" for number in range(30)] + ["search"])))
@@ -350,7 +348,7 @@ async def test_a_shorter_list_is_weighed_as_what_it_is() -> None:
     assert shorter.tokens == plain.record.context.tokens
 
 
-# --- refusals of ours -----------------------------------------------------------------------------------------------
+# --- refusals of the gateway ----------------------------------------------------------------------------------------
 
 
 async def test_a_sequence_whose_tool_is_not_offered_is_a_clear_error() -> None:
@@ -372,7 +370,7 @@ async def test_a_step_whose_tools_are_not_offered_is_an_error_and_no_empty_list(
 
 @pytest.mark.parametrize("step", [Step("s", allowed=()), Step("s", denied=("*",))])
 @pytest.mark.parametrize("enforce", ["filter", "require"])
-async def test_a_step_that_allows_nothing_has_the_model_answer_in_text(step: Step, enforce: Any) -> None:
+async def test_a_step_without_tools_lets_the_model_respond_with_text(step: Step, enforce: Any) -> None:
     world = world_of(replace(step, enforce=enforce))
     await call(world, body())
     assert sent(world)["tool_choice"] == "none"
@@ -398,7 +396,7 @@ async def test_a_forced_choice_is_refused_where_nothing_may_be_called() -> None:
     assert "it allows none" in answered["error"]["message"]
 
 
-async def test_reject_refuses_whatever_is_outside_and_changes_nothing_else() -> None:
+async def test_reject_refuses_tools_outside_the_step_and_changes_nothing() -> None:
     world = world_of(replace(WORK, enforce="reject"))
     reply, answered = await call(world, body())
     assert (reply.status, answered["error"]["code"]) == (400, "tool_not_allowed")
@@ -420,7 +418,7 @@ async def test_reject_refuses_whatever_is_outside_and_changes_nothing_else() -> 
         {"tools": [tool("publish")], "tool_choice": {"type": "none"}},
     ],
 )
-async def test_no_odd_way_to_write_it_offers_what_the_step_denies(enforce: Any, fields: Json) -> None:
+async def test_unusual_tool_formats_cannot_offer_denied_tools(enforce: Any, fields: Json) -> None:
     world = world_of(replace(WORK, enforce=enforce))
     reply, _ = await call(world, body((), **fields))
     assert (reply.status, world.upstream.sent) == (400, [])
@@ -429,27 +427,27 @@ async def test_no_odd_way_to_write_it_offers_what_the_step_denies(enforce: Any, 
 @pytest.mark.parametrize(
     ("name", "hint"), [("default", '{"active_step": …}'), ("w", '{"active_step": …, "agent": "w"}')]
 )
-async def test_an_error_says_how_to_set_another_step(name: str, hint: str) -> None:
+async def test_an_error_names_the_request_that_sets_another_step(name: str, hint: str) -> None:
     world = world_of(Step("s", allowed=("x",)), name=name)
     _, answered = await call(world, body(), directives=Directives(agent=name))
     assert answered["error"]["message"].endswith(f" PATCH /api/sessions/{KEY.id} {hint}.")
 
 
-async def test_what_names_show_in_an_error_is_bounded() -> None:
+async def test_the_names_in_an_error_are_limited() -> None:
     world = world_of(Step("s", allowed=("x",)))
     _, answered = await call(world, body([f"{number:03}" + "n" * 5000 for number in range(500)]))
     assert len(answered["error"]["message"]) < 3000
     assert "and 484 more" in answered["error"]["message"]
 
 
-async def test_an_agent_that_does_not_exist_is_an_error() -> None:
+async def test_an_unknown_agent_is_an_error() -> None:
     world = world_of(WORK, name="writer")
     reply, answered = await call(world, body(), directives=Directives(agent="editor"))
     assert reply.status == 400
-    assert answered["error"]["message"] == 'There is no agent "editor" with steps; configured: writer.'
+    assert answered["error"]["message"] == 'Unknown agent "editor"; agents with steps: writer.'
 
 
-# --- what answers make of it ----------------------------------------------------------------------------------------
+# --- transitions by tool calls --------------------------------------------------------------------------------------
 
 
 async def test_a_step_changes_within_a_turn_when_its_sequence_is_finished() -> None:
@@ -457,14 +455,14 @@ async def test_a_step_changes_within_a_turn_when_its_sequence_is_finished() -> N
     world = world_of(CRITIQUE, debate)
     reply, _ = await call(world, body(text="evaluate it"), calling("read_draft"))
     assert (reply.stepped and reply.stepped.state) == StepState("critique", 1, ("read_draft",))
-    # The message still says "evaluate": the step holds on, with its sequence finished and all its tools allowed.
+    # The message still says "evaluate", so the step stays active. Its sequence is finished, so all its tools are allowed.
     reply, _ = await call(world, body(text="evaluate it"), calling("list_flaws"))
     assert await state(world) == StepState("critique", 2, ("read_draft", "list_flaws"))
     reply, _ = await call(world, body(text="and now?"))
     assert (await state(world)).active == "debate"
 
 
-async def test_calls_side_by_side_in_one_answer_are_taken_in_their_order() -> None:
+async def test_parallel_tool_calls_are_applied_in_order() -> None:
     world = world_of(CRITIQUE)
     reply, _ = await call(world, body(text="evaluate it"), calling("read_draft", "publish", "list_flaws"))
     assert reply.stepped is not None
@@ -472,7 +470,7 @@ async def test_calls_side_by_side_in_one_answer_are_taken_in_their_order() -> No
     assert world.record.notes["stray_tools"] == "publish"
 
 
-async def test_a_set_of_tools_goes_by_a_name_that_may_stand_in_a_header() -> None:
+async def test_the_name_of_a_tool_set_is_valid_in_a_header() -> None:
     world = world_of(replace(WORK, enforce="observe", denied=("*",)))
     server = {"type": "mcp", "server_label": "a\r\nx: 1" + "b" * 300, "server_url": "http://x"}
     reply, _ = await call(
@@ -485,7 +483,7 @@ async def test_a_set_of_tools_goes_by_a_name_that_may_stand_in_a_header() -> Non
     assert world.record.notes["stray_tools"] == name
 
 
-async def test_a_stream_is_looked_at_when_it_has_ended() -> None:
+async def test_the_tools_of_a_stream_are_applied_at_its_end() -> None:
     world = world_of(CRITIQUE)
     delta = {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "read_draft"}}]}
     pieces = [
@@ -499,13 +497,13 @@ async def test_a_stream_is_looked_at_when_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
-async def test_a_call_that_was_cut_is_not_counted_as_nobody_runs_it(finish: str) -> None:
+async def test_tool_calls_of_a_truncated_response_are_not_applied(finish: str) -> None:
     world = world_of(CRITIQUE)
     await call(world, body(text="evaluate it"), calling("read_draft", finish=finish))
     assert await state(world) == StepState("critique")
 
 
-async def test_an_answer_that_broke_off_is_not_counted() -> None:
+async def test_tool_calls_of_a_broken_stream_are_not_applied() -> None:
     world = world_of(CRITIQUE)
     delta = {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "read_draft"}}]}
     begun = chunk(choices=[{"index": 0, "delta": delta, "finish_reason": None}])
@@ -514,7 +512,7 @@ async def test_an_answer_that_broke_off_is_not_counted() -> None:
     assert await state(world) == StepState("critique")
 
 
-async def test_the_older_form_and_custom_tools_are_seen_too() -> None:
+async def test_function_call_and_custom_tools_are_applied() -> None:
     world = world_of(CRITIQUE)
     older = {"role": "assistant", "content": None, "function_call": {"name": "read_draft", "arguments": "{}"}}
     functions = [{"name": name} for name in NAMES]
@@ -529,7 +527,7 @@ async def test_the_older_form_and_custom_tools_are_seen_too() -> None:
     assert (await state(world)).index == 2
 
 
-async def test_hosted_tools_count_under_the_names_by_which_they_are_offered() -> None:
+async def test_hosted_tools_are_applied_under_their_offered_names() -> None:
     world = world_of(Step("s", allowed=("web_search", "github"), sequence=(("web_search",), ("github",))))
     tools = [{"type": "web_search_preview"}, {"type": "mcp", "server_label": "github", "server_url": "https://x"}]
     output = [
@@ -545,7 +543,7 @@ async def test_hosted_tools_count_under_the_names_by_which_they_are_offered() ->
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_call_of_one_of_several_servers_counts_as_that_which_its_answer_names(is_stream: bool) -> None:
+async def test_a_call_of_an_mcp_tool_counts_for_the_server_in_the_response(is_stream: bool) -> None:
     world = world_of(Step("s", sequence=(("crm",), ("github",), ("docs",), ("search",))))
     tools = [
         *({"type": "mcp", "server_label": name, "server_url": "https://x"} for name in ("github", "docs")),
@@ -578,7 +576,7 @@ async def test_a_call_of_one_of_several_servers_counts_as_that_which_its_answer_
     assert "stray_tools" not in world.record.notes
 
 
-async def test_each_tool_of_an_answer_goes_by_the_name_it_is_offered_under() -> None:
+async def test_each_called_tool_has_its_offered_name() -> None:
     world = world_of(Step("s", sequence=(("search",), ("docs",))))
     blocks: list[Json] = [{"type": "tool_use", "id": name, "name": name, "input": {}} for name in ("search", "query")]
     message = {"type": "message", "content": blocks, "stop_reason": "tool_use"}
@@ -594,7 +592,7 @@ async def test_each_tool_of_an_answer_goes_by_the_name_it_is_offered_under() -> 
     assert await state(world) == StepState("s", 2, ("search", "docs"))
 
 
-async def test_a_server_that_an_answer_names_and_the_request_does_not_is_none() -> None:
+async def test_a_server_that_the_request_does_not_name_is_ignored() -> None:
     world = world_of(Step("s", sequence=(("query",),)))
     servers = [{"type": "url", "url": "https://x", "name": name} for name in ("a", "b")]
     blocks = [{"type": "mcp_tool_use", "id": "1", "server_name": "c", "name": "query", "input": {}}]
@@ -610,7 +608,7 @@ async def test_a_server_that_an_answer_names_and_the_request_does_not_is_none() 
     assert (await state(world)).recent == ("query", "b")
 
 
-# --- what conditions look at ----------------------------------------------------------------------------------------
+# --- conditions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -627,7 +625,7 @@ async def test_a_server_that_an_answer_names_and_the_request_does_not_is_none() 
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "evaluate"}]}]}),
     ],
 )  # fmt: skip
-async def test_the_newest_user_message_is_looked_at_and_no_result_of_a_tool(path: str, sending: Json) -> None:
+async def test_conditions_read_the_last_user_message_and_no_tool_result(path: str, sending: Json) -> None:
     seen = []
     world = world_of(Step("s", conditions=(MessageMatches(lambda text: seen.append(text) or True),)))  # type: ignore[func-returns-value]
     await world.call(world.incoming(json.dumps({"model": "m", **sending}).encode(), path))
@@ -643,14 +641,14 @@ async def test_the_newest_user_message_is_looked_at_and_no_result_of_a_tool(path
         ("responses", {"prompt": {"id": "pmpt_1"}}),
     ],
 )
-async def test_a_request_without_a_message_matches_nothing(path: str, sending: Json) -> None:
+async def test_a_request_without_a_user_message_matches_no_condition(path: str, sending: Json) -> None:
     world = world_of(Step("s", conditions=(MessageMatches(bool),)), Step("t", conditions=(TokensAbove(10_000),)))
     reply, _ = await call(world, json.dumps({"model": "m", **sending}).encode(), path=path)
     assert reply.stepped is not None
     assert reply.stepped.step is None
 
 
-async def test_tokens_are_those_of_the_request_before_anything_is_left_out() -> None:
+async def test_conditions_read_the_tokens_before_trimming() -> None:
     world = world_of(Step("big", conditions=(TokensAbove(500),)), Step("small", is_default=True))
     reply, _ = await call(world, body(text="short"))
     assert reply.stepped is not None
@@ -660,7 +658,7 @@ async def test_tokens_are_those_of_the_request_before_anything_is_left_out() -> 
     assert reply.stepped.state.active == "big"
 
 
-async def test_the_narrowest_budget_decides() -> None:
+async def test_the_smallest_remaining_budget_decides() -> None:
     agent = Agent("default", [Step("poor", conditions=(BudgetBelow(0.9),)), Step("rich", is_default=True)])
     world = World(budget=BudgetPolicy(session=Limits(tokens=100)), agents={"default": agent})
     active = []
@@ -671,10 +669,10 @@ async def test_the_narrowest_budget_decides() -> None:
     assert active == ["rich", "poor"]
 
 
-# --- whose steps ----------------------------------------------------------------------------------------------------
+# --- agents and sessions --------------------------------------------------------------------------------------------
 
 
-async def test_each_agent_of_a_session_has_a_place_of_its_own() -> None:
+async def test_each_agent_of_a_session_has_its_own_position() -> None:
     agents = {name: Agent(name, [CRITIQUE]) for name in ("a", "b")}
     world = World(agents=agents)
     await call(world, body(text="evaluate"), calling("read_draft"), directives=Directives(agent="a"))
@@ -683,7 +681,7 @@ async def test_each_agent_of_a_session_has_a_place_of_its_own() -> None:
     assert [(name, one.index) for name, one in remembered.state.steps.items()] == [("a", 1), ("b", 0)]
 
 
-async def test_a_session_remembers_eight_agents_and_a_ninth_takes_the_place_of_the_first() -> None:
+async def test_a_session_remembers_eight_agents_and_a_ninth_replaces_the_first() -> None:
     agents = {f"a{number}": Agent(f"a{number}", [CRITIQUE]) for number in range(9)}
     world = World(agents=agents)
     for name in agents:
@@ -692,7 +690,7 @@ async def test_a_session_remembers_eight_agents_and_a_ninth_takes_the_place_of_t
     assert list(remembered.state.steps) == [f"a{number}" for number in range(1, 9)]
 
 
-async def test_calls_of_our_own_and_other_endpoints_have_no_step() -> None:
+async def test_calls_of_the_gateway_and_other_endpoints_have_no_step() -> None:
     world = world_of(CRITIQUE)
     purpose = Purpose("summary", derived=False, notes={})
     for changes in ({"purpose": purpose}, {"path": "completions"}, {"path": "embeddings"}):
@@ -702,14 +700,14 @@ async def test_calls_of_our_own_and_other_endpoints_have_no_step() -> None:
     assert (await world.store.remembered(KEY)).state.steps == {}
 
 
-async def test_a_gateway_without_steps_does_nothing_of_it() -> None:
+async def test_a_gateway_without_steps_changes_nothing() -> None:
     world = World()
     reply, _ = await call(world, body(Tools=5))
     assert reply.stepped is None
     assert (await world.store.remembered(KEY)).state == SessionState()
 
 
-# --- what a step sets -----------------------------------------------------------------------------------------------
+# --- models and limits of a step ------------------------------------------------------------------------------------
 
 
 async def test_a_step_may_call_another_model() -> None:
@@ -719,14 +717,14 @@ async def test_a_step_may_call_another_model() -> None:
     assert world.record.notes["model"] == "q-small, as the step has it"
 
 
-async def test_a_client_key_that_may_not_use_the_model_of_a_step_is_told_whose_it_is() -> None:
+async def test_an_error_names_the_step_whose_model_a_client_key_may_not_use() -> None:
     world = world_of(Step("s", model="q-small"))
     reply, answered = await call(world, body(), caller=Caller("alice", models=("m",)))
     assert (reply.status, world.upstream.sent) == (404, [])
     assert 'it may use m. The step "s" calls it.' in answered["error"]["message"]
 
 
-async def test_the_credential_of_a_caller_does_not_go_where_a_step_sends_the_call() -> None:
+async def test_the_callers_credential_is_not_sent_to_the_provider_of_a_step() -> None:
     world = world_of(Step("s", model="q-small"))
     world.providers["p"] = ProviderAddress("p", "http://p/v1")
     headers = [(b"x-session-id", b"s"), (b"authorization", b"Bearer of-p")]
@@ -750,7 +748,7 @@ async def test_the_output_of_a_step_is_limited(fields: Json, limit: int) -> None
     assert sent(world)[name] == limit
 
 
-# --- who is told, and what fails beside it --------------------------------------------------------------------------
+# --- observers and errors of the store ------------------------------------------------------------------------------
 
 
 class Watching(Observer):
@@ -771,7 +769,7 @@ def watched(world: World) -> Watching:
     return watching
 
 
-async def test_observers_are_told_of_each_change_and_one_that_fails_fails_no_call() -> None:
+async def test_observers_are_notified_of_each_change_and_their_errors_fail_no_call() -> None:
     world = world_of(CRITIQUE, WORK)
     watching = watched(world)
     await call(world, body(text="evaluate it"), calling("read_draft"))
@@ -796,15 +794,15 @@ class Flaky(AwayStore):
 
 
 WHY = {
-    StoreUnavailable: "the store is away",
-    StoreConflict: "others changed the session each time",
-    RecordRefused: "the store cannot take the call's record",
-    StoreDamaged: "the store cannot read what it holds of the session",
+    StoreUnavailable: "the store is unavailable",
+    StoreConflict: "other calls changed the session at each try",
+    RecordRefused: "the store refuses the record of the call",
+    StoreDamaged: "the session's data in the store is damaged",
 }
 
 
 @pytest.mark.parametrize("error", [kind("no") for kind in WHY], ids=lambda error: type(error).__name__)
-async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: StoreUnavailable) -> None:
+async def test_a_step_that_cannot_be_stored_is_noted_and_fails_no_call(error: StoreUnavailable) -> None:
     world = world_of(CRITIQUE)
     flaky = Flaky()
     flaky.error = error
@@ -814,7 +812,7 @@ async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: St
     assert reply.status == 200
     assert reply.stepped is not None
     assert (reply.stepped.state.index, reply.stepped.stray) == (1, ("publish",))
-    assert world.record.notes["step"] == f"not kept: {WHY[type(error)]}"
+    assert world.record.notes["step"] == f"not stored: {WHY[type(error)]}"
     assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
     assert world.settler.is_unavailable is (type(error) is StoreUnavailable)
@@ -825,7 +823,7 @@ async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: St
     assert written == world.record, "what is written says so"
 
 
-async def test_the_place_of_a_session_is_written_with_the_charge_and_in_no_step_of_its_own() -> None:
+async def test_the_position_is_written_together_with_the_charge() -> None:
     world = world_of(CRITIQUE)
     await call(world, body(text="evaluate it"))
     flaky = Flaky()
@@ -842,7 +840,7 @@ async def test_the_place_of_a_session_is_written_with_the_charge_and_in_no_step_
     assert await world.store.call(None, "request-2") == record
 
 
-async def test_an_answer_does_not_wait_for_a_store_that_is_known_to_be_away() -> None:
+async def test_a_response_does_not_wait_for_an_unavailable_store() -> None:
     world = world_of(CRITIQUE)
     await call(world, body())
 
@@ -854,26 +852,24 @@ async def test_an_answer_does_not_wait_for_a_store_that_is_known_to_be_away() ->
     world.upstream.answer = answer
     reply, _ = await world.call(world.incoming(body(text="evaluate it")))
     assert reply.status == 200
-    assert world.recorder.records[-1][0].notes["step"] == "not kept: the store is away"
+    assert world.recorder.records[-1][0].notes["step"] == "not stored: the store is unavailable"
     assert "update" not in world.store.missed
     world.store.away = False
 
 
-async def test_no_step_is_enforced_while_nobody_knows_where_the_session_is() -> None:
+async def test_no_step_is_enforced_while_the_position_is_unknown() -> None:
     world = world_of(replace(WORK, enforce="reject"))
     world.settler.is_open = True
     world.store.away = True
     sending = body(["publish"])
     reply, _ = await call(world, sending)
     assert (reply.status, reply.stepped) == (200, None)
-    assert world.record.notes["step"] == "none: the store is away"
+    assert world.record.notes["step"] == "none: the store is unavailable"
     world.store.away = False
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-async def test_a_call_that_is_cancelled_while_its_step_is_kept_is_charged_once_and_steps_at_most_once(
-    *, is_written: bool
-) -> None:
+async def test_a_call_cancelled_while_its_step_is_stored_is_charged_once(*, is_written: bool) -> None:
     class Slow(AwayStore):
         async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
             if ending is None:

@@ -60,17 +60,17 @@ def newest(wire: Wire, elements: Any) -> str | None:
         ("messages", [{"role": "user", "content": []}], ""),
     ],
 )  # fmt: skip
-def test_the_newest_words_of_a_user(wire: Wire, elements: Any, text: str | None) -> None:
+def test_the_text_of_the_last_user_message(wire: Wire, elements: Any, text: str | None) -> None:
     assert newest(wire, elements) == text
 
 
-def test_of_a_long_message_the_end_is_given() -> None:
+def test_only_the_end_of_a_long_message_is_returned() -> None:
     assert newest("chat", [{"role": "user", "content": "x" * 50_000 + "end"}]) == "x" * (16 * 1024 - 3) + "end"
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_it_is_the_same_whatever_is_known_of_the_beginning(wire: Wire) -> None:
-    """Conversations that grow, of which some beginnings are known, kept or forgotten, and some were never looked at."""
+def test_a_cached_prefix_does_not_change_the_text(wire: Wire) -> None:
+    """Growing conversations; some prefixes are cached, some were removed from the cache, some were never read."""
     draw = random.Random(7)
     form, finder, known = Format(wire), NewestMessages(), PrefixCache(2**24, Lock())
     for conversation in range(6):
@@ -86,7 +86,7 @@ def test_it_is_the_same_whatever_is_known_of_the_beginning(wire: Wire) -> None:
             found = contents(wire, elements, known)
             if draw.random() < 0.8:
                 assert finder.of(found) == newest(wire, elements), (conversation, turn)
-            # As the planner does once it has weighed a request: all but the last message are known from now on.
+            # Like the planner after counting a request: all messages but the last are a known prefix from now on.
             if draw.random() < 0.8 and found.fresh:
                 begun = found.start.keys if found.start is not None else ()
                 keys = begun + keys_of(found.fresh[:-1])
@@ -96,7 +96,7 @@ def test_it_is_the_same_whatever_is_known_of_the_beginning(wire: Wire) -> None:
     assert len(finder._known) > 20
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     finder = NewestMessages()
     for number in range(1000):
         elements = [{"role": "user", "content": f"{number} " + "x" * 5000}, {"role": "assistant", "content": "a"}]
@@ -105,7 +105,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_what_takes_long_to_read_is_read_in_a_thread_and_the_rest_when_somebody_asks(wire: Wire) -> None:
+async def test_long_messages_are_read_in_a_thread_and_short_ones_on_demand(wire: Wire) -> None:
     known, long = NewestMessages(), "word " * 40_000
     small = await known.ahead_of(contents(wire, [{"role": "user", "content": "short"}]))
     assert callable(small)
@@ -114,11 +114,11 @@ async def test_what_takes_long_to_read_is_read_in_a_thread_and_the_rest_when_som
     assert found == long[-16 * 1024 :]
 
 
-async def test_a_long_text_alone_is_read_in_a_thread_too() -> None:
+async def test_a_long_text_is_read_in_a_thread() -> None:
     assert await NewestMessages().ahead_of(contents("responses", "word " * 40_000)) == ("word " * 40_000)[-16 * 1024 :]
 
 
-async def test_a_long_beginning_that_is_known_takes_no_thread() -> None:
+async def test_a_long_known_prefix_needs_no_thread() -> None:
     finder, known = NewestMessages(), PrefixCache(2**24, Lock())
     said = [
         {"role": "user", "content": "do it"},
