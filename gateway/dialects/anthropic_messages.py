@@ -60,43 +60,43 @@ class AnthropicMessages:
     name = "messages"
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. Every stream reports its usage, so none is asked for it."""
+        """Read a request body. Every stream reports its usage, so none is asked for it."""
         fields = read_fields(body)
         model = model_field(fields)
         messages_field(fields)
         return Call("chat", model, stream=flag_field(fields, "stream"), body=body, fields=fields, usage_asked=True)
 
     def usage_option(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_option`."""
+        """Return the fields that make a stream report its usage."""
         del call
         return {}
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`."""
+        """Return the texts that identify the conversation."""
         system = [opening_text(call.fields["system"])] if "system" in call.fields else []
         return [*system, *opening_items(call.fields["messages"])]
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`."""
+        """Yield the texts of the request."""
         return texts_of_fields(call.fields, _TEXT_FIELDS)
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`."""
+        """Read a whole response."""
         reader = MessagesReader()
         reader.whole(decode_answer(body))
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`. There is no chunk of nothing but usage."""
+        """Return a reader for one stream. There is no chunk of nothing but usage."""
         del drop_usage, input_tokens
         return MessagesReader(call.model)
 
     def error(self, fault: GatewayError, request_id: str) -> bytes:
-        """See `Dialect.error`."""
+        """Return the error body."""
         return anthropic_errors.body(fault, request_id)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """See `Dialect.error_event`."""
+        """Return the error as the last event of a stream."""
         del number
         return anthropic_errors.event(fault, request_id)
 
@@ -108,7 +108,7 @@ class MessagesReader(BatchReader[_Event]):
 
     def __init__(self, model: str | None = None) -> None:
         self._asked_model = model
-        self._gathered = ResponseState()
+        self._state = ResponseState()
         self._has_begun = self._has_stopped = False
         #: blocks that have begun and not ended
         self._open: dict[int, None] = {}
@@ -118,11 +118,11 @@ class MessagesReader(BatchReader[_Event]):
         self._thinking = 0.0
 
     def plain_prefix(self, region: bytes) -> int:
-        """See `EventReader.plain_prefix`."""
+        """Return the length of the leading events that can be read later."""
         return plain_before(region, _LAST_MARKS)
 
     def read(self, data: bytes) -> Verdict:
-        """See `EventReader.read`."""
+        """Read one event."""
         if data == b"[DONE]":
             return Verdict.LAST
         value = decode_answer(data)
@@ -146,7 +146,7 @@ class MessagesReader(BatchReader[_Event]):
         return Verdict.PASS
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
-        """See `BatchReader.read_decoded`. Nearly all are deltas."""
+        """Read decoded events. Nearly all are deltas."""
         for (kind, signature), some, run in runs(events, decoded, _TYPE_AND_SIGNATURE):
             if kind == _DELTA and signature is None:
                 self._said([event.delta for event in run])
@@ -157,8 +157,8 @@ class MessagesReader(BatchReader[_Event]):
     def _said(self, parts: Sequence[_Part]) -> None:
         """Weigh what deltas said, and what they thought."""
         texts, partial_json, contents, thoughts, _ = zip(*map(msgspec.structs.astuple, parts), strict=True)
-        self._gathered.count_tokens("".join(filter(None, chain(texts, partial_json, contents))))
-        self._thinking += self._gathered.count_tokens("".join(filter(None, thoughts)))
+        self._state.count_tokens("".join(filter(None, chain(texts, partial_json, contents))))
+        self._thinking += self._state.count_tokens("".join(filter(None, thoughts)))
 
     def whole(self, message: Any) -> None:
         """Take a whole message."""
@@ -173,13 +173,13 @@ class MessagesReader(BatchReader[_Event]):
         self._other(message, message.get("type"))
 
     def _other(self, value: dict[str, Any], kind: object) -> None:
-        self._gathered.failed(kind == "error" or value.get("error"))
+        self._state.failed(kind == "error" or value.get("error"))
 
     def _head(self, message: dict[str, Any], *, input_side_only: bool) -> None:
         usage = message.get("usage")
-        self._gathered.usage.add(usage, input_side_only=input_side_only)
+        self._state.usage.add(usage, input_side_only=input_side_only)
         self._billed = usage if isinstance(usage, dict) else {}
-        self._gathered.head(message.get("model"), _tier(self._billed))
+        self._state.head(message.get("model"), _tier(self._billed))
 
     def _start(self, message: Any) -> None:
         self._has_begun = True
@@ -188,10 +188,10 @@ class MessagesReader(BatchReader[_Event]):
 
     def _message_delta(self, value: dict[str, Any]) -> None:
         usage, delta = value.get("usage"), value.get("delta")
-        self._gathered.usage.add(usage)
+        self._state.usage.add(usage)
         if isinstance(usage, dict) and not _TIERED.isdisjoint(usage):
             self._billed = {**self._billed, **usage}
-            self._gathered.head(None, _tier(self._billed))
+            self._state.head(None, _tier(self._billed))
         if isinstance(delta, dict):
             self._has_stopped = isinstance(delta.get("stop_reason"), str) or self._has_stopped
             self._stopped(delta)
@@ -202,15 +202,15 @@ class MessagesReader(BatchReader[_Event]):
         management = said.get("context_management")
         edits = management.get("applied_edits") if isinstance(management, dict) else None
         if isinstance(edits, list) and edits:
-            self._gathered.usage.edited()
+            self._state.usage.edited()
 
     def _stopped(self, said: dict[str, Any]) -> None:
         """Take why the answer ended, and the category of a refusal."""
-        self._gathered.ended(said.get("stop_reason"))
+        self._state.ended(said.get("stop_reason"))
         details = said.get("stop_details")
         category = details.get("category") if isinstance(details, dict) else None
         if isinstance(category, str):
-            self._gathered.refusal = category
+            self._state.refusal = category
 
     def _begin(self, value: dict[str, Any]) -> None:
         index = value.get("index")
@@ -229,61 +229,61 @@ class MessagesReader(BatchReader[_Event]):
         if block.get("type") == _FALLBACK:
             self._handed_over(block)
         if block.get("type") == _COMPACTION:
-            self._gathered.usage.edited()
+            self._state.usage.edited()
         if block.get("type") in _TOOL_BLOCKS:
             key = str(index) if index is not None else None
-            self._gathered.tool(block.get("name"), key, one_of=block.get("server_name"))
-        self._gathered.count_tokens(block.get("text"))
-        self._gathered.count_arguments(block.get("input"))
+            self._state.tool(block.get("name"), key, one_of=block.get("server_name"))
+        self._state.count_tokens(block.get("text"))
+        self._state.count_arguments(block.get("input"))
         content = block.get("content")
         # A compaction has a text here. What a tool of the provider found is a list, and no output of the model.
         if isinstance(content, str):
-            self._gathered.count_tokens(content)
+            self._state.count_tokens(content)
         self._think(block)
-        self._gathered.count_opaque(block.get("data"))
+        self._state.count_opaque(block.get("data"))
 
     def _handed_over(self, block: dict[str, Any]) -> None:
         """Take that a model refused and another one goes on."""
         trigger, to = block.get("trigger"), block.get("to")
         category = trigger.get("category") if isinstance(trigger, dict) else None
-        self._gathered.declined(category, to.get("model") if isinstance(to, dict) else None)
+        self._state.declined(category, to.get("model") if isinstance(to, dict) else None)
 
     def _delta(self, delta: Any) -> None:
         if not isinstance(delta, dict):
             return
         for name in _DELTA_TEXTS:
-            self._gathered.count_tokens(delta.get(name))
+            self._state.count_tokens(delta.get(name))
         self._think(delta)
 
     def _think(self, part: dict[str, Any]) -> None:
         """Thinking is billed in full; where it is shown in short or not at all, its signature holds all of it."""
-        self._thinking += self._gathered.count_tokens(part.get("thinking"))
-        self._gathered.count_opaque(part.get("signature"), already=self._thinking)
+        self._thinking += self._state.count_tokens(part.get("thinking"))
+        self._state.count_opaque(part.get("signature"), already=self._thinking)
 
     def answer(self) -> ParsedResponse:
-        """See `EventReader.answer`."""
-        return self._gathered.answer()
+        """Return what was read so far."""
+        return self._state.answer()
 
     def next_number(self) -> int:
-        """See `EventReader.next_number`. Its events have none."""
+        """Return the number of the next event. Its events have none."""
         return 0
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. What is open ends; the usage is what is known of it by now."""
+        """Return the events that end the stream at the output limit. What is open ends; the usage is what is known of it by now."""
         events: list[dict[str, object]] = [] if self._has_begun else [self._empty_start()]
         events += [{"type": "content_block_stop", "index": index} for index in self._open]
         if not self._has_stopped:
-            self._gathered.ended("max_tokens")
+            self._state.ended("max_tokens")
             stop = {"stop_reason": "max_tokens", "stop_sequence": None}
             events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": self._output_tokens()}})
         events.append({"type": "message_stop"})
         return b"".join(map(named_event, events))
 
     def _output_tokens(self) -> int:
-        reported = self._gathered.usage.reported()
+        reported = self._state.usage.reported()
         if reported is not None and reported.output_tokens is not None:
             return reported.output_tokens
-        return self._gathered.output_estimate
+        return self._state.output_estimate
 
     def _empty_start(self) -> dict[str, object]:
         message: dict[str, object] = {

@@ -61,7 +61,7 @@ class OpenAIResponses:
     name = "responses"
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. What the provider keeps may name the model; every stream reports its usage."""
+        """Read a request body. What the provider keeps may name the model; every stream reports its usage."""
         fields = read_fields(body)
         return Call(
             "chat",
@@ -73,39 +73,39 @@ class OpenAIResponses:
         )
 
     def usage_option(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_option`."""
+        """Return the fields that make a stream report its usage."""
         del call
         return {}
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`."""
+        """Return the texts that identify the conversation."""
         instructions = [opening_text(call.fields["instructions"])] if "instructions" in call.fields else []
         return [*instructions, *opening_items(call.fields.get("input"))]
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`."""
+        """Yield the texts of the request."""
         return texts_of_fields(call.fields, _TEXT_FIELDS)
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`."""
+        """Read a whole response."""
         reader = ResponsesReader(None, lambda: 0)
         reader.whole(decode_answer(body))
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`. There is no event of nothing but usage."""
+        """Return a reader for one stream. There is no event of nothing but usage."""
         del drop_usage
         return ResponsesReader(
             call.model, lambda: estimate(self.input_text(call)) if input_tokens is None else input_tokens
         )
 
     def error(self, fault: GatewayError, request_id: str) -> bytes:
-        """See `Dialect.error`."""
+        """Return the error body."""
         del request_id
         return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """See `Dialect.error_event`.
+        """Return the error as the last event of a stream.
 
         The documents have the error's fields in the event itself, OpenAI's own streams in its `error`; the official
         SDK for Python raises by the latter only.
@@ -146,7 +146,7 @@ class ResponsesReader(BatchReader[_Event]):
     def __init__(self, model: str | None, count_input: Callable[[], int]) -> None:
         self._asked_model = model
         self._count_input = count_input
-        self._gathered = ResponseState()
+        self._state = ResponseState()
         self._delivered = DeliveredOutput()
         #: the event that told of the response first; of one that is too large only what it is known by
         self._begun: bytes | None = None
@@ -155,11 +155,11 @@ class ResponsesReader(BatchReader[_Event]):
         self._in_pieces: set[object] = set()
 
     def plain_prefix(self, region: bytes) -> int:
-        """See `EventReader.plain_prefix`."""
+        """Return the length of the leading events that can be read later."""
         return plain_before(region, _LAST_MARKS)
 
     def read(self, data: bytes) -> Verdict:
-        """See `EventReader.read`."""
+        """Read one event."""
         if data == b"[DONE]":
             return Verdict.LAST
         value = decode_answer(data)
@@ -179,7 +179,7 @@ class ResponsesReader(BatchReader[_Event]):
         return Verdict.LAST if kind in LAST_EVENTS else Verdict.PASS
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
-        """See `BatchReader.read_decoded`. Nearly all are deltas of one text, which is taken once."""
+        """Read decoded events. Nearly all are deltas of one text, which is taken once."""
         for (kind, *place), some, run in runs(events, decoded, _TYPE_AND_PLACE):
             said = [event.delta for event in run]
             if kind is None or kind in _SOUND or None in said:
@@ -201,7 +201,7 @@ class ResponsesReader(BatchReader[_Event]):
             self._output(response)
 
     def _other(self, kind: str, value: dict[str, Any], data: bytes) -> None:
-        self._gathered.failed(kind in _FAILED or value.get("error"))
+        self._state.failed(kind in _FAILED or value.get("error"))
         response = value.get("response")
         if not isinstance(response, dict):
             return
@@ -210,27 +210,27 @@ class ResponsesReader(BatchReader[_Event]):
         self._response(response)
         if kind not in LAST_EVENTS:
             return
-        if self._gathered.finish_reason is None:
-            self._gathered.ended(kind.removeprefix("response."))
-        if self._gathered.is_empty:
+        if self._state.finish_reason is None:
+            self._state.ended(kind.removeprefix("response."))
+        if self._state.is_empty:
             # A host that says all of it only at the end.
             self._output(response)
 
     def _response(self, response: dict[str, Any]) -> None:
-        gathered = self._gathered
-        gathered.usage.add(response.get("usage"))
+        state = self._state
+        state.usage.add(response.get("usage"))
         if (of_tools := response.get("tool_usage")) is not None:
-            gathered.usage.add_tools(of_tools)
-        gathered.head(response.get("model"), response.get("service_tier"))
+            state.usage.add_tools(of_tools)
+        state.head(response.get("model"), response.get("service_tier"))
         named = response.get("id")
-        gathered.id = named if isinstance(named, str) else gathered.id
+        state.id = named if isinstance(named, str) else state.id
         status, details = response.get("status"), response.get("incomplete_details")
         is_running = isinstance(status, str) and status not in _ENDED
         if not is_running:
-            gathered.ended(status)
+            state.ended(status)
         if isinstance(details, dict) and not is_running:
-            gathered.ended(details.get("reason"))
-        gathered.failed(status == _FAILED_STATUS or response.get("error"))
+            state.ended(details.get("reason"))
+        state.failed(status == _FAILED_STATUS or response.get("error"))
 
     def _output(self, response: dict[str, Any]) -> None:
         output = response.get("output")
@@ -241,27 +241,27 @@ class ResponsesReader(BatchReader[_Event]):
 
     def _count_item(self, item: dict[str, Any]) -> None:
         for name in _ITEM_TEXTS:
-            self._gathered.count_tokens(item.get(name))
+            self._state.count_tokens(item.get(name))
         for name in _ITEM_PARTS:
             parts = item.get(name)
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict):
                     self._count_part(part)
-        self._gathered.count_opaque(item.get("encrypted_content"))
+        self._state.count_opaque(item.get("encrypted_content"))
 
     def _count_part(self, part: dict[str, Any]) -> None:
         for text in _PART_TEXTS:
-            self._gathered.count_tokens(part.get(text))
+            self._state.count_tokens(part.get(text))
         if part.get("type") == _SOUND_PART:
-            self._gathered.count_audio(part.get("data"), part.get("transcript"))
+            self._state.count_audio(part.get("data"), part.get("transcript"))
 
     def _delta(self, kind: str, value: dict[str, Any], delta: str) -> None:
         if len(self._in_pieces) < MAX_ITEMS:
             self._in_pieces.add(_key(value, value.get("item_id")))
         if kind in _SOUND:
-            self._gathered.count_audio(delta)
+            self._state.count_audio(delta)
         else:
-            self._gathered.count_tokens(delta)
+            self._state.count_tokens(delta)
             self._delivered.said(kind, value, delta)
 
     def _item_event(self, kind: str, value: dict[str, Any], data: bytes) -> None:
@@ -271,7 +271,7 @@ class ResponsesReader(BatchReader[_Event]):
         key, is_done = _key(value, item.get("id")), kind == "response.output_item.done"
         self._tool(item, key)
         if is_done and key in self._in_pieces:
-            self._gathered.count_opaque(item.get("encrypted_content"))
+            self._state.count_opaque(item.get("encrypted_content"))
         elif is_done:
             self._count_item(item)
         self._delivered.item(value.get("output_index"), item, data, is_done=is_done)
@@ -280,26 +280,26 @@ class ResponsesReader(BatchReader[_Event]):
         kind, name = item.get("type"), item.get("name")
         one_of = item.get("server_label") or item.get("namespace")
         if kind in _NAMED_CALLS:
-            self._gathered.tool(name, key, one_of=one_of)
+            self._state.tool(name, key, one_of=one_of)
         elif isinstance(kind, str) and kind.endswith("_call"):
-            self._gathered.tool(name or kind, key, one_of=one_of)
+            self._state.tool(name or kind, key, one_of=one_of)
 
     def answer(self) -> ParsedResponse:
-        """See `EventReader.answer`."""
-        return self._gathered.answer()
+        """Return what was read so far."""
+        return self._state.answer()
 
     def next_number(self) -> int:
-        """See `EventReader.next_number`."""
+        """Return the number of the next event."""
         return self._number + 1
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
-        self._gathered.ended("max_output_tokens")
+        """Return the events that end the stream at the output limit. The events that end each item and say all of it again are left out."""
+        self._state.ended("max_output_tokens")
         end = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return self._ended(end, self.next_number(), is_begun=self._begun is not None)
 
     def failed(self, fault: GatewayError, number: int) -> bytes:
-        """See `EventReader.failed`. Clients that wait for the response's own end find it here, as at OpenAI."""
+        """Return the events that follow the error of a stream. Clients that wait for the response's own end find it here, as at OpenAI."""
         # The API has a fixed set of codes here; the gateway's own code is in the event before.
         end = {"status": _FAILED_STATUS, "error": {"code": "server_error", "message": fault.message}}
         return self._ended(end, number, is_begun=True)
@@ -326,7 +326,7 @@ class ResponsesReader(BatchReader[_Event]):
         return b"".join(named_event({**event, "sequence_number": place}) for place, event in enumerate(events, number))
 
     def _usage(self) -> dict[str, object]:
-        reported, output = self._gathered.usage.reported(), self._gathered.output_estimate
+        reported, output = self._state.usage.reported(), self._state.output_estimate
         nothing = ReportedUsage(None, None, None)
         usage, _ = (reported or nothing).complete(self._count_input(), output)
         return {

@@ -66,7 +66,7 @@ class PassThrough:
         self._counts = counts
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
+        """Read a request body. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
         if self._is_empty and body:
             raise InvalidRequest("A request of this path and method has no body. To call the model, send it by POST.")
         if not self._is_read and not body.lstrip(b" \t\r\n").startswith(b"{"):
@@ -85,40 +85,40 @@ class PassThrough:
         return call if self._counts is None else without_marks(call, self._counts)
 
     def usage_option(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_option`."""
+        """Return the fields that make a stream report its usage."""
         del call
         return {}
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`."""
+        """Return the texts that identify the conversation."""
         del call
         return None
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`. Any field may be one whose text is billed: they are the provider's to name."""
+        """Yield the texts of the request. Any field may be one whose text is billed: they are the provider's to name."""
         yield from texts_of_fields(call.fields, _TEXT_FIELDS)
         others = call.fields.keys() - _STEERING.union(_TEXT_FIELDS)
         yield from beyond(_FEW_CHARACTERS, texts_of_fields(call.fields, others, unknown=True))
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`."""
+        """Read a whole response."""
         reader = PassThroughReader()
         reader.read(body)
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`."""
+        """Return a reader for one stream."""
         del call, drop_usage, input_tokens
         return PassThroughReader()
 
     def error(self, fault: GatewayError, request_id: str) -> bytes:
-        """See `Dialect.error`."""
+        """Return the error body."""
         if self._anthropic:
             return anthropic_errors.body(fault, request_id)
         return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """See `Dialect.error_event`."""
+        """Return the error as the last event of a stream."""
         del number
         return anthropic_errors.event(fault, request_id) if self._anthropic else openai_errors.event(fault)
 
@@ -127,14 +127,14 @@ class PassThroughReader(EventReader):
     """Reads events, or one whole answer as if it were an event."""
 
     def __init__(self) -> None:
-        self._gathered = ResponseState()
+        self._state = ResponseState()
 
     def plain_prefix(self, region: bytes) -> int:
-        """See `EventReader.plain_prefix`."""
+        """Return the length of the leading events that can be read later."""
         return plain_before(region, (_END,))
 
     def read(self, data: bytes) -> Verdict:
-        """See `EventReader.read`."""
+        """Read one event."""
         if data == _END:
             return Verdict.LAST
         value = decode_answer(data)
@@ -149,46 +149,46 @@ class PassThroughReader(EventReader):
         choices = value.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
-                self._gathered.usage.add(choice.get("usage"))
+                self._state.usage.add(choice.get("usage"))
                 self._said(choice)
                 self._said(choice.get("delta"))
                 self._said(choice.get("message"))
         self._whole(value)
-        self._gathered.failed(value.get("error"))
+        self._state.failed(value.get("error"))
         return Verdict.PASS
 
     def _whole(self, value: dict[str, Any]) -> None:
         for name in _WHOLE_TEXTS:
-            self._gathered.count_tokens(value.get(name))
-        if self._gathered.is_empty:
-            self._gathered.count_tokens(value.get(_TRANSCRIPT))
+            self._state.count_tokens(value.get(name))
+        if self._state.is_empty:
+            self._state.count_tokens(value.get(_TRANSCRIPT))
         if _holds_media(value):
-            self._gathered.is_seen = False
+            self._state.is_seen = False
 
     def _envelope(self, value: dict[str, Any], *, input_side_only: bool) -> None:
-        self._gathered.usage.add(value.get("usage"), input_side_only=input_side_only)
-        self._gathered.head(value.get("model"), value.get("service_tier"))
+        self._state.usage.add(value.get("usage"), input_side_only=input_side_only)
+        self._state.head(value.get("model"), value.get("service_tier"))
 
     def _said(self, part: object) -> None:
         if isinstance(part, str):
-            self._gathered.count_tokens(part)
+            self._state.count_tokens(part)
         elif isinstance(part, dict):
             for name in _DELTA_TEXTS:
-                self._gathered.count_tokens(part.get(name))
+                self._state.count_tokens(part.get(name))
             audio = part.get("audio")
             if isinstance(audio, dict):
-                self._gathered.count_audio(audio.get("data"), audio.get("transcript"))
+                self._state.count_audio(audio.get("data"), audio.get("transcript"))
 
     def answer(self) -> ParsedResponse:
-        """See `EventReader.answer`."""
-        return self._gathered.answer()
+        """Return what was read so far."""
+        return self._state.answer()
 
     def next_number(self) -> int:
-        """See `EventReader.next_number`. Nothing is known of numbers here."""
+        """Return the number of the next event. Nothing is known of numbers here."""
         return 0
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. None is known: these streams are never cut."""
+        """Return the events that end the stream at the output limit. None is known: these streams are never cut."""
         return b""
 
 

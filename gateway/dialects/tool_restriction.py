@@ -271,7 +271,7 @@ def _with(entry: bytes, changes: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _allowed(wire: Wire, kept: Sequence[OfferedTool], mode: Mode) -> dict[str, object]:
-    """See https://platform.openai.com/docs/guides/function-calling, "Allowed tools"."""
+    """Return a choice among tools: https://platform.openai.com/docs/guides/function-calling, "Allowed tools"."""
     said = {"mode": mode, "tools": [tool.entry for tool in kept]}
     return {"type": "allowed_tools", "allowed_tools": said} if wire == "chat" else {"type": "allowed_tools", **said}
 

@@ -120,7 +120,7 @@ def test_a_body_that_is_no_json_object_is_refused_with_the_reason(body: bytes, w
     ],
 )
 def test_a_key_that_stands_twice_is_refused_by_name_however_it_is_spelled(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match='"model" stands more than once') as caught:
+    with pytest.raises(InvalidRequest, match='"model" appears more than once') as caught:
         read_fields(body)
     assert caught.value.param == "model"
 

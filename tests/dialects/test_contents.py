@@ -107,7 +107,7 @@ def test_a_field_beside_the_messages_may_be_far_too_much_as_well(field: str) -> 
     body = call(b'{"messages":[{"role":"user","content":"x"}],"%b":%b}' % (field.encode(), many))
     assert contents_of(body, "chat") is None
     marked = call(b'{"messages":[{"role":"user","content":"x","x_gateway":{}}],"%b":%b}' % (field.encode(), many))
-    with pytest.raises(InvalidRequest, match="x_gateway cannot be heeded"):
+    with pytest.raises(InvalidRequest, match="x_gateway cannot be applied"):
         contents_of(marked, "chat")
     assert contents_of(call(b'{"prompt":"a \\"x_gateway\\"","%b":%b}' % (field.encode(), many)), "completions") is None
 
