@@ -1,4 +1,4 @@
-"""Read and write /v1/messages of Anthropic's API."""
+"""Read and write /v1/messages (Anthropic)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gateway.dialects.stream_batch import BatchReader, runs
 from gateway.dialects.texts import texts_of_fields
 
 _TEXT_FIELDS: Final = ("system", "messages", "tools")
-#: what a delta of a block may say, beside thinking; `content`: of a compaction
+#: the fields of a block's delta with text other than thinking; `content`: of a compaction
 _DELTA_TEXTS: Final = ("text", "partial_json", "content")
-#: what the end of a stream may say again of how it is billed
-_TIERED: Final = frozenset({"speed", "inference_geo"})
-#: the block at which one model's output ends, as it refused, and another one's begins
+#: the fields that decide the price, which the end of a stream may repeat
+_PRICED: Final = frozenset({"speed", "inference_geo"})
+#: the block between the output of a model that refused and the output of the next model
 _FALLBACK: Final = "fallback"
-#: the block with what the provider made of the conversation so far
+#: the block with the provider's summary of the conversation
 _COMPACTION: Final = "compaction"
-#: a tool of the client, of Anthropic's servers, of an MCP server
+#: tools of the client, of Anthropic's servers, and of MCP servers
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
-#: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
+#: The last event, and the end mark of some hosts, have one of these. Text in a response may have them too.
 _LAST_MARKS: Final = (b"message_stop", b"[DONE]")
 _DELTA: Final = "content_block_delta"
 
@@ -44,23 +44,23 @@ class _Part(msgspec.Struct, gc=False, frozen=True):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """An event of a stream, as far as it is read where it is a delta of texts."""
+    """The fields of an event that are read from a text delta."""
 
     type: str | None = None
     delta: _Part = _Part()
 
 
-#: what a signature weighs depends on the thinking before it
+#: The token estimate of a signature depends on the thinking before it.
 _TYPE_AND_SIGNATURE: Final = attrgetter("type", "delta.signature")
 
 
 class AnthropicMessages:
-    """The dialect of Anthropic's Messages."""
+    """The dialect of Anthropic's Messages API."""
 
     name = "messages"
 
     def read(self, body: bytes) -> Call:
-        """Read a request body. Every stream reports its usage, so none is asked for it."""
+        """Read a request body. Every stream reports its usage, so the gateway need not ask for it."""
         fields = read_fields(body)
         model = model_field(fields)
         messages_field(fields)
@@ -87,7 +87,7 @@ class AnthropicMessages:
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """Return a reader for one stream. There is no chunk of nothing but usage."""
+        """Return a reader for one stream. No event has only usage, so nothing is dropped."""
         del drop_usage, input_tokens
         return MessagesReader(call.model)
 
@@ -102,7 +102,7 @@ class AnthropicMessages:
 
 
 class MessagesReader(BatchReader[_Event]):
-    """Reads the events of one stream, or one whole message. `model`: what was asked for."""
+    """Read the events of one stream, or one whole message. `model`: the requested model."""
 
     decoder = msgspec.json.Decoder(list[_Event])
 
@@ -110,11 +110,11 @@ class MessagesReader(BatchReader[_Event]):
         self._asked_model = model
         self._state = ResponseState()
         self._has_begun = self._has_stopped = False
-        #: blocks that have begun and not ended
+        #: indices of the blocks that have begun and not ended
         self._open: dict[int, None] = {}
-        #: what of a usage object the price depends on, as last said
+        #: the last reported usage, of which some fields decide the price
         self._billed: dict[str, Any] = {}
-        #: tokens of the thinking in the last block as far as it could be read
+        #: readable tokens of thinking in the current block
         self._thinking = 0.0
 
     def plain_prefix(self, region: bytes) -> int:
@@ -147,21 +147,21 @@ class MessagesReader(BatchReader[_Event]):
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """Read decoded events. Nearly all are deltas."""
-        for (kind, signature), some, run in runs(events, decoded, _TYPE_AND_SIGNATURE):
+        for (kind, signature), batch, run in runs(events, decoded, _TYPE_AND_SIGNATURE):
             if kind == _DELTA and signature is None:
-                self._said([event.delta for event in run])
+                self._count_deltas([event.delta for event in run])
             else:
-                for data in some:
+                for data in batch:
                     self.read(data)
 
-    def _said(self, parts: Sequence[_Part]) -> None:
-        """Weigh what deltas said, and what they thought."""
+    def _count_deltas(self, parts: Sequence[_Part]) -> None:
+        """Count the tokens of the texts and the thinking in deltas."""
         texts, partial_json, contents, thoughts, _ = zip(*map(msgspec.structs.astuple, parts), strict=True)
         self._state.count_tokens("".join(filter(None, chain(texts, partial_json, contents))))
         self._thinking += self._state.count_tokens("".join(filter(None, thoughts)))
 
     def whole(self, message: Any) -> None:
-        """Take a whole message."""
+        """Read a whole message."""
         if not isinstance(message, dict):
             return
         self._head(message, input_side_only=False)
@@ -189,7 +189,7 @@ class MessagesReader(BatchReader[_Event]):
     def _message_delta(self, value: dict[str, Any]) -> None:
         usage, delta = value.get("usage"), value.get("delta")
         self._state.usage.add(usage)
-        if isinstance(usage, dict) and not _TIERED.isdisjoint(usage):
+        if isinstance(usage, dict) and not _PRICED.isdisjoint(usage):
             self._billed = {**self._billed, **usage}
             self._state.head(None, _tier(self._billed))
         if isinstance(delta, dict):
@@ -197,17 +197,17 @@ class MessagesReader(BatchReader[_Event]):
             self._stopped(delta)
         self._edited(value)
 
-    def _edited(self, said: dict[str, Any]) -> None:
-        """Take whether the provider cleared a part of the conversation by itself."""
-        management = said.get("context_management")
+    def _edited(self, holder: dict[str, Any]) -> None:
+        """Note it if the provider removed a part of the conversation."""
+        management = holder.get("context_management")
         edits = management.get("applied_edits") if isinstance(management, dict) else None
         if isinstance(edits, list) and edits:
             self._state.usage.edited()
 
-    def _stopped(self, said: dict[str, Any]) -> None:
-        """Take why the answer ended, and the category of a refusal."""
-        self._state.ended(said.get("stop_reason"))
-        details = said.get("stop_details")
+    def _stopped(self, holder: dict[str, Any]) -> None:
+        """Note the stop reason, and the category of a refusal."""
+        self._state.ended(holder.get("stop_reason"))
+        details = holder.get("stop_details")
         category = details.get("category") if isinstance(details, dict) else None
         if isinstance(category, str):
             self._state.refusal = category
@@ -236,14 +236,14 @@ class MessagesReader(BatchReader[_Event]):
         self._state.count_tokens(block.get("text"))
         self._state.count_arguments(block.get("input"))
         content = block.get("content")
-        # A compaction has a text here. What a tool of the provider found is a list, and no output of the model.
+        # A compaction has text here. The results of a provider-run tool are a list, and not output of the model.
         if isinstance(content, str):
             self._state.count_tokens(content)
         self._think(block)
         self._state.count_opaque(block.get("data"))
 
     def _handed_over(self, block: dict[str, Any]) -> None:
-        """Take that a model refused and another one goes on."""
+        """Note that a model refused and another one continues."""
         trigger, to = block.get("trigger"), block.get("to")
         category = trigger.get("category") if isinstance(trigger, dict) else None
         self._state.declined(category, to.get("model") if isinstance(to, dict) else None)
@@ -256,7 +256,7 @@ class MessagesReader(BatchReader[_Event]):
         self._think(delta)
 
     def _think(self, part: dict[str, Any]) -> None:
-        """Thinking is billed in full; where it is shown in short or not at all, its signature holds all of it."""
+        """Count thinking. It is billed in full: if it is shortened or hidden, its signature contains all of it."""
         self._thinking += self._state.count_tokens(part.get("thinking"))
         self._state.count_opaque(part.get("signature"), already=self._thinking)
 
@@ -265,11 +265,11 @@ class MessagesReader(BatchReader[_Event]):
         return self._state.answer()
 
     def next_number(self) -> int:
-        """Return the number of the next event. Its events have none."""
+        """Return 0: the events have no numbers."""
         return 0
 
     def cut_short(self) -> bytes:
-        """Return the events that end the stream at the output limit. What is open ends; the usage is what is known of it by now."""
+        """Return the events that close open blocks and end the stream; with the usage known so far."""
         events: list[dict[str, object]] = [] if self._has_begun else [self._empty_start()]
         events += [{"type": "content_block_stop", "index": index} for index in self._open]
         if not self._has_stopped:
@@ -300,9 +300,9 @@ class MessagesReader(BatchReader[_Event]):
 
 
 def _tier(usage: Mapping[str, Any]) -> object:
-    """The service tier by whose prices a call is billed; where it was computed makes a price as well.
+    """Return the service tier that decides the price of a call; the place of inference affects it too.
 
-    Anthropic's `priority` is none: it is capacity that was bought beforehand, and tokens have their standard price.
+    Anthropic's `priority` tier has no own price: it is capacity bought in advance, and tokens have the standard price.
     https://platform.claude.com/docs/en/api/service-tiers, https://platform.claude.com/docs/en/build-with-claude/fast-mode,
     https://platform.claude.com/docs/en/manage-claude/data-residency
     """

@@ -1,6 +1,6 @@
-"""Read a provider's refusal of thinking blocks.
+"""Read a provider's error about thinking blocks.
 
-The texts are Anthropic's; hosts and translations pass them on.
+The texts are Anthropic's. Cloud hosts and translating proxies pass them on.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
 """
 
@@ -11,8 +11,7 @@ from typing import Final, Literal
 
 from gateway.core.values import dataclass
 
-#: `binding`: a block does not match the messages in front of it. `round`: a tool call that waits for its result lacks
-#: its thinking.
+#: `binding`: a block does not match the messages before it. `round`: a tool call without result lacks its thinking.
 Kind = Literal["binding", "round"]
 
 _STATUSES: Final = frozenset({400, 422})
@@ -30,14 +29,14 @@ _PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingRefusal:
-    """Why thinking was refused, and the first message with a refused block; None if the error does not say."""
+    """The reason why thinking was refused, and the first message with a refused block (None if not named)."""
 
     kind: Kind
     message: int | None = None
 
 
 def thinking_refusal(status: int, body: bytes) -> ThinkingRefusal | None:
-    """Return what an error says of thinking blocks; None if it is about something else."""
+    """Return what an error says about thinking blocks; None if it is about something else."""
     if status not in _STATUSES or b"thinking" not in body:
         return None
     text = body[:_MOST_BYTES]

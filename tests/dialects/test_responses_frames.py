@@ -290,7 +290,7 @@ def test_a_warm_up_is_answered_without_a_model_and_can_be_gone_on_from() -> None
 
 
 def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
-    with pytest.raises(PreviousNotFound, match="remembers no answer"):
+    with pytest.raises(PreviousNotFound, match="does not remember the response"):
         warmed_up(create(generate=False, previous_response_id="resp_x"), None, "resp_w", 0)
 
 
