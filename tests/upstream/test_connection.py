@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.upstream.connection import BrokenOff, Connection, HttpResponse, NoAnswer, NotHttp
+from gateway.upstream.connection import BrokenOff, Connection, HttpResponse, NoResponse, NotHttp
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import Answering, answering, ok
 
@@ -22,20 +22,20 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def connected(server: Answering | asyncio.Server) -> AsyncIterator[Connection]:
-    orphaned = asyncio.Event()
+    ended = asyncio.Event()
     port = server.port if isinstance(server, Answering) else server.sockets[0].getsockname()[1]
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: Connection(lambda _: orphaned.set()), "127.0.0.1", port
+        lambda: Connection(lambda _: ended.set()), "127.0.0.1", port
     )
     try:
         yield connection
     finally:
         connection.abort()
-        await orphaned.wait()
+        await ended.wait()
 
 
 async def next_of(answer: HttpResponse) -> bytes:
-    await answer.news()
+    await answer.wait_for_data()
     return answer.take()
 
 
@@ -83,9 +83,9 @@ async def test_an_answer_is_read_as_it_is_framed(original: bytes, body: bytes, i
             name.lower() in (b"content-length", b"transfer-encoding", b"connection") for name, _ in answer.headers
         )
         # What belongs to no answer may still be on its way, and is noticed then.
-        await eventually(lambda: not answer.is_tainted or connection.is_orphaned, "it is hung up on")
+        await eventually(lambda: not answer.is_tainted or connection.is_lost, "it is hung up on")
         if at_once or is_kept:
-            assert connection.leave() is is_kept
+            assert connection.release() is is_kept
 
 
 async def test_names_of_headers_come_without_blanks_and_in_lower_case() -> None:
@@ -116,13 +116,13 @@ async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_
             else:
                 server.writers[0].close()
                 assert await next_of(answer) == b""
-            assert not connection.leave()
+            assert not connection.release()
 
 
 @pytest.mark.parametrize(
     ("original", "kind"),
     [
-        (None, NoAnswer),
+        (None, NoResponse),
         (b"SSH-2.0-OpenSSH\r\n", NotHttp),
         (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000, NotHttp),
         (b"HTTP/1.1 200 OK\r\n" + b"x: a\r\n" * 20_000, NotHttp),
@@ -136,17 +136,17 @@ async def test_what_is_no_answer_is_told_of_and_hung_up_on(original: bytes | Non
     async with answering(original) as server, connected(server) as connection:
         with pytest.raises(kind):
             await asyncio.wait_for(connection.ask(GET), LIMIT_S)
-        await eventually(lambda: connection.is_orphaned, "it is hung up on")
-        assert not connection.leave()
+        await eventually(lambda: connection.is_lost, "it is hung up on")
+        assert not connection.release()
 
 
 async def test_what_comes_while_nothing_was_asked_for_ends_the_connection() -> None:
     async with answering(ok()) as server, connected(server) as connection:
         await whole(await connection.ask(GET))
-        assert connection.leave()
+        assert connection.release()
         server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-        await eventually(lambda: connection.is_orphaned, "it is hung up on")
-        with pytest.raises(NoAnswer):
+        await eventually(lambda: connection.is_lost, "it is hung up on")
+        with pytest.raises(NoResponse):
             await connection.ask(GET)
 
 
@@ -164,7 +164,7 @@ async def test_who_answers_before_a_large_body_is_there_reads_no_more_of_it() ->
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
         assert (answer.status, await whole(answer)) == (413, b"too large")
-        assert not connection.leave(), "the rest of the body would be taken for the next request"
+        assert not connection.release(), "the rest of the body would be taken for the next request"
         refused.set()
 
 
@@ -184,7 +184,7 @@ async def test_who_begins_to_answer_before_a_large_body_is_there_gets_all_of_it(
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
         answer = await asyncio.wait_for(connection.ask(head, bytes(size)), LIMIT_S)
         assert await asyncio.wait_for(whole(answer), LIMIT_S) == b"whole"
-        assert connection.leave()
+        assert connection.release()
 
 
 async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was_not_read() -> None:
@@ -204,7 +204,7 @@ async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
         assert (answer.status, await whole(answer)) == (429, b"later")
-        assert not connection.leave()
+        assert not connection.release()
         is_over.set()
 
 
@@ -212,20 +212,20 @@ async def test_an_answer_that_we_end_ourselves_is_no_whole_one() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n\r\nbody") as server, connected(server) as connection:
         answer = await connection.ask(GET)
         connection.abort()
-        await eventually(lambda: connection.is_orphaned, "it has ended")
+        await eventually(lambda: connection.is_lost, "it has ended")
         assert await next_of(answer) == b"body"
         with pytest.raises(BrokenOff):
             await next_of(answer)
-        assert not connection.leave()
+        assert not connection.release()
 
 
 async def test_a_connection_whose_end_is_under_way_is_asked_nothing() -> None:
     async with answering(ok()) as server, connected(server) as connection:
         await whole(await connection.ask(GET))
-        assert connection.leave()
+        assert connection.release()
         connection.abort()
         assert not connection.is_open
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoResponse):
             await connection.ask(GET)
 
 
@@ -239,7 +239,7 @@ async def test_of_an_answer_that_nobody_takes_only_so_much_is_read() -> None:
             await asyncio.sleep(0.05)
         assert kept < 1_000_000
         assert len(await whole(answer)) == size
-        assert connection.leave()
+        assert connection.release()
 
 
 async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
@@ -253,7 +253,7 @@ async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
         assert await next_of(answer) == b"abc"
         with pytest.raises(TimeoutError):
             await next_of(answer)
-        assert not connection.leave()
+        assert not connection.release()
 
 
 @pytest.mark.parametrize("endless", [b"4;x=", b"0\r\nx-trailer: "])
@@ -261,7 +261,7 @@ async def test_an_answer_that_says_nothing_at_length_is_hung_up_on(endless: byte
     async with answering(CHUNKED + b"3\r\nabc\r\n" + endless) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await next_of(answer) == b"abc"
-        while not connection.is_orphaned:
+        while not connection.is_lost:
             server.writers[0].write(b"x" * 10_000)
             await asyncio.sleep(0)
         with pytest.raises(BrokenOff):
@@ -273,7 +273,7 @@ async def test_an_answer_is_gone_once_it_is_left() -> None:
     async with answering(ok()) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await whole(answer) == b"ok"
-        assert connection.leave()
+        assert connection.release()
         gone = weakref.finalize(answer, lambda: None)
         gc.disable()
         try:

@@ -14,8 +14,7 @@ import pytest
 
 from gateway.core.errors import UpstreamHungUp, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from gateway.core.http.request import Outgoing
-from gateway.upstream import keepalive as heard
-from gateway.upstream import origin
+from gateway.upstream import keepalive, origin
 from gateway.upstream.http import HttpUpstream, UpstreamTimeouts
 from gateway.upstream.keepalive import KeepaliveSettings
 from tests.support.muting import mute, needs_linux
@@ -30,7 +29,7 @@ LARGE = bytes(16 * 1024 * 1024)
 @pytest.fixture
 def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not acknowledged when it was sent again twice is given up, and that is looked for often."""
-    monkeypatch.setattr(heard, "_SENT_AGAIN", 2)
+    monkeypatch.setattr(keepalive, "_SENT_AGAIN", 2)
     monkeypatch.setattr(origin, "_LOOK_S", 0.05)
 
 
@@ -53,7 +52,7 @@ async def test_a_kept_connection_that_nothing_gets_through_is_given_up_with_thos
         await asyncio.gather(ask(upstream, server.url), ask(upstream, server.url))
         for writer in server.writers:
             mute(writer.get_extra_info("socket"))
-        with in_time(), pytest.raises(UpstreamHungUp, match="nothing gets through"):
+        with in_time(), pytest.raises(UpstreamHungUp, match="does not deliver data"):
             await ask(upstream, server.url)
         assert await ask(upstream, server.url) == b"ok"
         assert server.connections == 3
@@ -92,7 +91,7 @@ async def reading_heads(go_on: asyncio.Event, *, is_muted: bool) -> AsyncIterato
 @pytest.mark.usefixtures("sent_twice")
 async def test_a_host_that_vanishes_in_the_middle_of_a_request_is_not_waited_for() -> None:
     async with reading_heads(asyncio.Event(), is_muted=True) as url, upstream_of(url) as upstream:
-        with in_time(), pytest.raises(UpstreamUnreachable, match="nothing gets through") as raised:
+        with in_time(), pytest.raises(UpstreamUnreachable, match="does not deliver data") as raised:
             await ask(upstream, url, body=LARGE)
     assert not isinstance(raised.value, UpstreamHungUp)
 
@@ -103,7 +102,7 @@ async def test_a_host_that_is_busy_and_reads_nothing_is_waited_for() -> None:
     go_on = asyncio.Event()
     async with reading_heads(go_on, is_muted=False) as url, upstream_of(url) as upstream:
         asking = asyncio.create_task(ask(upstream, url, body=LARGE))
-        await eventually(lambda: asked_for_room(upstream) > heard._SENT_AGAIN, "the system asks for room")
+        await eventually(lambda: asked_for_room(upstream) > keepalive._SENT_AGAIN, "the system asks for room")
         assert not asking.done()
         go_on.set()
         assert await asyncio.wait_for(asking, LIMIT_S) == b"ok"
@@ -150,7 +149,7 @@ def unacknowledged(port: int) -> int:
 
 @needs_linux
 @pytest.mark.parametrize(
-    ("begun", "error"),
+    ("received", "error"),
     [
         (b"", UpstreamUnreachable),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", UpstreamProtocolError),
@@ -158,10 +157,10 @@ def unacknowledged(port: int) -> int:
     ],
 )
 async def test_a_host_that_vanishes_while_it_is_waited_for_is_asked_after(
-    begun: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    received: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin, "_ASKING", KeepaliveSettings(after_s=1, every_s=1, times=1))
-    async with answering(begun) as server, upstream_of(server.url) as upstream:
+    monkeypatch.setattr(origin, "_PROBES", KeepaliveSettings(after_s=1, every_s=1, times=1))
+    async with answering(received) as server, upstream_of(server.url) as upstream:
         asking = asyncio.create_task(ask(upstream, server.url))
         await eventually(lambda: server.requests, "the request is there")
         mute(server.writers[0].get_extra_info("socket"))
@@ -183,4 +182,4 @@ def test_elsewhere_the_system_asks_as_well_and_does_not_tell_what_is_unheard(mon
     with socket.socket() as sock:
         KeepaliveSettings(after_s=7, every_s=8, times=9).begin(sock)
         assert [sock.getsockopt(socket.IPPROTO_TCP, one) for one in (4, 5, 6)] == [7, 8, 9]
-        assert not heard.is_unheard(sock)
+        assert not keepalive.is_unacknowledged(sock)

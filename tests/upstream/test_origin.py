@@ -55,7 +55,7 @@ async def ask(upstream: HttpUpstream, url: str, method: str = "POST", *headers: 
 async def used(connection: Connection) -> None:
     answer = await connection.ask(GET)
     while not answer.is_complete:
-        await answer.news()
+        await answer.wait_for_data()
         answer.take()
 
 
@@ -252,7 +252,7 @@ async def test_one_that_the_other_side_has_closed_is_not_used() -> None:
         await used(first)
         place.give(first)
         server.writers[0].close()
-        await eventually(lambda: first.is_orphaned, "it is noticed")
+        await eventually(lambda: first.is_lost, "it is noticed")
         assert not place._idle
         second = await place.take()
         assert second is not first
@@ -309,8 +309,8 @@ async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.06)
         await used(second)
         place.give(second)
-        await eventually(lambda: first.is_orphaned, "the first is old")
-        await eventually(lambda: second.is_orphaned, "and so is the second")
+        await eventually(lambda: first.is_lost, "the first is old")
+        await eventually(lambda: second.is_lost, "and so is the second")
         assert not place._all
 
 
@@ -365,7 +365,7 @@ async def test_a_kept_connection_that_is_dead_says_nothing_of_its_provider_but_o
         for connection in taken:
             await used(connection)
         for connection in taken:
-            upstream.leave(connection)
+            upstream.release(connection)
         with pytest.raises(UpstreamHungUp) as raised:
             await ask(upstream, server.url)
         assert not raised.value.is_providers
@@ -396,7 +396,7 @@ async def test_what_may_be_sent_twice_is_where_an_old_connection_is_dead() -> No
         assert await ask(upstream, server.url, "GET") == b"ok"
         assert await ask(upstream, server.url, "GET") == b"again"
         assert await ask(upstream, server.url) == b"ok"
-        with pytest.raises(UpstreamUnreachable, match="without an answer"):
+        with pytest.raises(UpstreamUnreachable, match="without a response"):
             await ask(upstream, server.url)
         assert len(server.requests) == 5
 

@@ -251,8 +251,8 @@ async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(capl
         assert await ask(upstream) == 200
         assert await ask(upstream) == 200
     assert [record.message for record in caplog.records] == [
-        "provider p is left alone for 10 s",
-        "provider p is asked again",
+        "provider p: circuit open for 10 s",
+        "provider p: circuit closed",
     ]
 
 
@@ -261,7 +261,7 @@ async def test_a_refusal_says_in_words_what_its_header_says() -> None:
     upstream = patient(Provider([502] * 3), clock, retries=0)
     assert [await ask(upstream) for _ in range(3)] == [502] * 3
     clock.now += 9.7
-    with pytest.raises(UpstreamOpenCircuit, match=r"asked again in 1 s\.") as refused:
+    with pytest.raises(UpstreamOpenCircuit, match=r"called again in 1 s\.") as refused:
         await ask(upstream)
     assert refused.value.retry_after == 1
 
