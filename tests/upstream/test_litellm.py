@@ -590,7 +590,7 @@ async def test_what_cannot_be_translated_has_its_code_in_both_formats(byte_serve
 async def test_what_only_the_responses_api_keeps_is_refused(byte_server: StartUpstream, field: dict[str, Any]) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     async with upstream_of(server.url) as upstream:
-        with pytest.raises(InvalidRequest, match="keeps"):
+        with pytest.raises(InvalidRequest, match="stored state"):
             await answer_of(upstream, outgoing(server.url, "responses", field))
     assert server.requests == []
 

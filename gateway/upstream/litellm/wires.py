@@ -34,15 +34,15 @@ from gateway.upstream.litellm.items import Items
 from gateway.upstream.litellm.library import Library
 from gateway.upstream.litellm.toolcalls import InTurn
 
-#: fields that an answer has even where they are null
+#: fields that a response has even if they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
-#: what a usage object may say of where and how fast an answer was made
+#: fields of a usage object that affect the price
 _PRICED: Final = ("inference_geo", "speed")
 
 
 class Translation(Protocol):
-    """One call in one format."""
+    """The translation of one call in one format."""
 
     function: str
     arguments: Fields
@@ -51,16 +51,16 @@ class Translation(Protocol):
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None: ...
 
     def whole(self, answer: Any) -> bytes:
-        """The body of an answer that came whole."""
+        """Return the body of a whole response."""
         ...
 
     def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """The events of a stream."""
+        """Yield the events of a stream."""
         ...
 
 
 class Chat:
-    """/v1/chat/completions."""
+    """Translate calls of /v1/chat/completions."""
 
     function = "chat"
 
@@ -71,14 +71,14 @@ class Chat:
         self.arguments = chat_arguments(library, kept, self.left_out, target) | extra
 
     def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
-        return msgspec.json.encode(_chat_answer(answer.model_dump()))
+        """Return the body of a whole response."""
+        return msgspec.json.encode(_chat_response(answer.model_dump()))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         calls = blocks.Arguments()
         async for chunk in stream:
-            value = _chat_answer(chunk.model_dump())
+            value = _chat_response(chunk.model_dump())
             if (missing := calls.missing(value)) is not None:
                 yield _data(missing)
             yield _data(value)
@@ -86,7 +86,7 @@ class Chat:
 
 
 class Text:
-    """/v1/completions."""
+    """Translate calls of /v1/completions."""
 
     function = "text"
 
@@ -96,18 +96,18 @@ class Text:
         self.arguments = fitted(kept, self.left_out, target, known) | extra
 
     def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
-        return msgspec.json.encode(_text_answer(answer.model_dump()))
+        """Return the body of a whole response."""
+        return msgspec.json.encode(_text_response(answer.model_dump()))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         async for chunk in stream:
-            yield _data(_text_answer(chunk.model_dump()))
+            yield _data(_text_response(chunk.model_dump()))
         yield _DONE
 
 
 class Embeddings:
-    """/v1/embeddings."""
+    """Translate calls of /v1/embeddings."""
 
     function = "embed"
 
@@ -116,16 +116,16 @@ class Embeddings:
         self.arguments = fitted(kept, self.left_out, target, known_fields(library, target, "embeddings", kept)) | extra
 
     def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
+        """Return the body of a whole response."""
         return msgspec.json.encode(_without_nulls(answer.model_dump()))
 
     def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """An answer of embeddings is never a stream."""
+        """Raise an error: embeddings are never streamed."""
         raise NotImplementedError
 
 
 class Messages:
-    """/v1/messages."""
+    """Translate calls of /v1/messages."""
 
     function = "chat"
 
@@ -152,7 +152,7 @@ class Messages:
             self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
             blocks.with_short_user(arguments)
         if is_mistral_elsewhere(target):
-            # Made by litellm of the user's name; nobody asked for it.
+            # litellm derives it from the name of the user; the client did not ask for it.
             arguments.pop(CACHE_KEY, None)
         blocks.with_files(arguments.get("messages"))
         choice = kept.get("tool_choice")
@@ -164,22 +164,22 @@ class Messages:
         self._library, self._model = library, target.model
 
     def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
+        """Return the body of a whole response."""
         translate = self._library.messages.translate_completion_output_params
         message = dict(translate(answer, tool_name_mapping=self._tool_names))
         blocks.with_signatures(message["content"])
         return msgspec.json.encode(_with_plain_usage(message, getattr(answer, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         translate = self._library.messages.translate_completion_output_params_streaming
         async for event in translate(InTurn(stream), model=self._model, tool_name_mapping=self._tool_names):
             is_end = blocks.MESSAGE_END in event and stream.usage is not None
-            yield blocks.with_usage(event, _said_apart(stream.usage)) if is_end else blocks.with_empty_start(event)
+            yield blocks.with_usage(event, _priced_usage(stream.usage)) if is_end else blocks.with_empty_start(event)
 
 
 class Responses:
-    """/v1/responses."""
+    """Translate calls of /v1/responses."""
 
     function = "chat"
 
@@ -204,7 +204,7 @@ class Responses:
         self._library, self._target = library, target
 
     def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
+        """Return the body of a whole response."""
         translate = self._library.responses.transform_chat_completion_response_to_responses_api_response
         response = translate(
             chat_completion_response=answer, request_input=self._input, responses_api_request=self._request
@@ -213,7 +213,7 @@ class Responses:
         return msgspec.json.encode(_response(value, getattr(answer, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         events = self._library.ResponsesStream(
             model=self._target.model,
             litellm_custom_stream_wrapper=stream,
@@ -229,12 +229,12 @@ class Responses:
             if "item" in value:
                 is_whole = value["type"] == "response.output_item.done"
                 blocks.as_reasoning(value["item"], stream.thoughts.signed if is_whole else ())
-            for one in items.ordered(value):
-                yield named_event({**one, "sequence_number": number})
+            for item_event in items.ordered(value):
+                yield named_event({**item_event, "sequence_number": number})
                 number += 1
 
 
-#: path below /v1/ -> its format
+#: path below /v1/ -> the translation of its format
 TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
     "chat/completions": Chat,
     "completions": Text,
@@ -248,19 +248,19 @@ def _data(value: Any) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(value)
 
 
-def _chat_answer(value: Fields) -> Fields:
-    """A chat completion or a chunk of one, as OpenAI writes it."""
+def _chat_response(value: Fields) -> Fields:
+    """Return a chat completion, or a chunk of one, in OpenAI's form."""
     value = _with_plain_usage(_without_nulls(value))
     for choice in value.get("choices", ()):
         for part in (choice.get("message"), choice.get("delta"), choice):
             if isinstance(part, dict) and not any((part.get("provider_specific_fields") or {}).values()):
                 part.pop("provider_specific_fields", None)
-    if value.get("object") == "chat.completion.chunk" and "usage" in value and not _says_something(value):
+    if value.get("object") == "chat.completion.chunk" and "usage" in value and not _has_content(value):
         value["choices"] = []
     return value
 
 
-def _says_something(chunk: Fields) -> bool:
+def _has_content(chunk: Fields) -> bool:
     return any(choice.get("finish_reason") or any(_filled(choice.get("delta"))) for choice in chunk.get("choices", ()))
 
 
@@ -269,7 +269,7 @@ def _filled(delta: object) -> Iterator[object]:
         yield from (value for name, value in delta.items() if name != "role")
 
 
-def _text_answer(value: Fields) -> Fields:
+def _text_response(value: Fields) -> Fields:
     value = _with_plain_usage(_without_nulls(value))
     for choice in value.get("choices", ()):
         choice.setdefault("text", "")
@@ -277,7 +277,7 @@ def _text_answer(value: Fields) -> Fields:
 
 
 def _response(value: Fields, reported: Any) -> Fields:
-    """A response as OpenAI writes it. Whatever was asked for, it is stored nowhere."""
+    """Return a response in OpenAI's form. It is never stored, whatever the request asked for."""
     value["store"] = False
     for item in value.get("output", ()):
         blocks.as_reasoning(item)
@@ -285,23 +285,23 @@ def _response(value: Fields, reported: Any) -> Fields:
 
 
 def _with_plain_usage(value: Fields, reported: Any = None) -> Fields:
-    """Without the cost that litellm reckons: what a call costs is read from our own tables.
+    """Return a response without the cost that litellm computes; the gateway uses its own price tables.
 
-    `reported`: the usage of the chat call in the middle, where that of `value` was made of it.
+    `reported`: the usage of the chat call from which litellm derived `value`.
     """
     usage = value.get("usage")
     if isinstance(usage, dict):
         usage.pop("cost", None)
-        usage.update(_said_apart(usage if reported is None else reported))
+        usage.update(_priced_usage(usage if reported is None else reported))
     return value
 
 
-def _said_apart(reported: Any) -> Fields:
-    """What the price at Anthropic depends on, by its own names, which no other format of litellm has."""
+def _priced_usage(reported: Any) -> Fields:
+    """Return the usage fields that affect Anthropic's price, by their own names; litellm's formats have no others."""
     usage = reported if isinstance(reported, dict) else reported.model_dump() if reported is not None else {}
-    found = {name: value for name in _PRICED if isinstance(value := usage.get(name), str)}
+    priced = {name: value for name in _PRICED if isinstance(value := usage.get(name), str)}
     written = (usage.get("prompt_tokens_details") or {}).get("cache_creation_token_details")
-    return {**found, "cache_creation": written} if written else found
+    return {**priced, "cache_creation": written} if written else priced
 
 
 def _without_nulls(value: Any) -> Any:
