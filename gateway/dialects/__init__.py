@@ -74,7 +74,7 @@ _ABOUT_CONVERSATION: Final = frozenset({"metadata", "items"})
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How the gateway handles one path.
+    """A path under /v1, and how the gateway handles it.
 
     Attributes:
         dialect: its wire format.

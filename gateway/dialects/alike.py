@@ -20,7 +20,7 @@ _PADDING: Final = re.compile(rb'"obfuscation": ?"([^"\\]*)"')
 
 
 class TextFrame(NamedTuple):
-    """The bytes before and after one text in a JSON object, including the quotes of the text.
+    """Bytes before and after one text in a JSON object, including the quotes of the text.
 
     `between`: the bytes between the text and the padding after it, including the quotes; empty without padding.
     """

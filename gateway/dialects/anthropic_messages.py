@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, gc=False, frozen=True):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """The fields of an event that are read from a text delta."""
+    """Fields of an event that are read from a text delta."""
 
     type: str | None = None
     delta: _Part = _Part()
@@ -55,7 +55,7 @@ _TYPE_AND_SIGNATURE: Final = attrgetter("type", "delta.signature")
 
 
 class AnthropicMessages:
-    """The dialect of Anthropic's Messages API."""
+    """Dialect of Anthropic's Messages API."""
 
     name = "messages"
 

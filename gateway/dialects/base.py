@@ -85,7 +85,7 @@ class ParsedResponse:
 
 
 class Verdict(enum.Enum):
-    """What happens to one event of a stream."""
+    """Treatment of one event of a stream."""
 
     PASS = enum.auto()
     DROP = enum.auto()  # the gateway asked for this event, not the client
@@ -136,7 +136,7 @@ class StreamMeter:
     a third of the time of reading them one by one between other calls.
     """
 
-    __slots__ = ("_answer", "_buffer", "_held", "_is_silent", "_reader", "_rest", "_unread", "_unread_bytes", "ended")
+    __slots__ = ("_buffer", "_held", "_is_silent", "_reader", "_response", "_rest", "_unread", "_unread_bytes", "ended")
 
     def __init__(self, reader: EventReader) -> None:
         self.ended = False
@@ -148,7 +148,7 @@ class StreamMeter:
         #: the incomplete last event, without its blank line: as received, and as passed on
         self._rest = (b"", b"")
         #: The response, set when the end mark was read and usage was reported before it. Later events cannot change it.
-        self._answer: ParsedResponse | None = None
+        self._response: ParsedResponse | None = None
         self._unread: list[bytes] = []
         self._unread_bytes = 0
 
@@ -184,7 +184,7 @@ class StreamMeter:
         if verdict is Verdict.LAST:
             self.ended = True
             self._held = block
-            self._answer = _if_complete(self._reader.answer())
+            self._response = _if_complete(self._reader.answer())
         return verdict is Verdict.PASS
 
     def _hold(self, block: bytes) -> None:
@@ -211,10 +211,10 @@ class StreamMeter:
         known at the end. If nothing in the stream could be read, it may have an unknown end mark: return False.
         """
         self._read_rest()
-        answer = self.answer()
-        if self.ended or answer.error or answer.finish_reason is not None or _if_complete(answer) is not None:
+        response = self.answer()
+        if self.ended or response.error or response.finish_reason is not None or _if_complete(response) is not None:
             return False
-        has_begun = answer.output_estimate or answer.tools or answer.id is not None or answer.usage is not None
+        has_begun = response.output_estimate or response.tools or response.id is not None or response.usage is not None
         return self._is_silent or bool(has_begun)
 
     def _read_rest(self) -> None:
@@ -242,8 +242,8 @@ class StreamMeter:
 
     def answer(self) -> ParsedResponse:
         """Return what was read so far."""
-        if self._answer is not None:
-            return self._answer
+        if self._response is not None:
+            return self._response
         self._catch_up()
         return self._reader.answer()
 
@@ -263,9 +263,9 @@ class StreamMeter:
         return self._reader.cut_short()
 
 
-def _if_complete(answer: ParsedResponse) -> ParsedResponse | None:
+def _if_complete(response: ParsedResponse) -> ParsedResponse | None:
     """Return the response if its output usage was reported, else None."""
-    return answer if answer.usage is not None and answer.usage.output_tokens is not None else None
+    return response if response.usage is not None and response.usage.output_tokens is not None else None
 
 
 def plain_before(region: bytes, marks: Iterable[bytes]) -> int:

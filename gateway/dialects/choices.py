@@ -52,7 +52,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Payload(msgspec.Struct, gc=False):
-    """The fields that are read of a whole response or of one chunk of a stream."""
+    """Fields that are read of a whole response or of one chunk of a stream."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -69,7 +69,7 @@ _PAYLOAD_DECODER: Final = msgspec.json.Decoder(_Payload)
 
 @dataclass(frozen=True, slots=True)
 class ChoicesFormat:
-    """The differences between the two formats. `piece`: an empty choice of a chunk."""
+    """Differences between the two formats. `piece`: an empty choice of a chunk."""
 
     chunk: str
     piece: Mapping[str, object]
@@ -87,7 +87,7 @@ def asks_for_usage(fields: Fields) -> bool:
 
 
 class ChoicesDialect:
-    """The common part of the dialects of chat and completions."""
+    """Common part of the dialects of chat and completions."""
 
     _form: ChoicesFormat
     #: the fields of a request that hold texts

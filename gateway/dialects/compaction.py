@@ -55,14 +55,14 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Item(msgspec.Struct):
-    """The fields of an input item that are read."""
+    """Fields of an input item that are read."""
 
     type: str | None = None
     encrypted_content: str | None = None
 
 
 class _Output(msgspec.Struct):
-    """The fields of a response that are read."""
+    """Fields of a response that are read."""
 
     output: list[_Item] = []
     usage: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class _Output(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The fields of a stream event that are read."""
+    """Fields of a stream event that are read."""
 
     type: str | None = None
     item: _Item | None = None
@@ -93,7 +93,7 @@ class MadeCompaction:
 
 @dataclass(frozen=True, slots=True)
 class FoundCompaction:
-    """The compaction in a provider's response. `items`: number of its compaction items; `usage`: as reported."""
+    """Compaction in a provider's response. `items`: number of its compaction items; `usage`: as reported."""
 
     items: int
     is_error: bool
@@ -193,10 +193,10 @@ def compacted_response(made: MadeCompaction) -> bytes:
 
 def streamed_response(made: MadeCompaction) -> bytes:
     """Return the events of the response to a request of version 2."""
-    item, begun = _item(made), _response(made, "in_progress", [])
+    item, started = _item(made), _response(made, "in_progress", [])
     events: list[dict[str, object]] = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.in_progress", "response": begun},
+        {"type": "response.created", "response": started},
+        {"type": "response.in_progress", "response": started},
         {"type": "response.output_item.added", "output_index": 0, "item": item},
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": _response(made, "completed", [item])},

@@ -8,7 +8,7 @@ from gateway.dialects.fields import flag_field, model_field, read_fields
 
 
 class Completions(ChoicesDialect):
-    """The dialect of text completions."""
+    """Dialect of text completions."""
 
     name = "completions"
     _form = COMPLETIONS_FORM

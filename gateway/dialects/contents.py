@@ -54,7 +54,7 @@ _MESSAGE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True)
 class Contents:
-    """The fields and messages of a request, each as bytes.
+    """Fields and messages of a request, each as bytes.
 
     Attributes:
         wire: the format of the request.
@@ -291,11 +291,11 @@ class _Marks:
         """
         marks, has_marks = cls(list(messages), set(), {}), False
         for index, raw in enumerate(messages):
-            taken = _without_marks(raw, f"{array}[{index}]") if _MARK in raw else None
-            if taken is None:
+            unmarked = _without_marks(raw, f"{array}[{index}]") if _MARK in raw else None
+            if unmarked is None:
                 continue
             has_marks = True
-            marks.messages[index], priority = taken
+            marks.messages[index], priority = unmarked
             if priority == math.inf:
                 marks.pinned.add(index)
             else:

@@ -21,7 +21,7 @@ from gateway.dialects.reported import count
 
 @dataclass(frozen=True, slots=True)
 class LengthError:
-    """The lengths in an error about a request that is too long, in tokens; None for what it does not say.
+    """Lengths in an error about a request that is too long, in tokens; None for what it does not say.
 
     Attributes:
         limit: the limit of the model, for input and output together or for the input alone.

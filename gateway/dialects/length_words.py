@@ -76,7 +76,7 @@ _LIMIT: Final = re.compile(
 
 
 class Lengths(NamedTuple):
-    """The limit in an error and the length that was refused, in tokens; None for what it does not say."""
+    """Limit in an error and the length that was refused, in tokens; None for what it does not say."""
 
     limit: int | None = None
     asked: int | None = None

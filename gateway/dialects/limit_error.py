@@ -86,7 +86,7 @@ _DETAIL: Final = re.compile(rb'"extra_forbidden"')
 
 @dataclass(frozen=True, slots=True)
 class LimitRefusal:
-    """The content of an error that refused an output limit.
+    """Content of an error that refused an output limit.
 
     Attributes:
         numbers: the numbers of tokens in the message; the limit is the largest one below the sent value.
@@ -102,7 +102,7 @@ class LimitRefusal:
 
 
 class OutputRule(NamedTuple):
-    """How a model accepts an output limit: field name in a chat request, and maximum; None: the default applies."""
+    """Rule for the output limit of a model: field name in a chat request, and maximum; None: the default applies."""
 
     field: str | None = None
     most: int | None = None

@@ -17,7 +17,7 @@ _REQUEST_ID: Final = b'"request_id"'
 
 
 class OpenAIChat(ChoicesDialect):
-    """The dialect of chat completions."""
+    """Dialect of chat completions."""
 
     name = "chat"
     _form = CHAT_FORM
@@ -46,12 +46,12 @@ class OpenAIChat(ChoicesDialect):
 
     def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole response. A deferred one (xAI) has the id by which it is fetched later."""
-        answer = super().answer(body)
-        if answer.finish_reason is not None or _REQUEST_ID not in body:
-            return answer
+        response = super().answer(body)
+        if response.finish_reason is not None or _REQUEST_ID not in body:
+            return response
         value = decode_answer(body)
         deferred_id = value.get("request_id") if isinstance(value, dict) else None
-        return replace(answer, id=deferred_id) if isinstance(deferred_id, str) else answer
+        return replace(response, id=deferred_id) if isinstance(deferred_id, str) else response
 
 
 def completion_request(model: str, messages: Sequence[Mapping[str, object]], limit: tuple[str, int]) -> bytes:

@@ -56,7 +56,7 @@ _IDENTIFYING: Final = ("id", "created_at", "model")
 
 
 class OpenAIResponses:
-    """The dialect of OpenAI's Responses API."""
+    """Dialect of OpenAI's Responses API."""
 
     name = "responses"
 
@@ -121,7 +121,7 @@ _PLACE: Final = ("item_id", "output_index", "content_index", "summary_index")
 
 
 class _Event(msgspec.Struct, gc=False):
-    """The fields of an event that are read from a text delta. Numbers with a decimal point are not accepted here."""
+    """Fields of an event that are read from a text delta. Numbers with a decimal point are not accepted here."""
 
     type: str | None = None
     delta: str | None = None
@@ -149,7 +149,7 @@ class ResponsesReader(BatchReader[_Event]):
         self._state = ResponseState()
         self._delivered = DeliveredOutput()
         #: the first event with the response; if it is too large, only the identifying fields
-        self._begun: bytes | None = None
+        self._first_event: bytes | None = None
         self._number = -1
         #: items whose text came in deltas
         self._streamed_items: set[object] = set()
@@ -205,8 +205,8 @@ class ResponsesReader(BatchReader[_Event]):
         response = value.get("response")
         if not isinstance(response, dict):
             return
-        if self._begun is None:
-            self._begun = data if len(data) <= MAX_KEPT else encode({"response": _known(response)})
+        if self._first_event is None:
+            self._first_event = data if len(data) <= MAX_KEPT else encode({"response": _known(response)})
         self._response(response)
         if kind not in LAST_EVENTS:
             return
@@ -262,7 +262,7 @@ class ResponsesReader(BatchReader[_Event]):
             self._state.count_audio(delta)
         else:
             self._state.count_tokens(delta)
-            self._delivered.said(kind, value, delta)
+            self._delivered.add_text(kind, value, delta)
 
     def _item_event(self, kind: str, value: dict[str, Any], data: bytes) -> None:
         item = value.get("item")
@@ -296,7 +296,7 @@ class ResponsesReader(BatchReader[_Event]):
         """Return the events that end the stream at the output limit, without those that end each item."""
         self._state.ended("max_output_tokens")
         end = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        return self._ended(end, self.next_number(), is_begun=self._begun is not None)
+        return self._ended(end, self.next_number(), is_begun=self._first_event is not None)
 
     def failed(self, fault: GatewayError, number: int) -> bytes:
         """Return `response.failed`, as OpenAI does: some clients wait for the end of the response itself."""
@@ -307,8 +307,8 @@ class ResponsesReader(BatchReader[_Event]):
     def _ended(self, end: Mapping[str, object], number: int, *, is_begun: bool) -> bytes:
         """Return the events that end the response in this state; `is_begun`: it needs no event that begins it."""
         # This is None if the event is nested so deep that it cannot be parsed at this depth of the call stack.
-        begun = decode_answer(self._begun) if self._begun is not None else None
-        known = begun["response"] if begun is not None else {}
+        event = decode_answer(self._first_event) if self._first_event is not None else None
+        known = event["response"] if event is not None else {}
         try:
             return self._end_events(known, {**end, "output": self._delivered.items()}, number, is_begun=is_begun)
         except RecursionError:

@@ -61,9 +61,9 @@ class PartialBody:
 
 def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
     """Read a complete response, which may have a flaw in its JSON: it is billed in any case. See `PartialBody`."""
-    answer = dialect.answer(body)
-    if answer != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_answer(body) is not None:
-        return answer
+    response = dialect.answer(body)
+    if response != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_answer(body) is not None:
+        return response
     return _estimated(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 
 
@@ -79,9 +79,9 @@ def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedRespons
 
 def _estimated(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) -> ParsedResponse:
     usage = _last_usage(end) or _last_usage(head)
-    answer = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else ParsedResponse()
+    response = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else ParsedResponse()
     output = int(_tokens(head)) if has_texts else 0
-    return replace(answer, output_estimate=output, is_seen=_PICTURE not in head)
+    return replace(response, output_estimate=output, is_seen=_PICTURE not in head)
 
 
 def _tokens(head: bytes) -> float:

@@ -40,37 +40,37 @@ class _Refused:
         return f"{who}refused before any output ({category}): {self.usage.input_tokens:,} input tokens"
 
 
-def as_billed(answer: ParsedResponse, categories: Collection[str]) -> tuple[ParsedResponse, str | None]:
+def as_billed(response: ParsedResponse, categories: Collection[str]) -> tuple[ParsedResponse, str | None]:
     """Return the response with the usage that its provider bills, and a note about what is not billed, or None.
 
     `categories`: the categories in which a refusal before any output is billed.
     """
-    free = [attempt for attempt in _refused(answer) if attempt.category not in categories]
+    free = [attempt for attempt in _refused(response) if attempt.category not in categories]
     if not free:
-        return answer, None
-    reported = answer.usage or _NOTHING
+        return response, None
+    reported = response.usage or _NOTHING
     if reported.attempts:
         billed = _without(reported, free)
     else:
         billed = replace(_NOTHING, searches=reported.searches, request_tokens=0)
-    return replace(answer, usage=billed), "; ".join(map(str, free))
+    return replace(response, usage=billed), "; ".join(map(str, free))
 
 
-def _refused(answer: ParsedResponse) -> Iterator[_Refused]:
+def _refused(response: ParsedResponse) -> Iterator[_Refused]:
     """Yield the attempts that were refused before any output."""
-    reported = answer.usage or _NOTHING
-    is_refused = answer.finish_reason == _REFUSED
+    reported = response.usage or _NOTHING
+    is_refused = response.finish_reason == _REFUSED
     if not reported.attempts:
-        if is_refused and not reported.output_tokens and not answer.output_estimate:
-            yield _Refused(None, answer.refusal, reported.complete(0, 0)[0])
+        if is_refused and not reported.output_tokens and not response.output_estimate:
+            yield _Refused(None, response.refusal, reported.complete(0, 0)[0])
         return
     # There is one fallback block for each model that refused and was followed by another one, in order.
     *earlier, last = reported.attempts
     for index, (model, usage) in enumerate(earlier):
         if not usage.output_tokens:
-            yield _Refused(model, answer.declined[index] if index < len(answer.declined) else None, usage)
+            yield _Refused(model, response.declined[index] if index < len(response.declined) else None, usage)
     if is_refused and not last[1].output_tokens:
-        yield _Refused(last[0], answer.refusal, last[1])
+        yield _Refused(last[0], response.refusal, last[1])
 
 
 def _without(reported: ReportedUsage, free: Sequence[_Refused]) -> ReportedUsage:

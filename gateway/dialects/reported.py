@@ -85,7 +85,7 @@ _TICKS_OF_USD: Final = 10**10
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """The usage that a provider reported. Each field without a default is None if it was not reported."""
+    """Usage that a provider reported. Each field without a default is None if it was not reported."""
 
     input_tokens: int | None
     output_tokens: int | None

@@ -23,7 +23,7 @@ _MOST_ARGUMENTS: Final = 65_536
 
 
 class ArgumentPieces:
-    """The arguments of a tool call, collected piece by piece up to a size limit."""
+    """Arguments of a tool call, collected piece by piece up to a size limit."""
 
     __slots__ = ("_parts", "_size")
 
@@ -58,7 +58,7 @@ class ArgumentPieces:
 
 
 class ResponseState:
-    """The content of a response that was read so far: the first model that it names, the last value of other fields."""
+    """Content of a response that was read so far: the first model that it names, the last value of other fields."""
 
     __slots__ = (
         *("_arguments", "_declined", "_ids", "_latest", "_model", "_output", "_audio", "_last_call", "_tools"),

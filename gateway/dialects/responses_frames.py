@@ -61,14 +61,14 @@ _ABSENT: Final = Raw(b"")
 
 
 class _Item(msgspec.Struct):
-    """The fields of an output item that decide whether it can be sent again."""
+    """Fields of an output item that decide whether it can be sent again."""
 
     type: str = ""
     encrypted_content: str | None = None
 
 
 class _Response(msgspec.Struct):
-    """The fields of a response that are needed to continue it."""
+    """Fields of a response that are needed to continue it."""
 
     id: str = ""
     store: bool | None = None
@@ -76,7 +76,7 @@ class _Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The fields of an event that are read."""
+    """Fields of an event that are read."""
 
     type: str = ""
     item: Raw = _ABSENT
@@ -120,7 +120,7 @@ class CreateFrame:
 
 @dataclass(frozen=True, slots=True)
 class EarlierTurn:
-    """The conversation up to a response that only the connection remembers.
+    """Conversation up to a response that only the connection remembers.
 
     Attributes:
         items: the items of all requests and responses, encoded as in a JSON list without its brackets. This takes no

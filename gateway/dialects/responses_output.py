@@ -113,7 +113,7 @@ class DeliveredOutput:
             kept.event = event
             self._left -= len(event)
 
-    def said(self, kind: str, event: Mapping[str, Any], text: str) -> None:
+    def add_text(self, kind: str, event: Mapping[str, Any], text: str) -> None:
         """Add the text of a delta."""
         place, index = _PLACES.get(kind), event.get("output_index")
         kept = self._items.get(index) if place is not None and type(index) is int else None

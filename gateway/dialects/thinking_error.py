@@ -29,7 +29,7 @@ _PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingRefusal:
-    """The reason why thinking was refused, and the first message with a refused block (None if not named)."""
+    """Reason why thinking was refused, and the first message with a refused block (None if not named)."""
 
     kind: Kind
     message: int | None = None

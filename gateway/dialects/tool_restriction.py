@@ -36,7 +36,7 @@ _DEFERRED: Final = "defer_loading"
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """The tools that a system message inside the conversation withdraws.
+    """Tools that a system message inside the conversation withdraws.
 
     Attributes:
         tools: names of the tools that such a message may name.
@@ -49,7 +49,7 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class ToolRestriction:
-    """The changes that restrict the tools of a request.
+    """Changes that restrict the tools of a request.
 
     Attributes:
         fields: the fields to set, encoded.
@@ -86,7 +86,7 @@ _DEFAULT_CHOICE: Final = {"tool_choice": b'"auto"'}
 
 
 class RestrictionSupport(NamedTuple):
-    """The ways to restrict tools that a model accepts.
+    """Ways to restrict tools that a model accepts.
 
     Attributes:
         choice: a choice among some tools (`allowed_tools`).

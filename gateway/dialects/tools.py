@@ -79,7 +79,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolOffer:
-    """The tools that a request offers, and its choice among them.
+    """Tools that a request offers, and its choice among them.
 
     Attributes:
         wire: the format of the request.

@@ -39,58 +39,58 @@ def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes,
     return [(name, value) for name, value in headers if name not in (_ENCODING, _TRANSFER)]
 
 
-def _codings(answer: UpstreamReply) -> list[str]:
+def _codings(response: UpstreamReply) -> list[str]:
     """Return the codings of a body, innermost first; transfer codings were applied last (RFC 9112, section 6.1)."""
-    named = dict(answer.headers)
+    named = dict(response.headers)
     if _ENCODING not in named and _TRANSFER not in named:
         return []
-    compressed = header(answer.headers, _ENCODING).decode("latin-1").strip().lower()
-    return [coding for coding in (compressed, *_transfer_codings(answer)) if coding]
+    compressed = header(response.headers, _ENCODING).decode("latin-1").strip().lower()
+    return [coding for coding in (compressed, *_transfer_codings(response)) if coding]
 
 
-def _transfer_codings(answer: UpstreamReply) -> list[str]:
+def _transfer_codings(response: UpstreamReply) -> list[str]:
     """Return the transfer codings that must still be removed from a body."""
-    values = [value.decode("latin-1") for name, value in answer.headers if name == _TRANSFER]
+    values = [value.decode("latin-1") for name, value in response.headers if name == _TRANSFER]
     codings = [coding.strip().lower() for value in values for coding in value.split(",")]
     return [coding for coding in codings if coding and coding not in _FRAMING]
 
 
-def is_compressed(answer: UpstreamReply) -> bool:
+def is_compressed(response: UpstreamReply) -> bool:
     """Return True if a response has one supported compression, although it was requested uncompressed."""
-    codings = _codings(answer)
+    codings = _codings(response)
     return len(codings) == 1 and codings[0] in SUPPORTED
 
 
-def check_packing(answer: UpstreamReply) -> None:
+def check_packing(response: UpstreamReply) -> None:
     """Refuse a response that is compressed in an unsupported way, because its usage cannot be read.
 
     Raises:
         UpstreamUnreadable: its compression is not supported.
     """
-    codings = ", ".join(_codings(answer))
-    if codings and not is_compressed(answer) and _COMPRESSIONS.search(codings.encode()):
+    codings = ", ".join(_codings(response))
+    if codings and not is_compressed(response) and _COMPRESSIONS.search(codings.encode()):
         raise UpstreamUnreadable(
             f"The provider's response is compressed ({codings[:40]}) although it was requested uncompressed, so it "
             "cannot be metered. Turn compression off at the provider, or have it use gzip or deflate."
         )
 
 
-def check_transfer_coding(answer: UpstreamReply) -> None:
+def check_transfer_coding(response: UpstreamReply) -> None:
     """Refuse a body whose transfer coding cannot be removed; the client would not see the header that names it.
 
     Raises:
         UpstreamUnreadable: it has such a coding.
     """
-    if _TRANSFER not in dict(answer.headers) or is_compressed(answer):
+    if _TRANSFER not in dict(response.headers) or is_compressed(response):
         return
-    if codings := _transfer_codings(answer):
+    if codings := _transfer_codings(response):
         raise UpstreamUnreadable(
             f"The provider's response has the transfer coding {codings[0][:40]}, which was not requested. Only gzip "
             "and deflate are decoded, and only one of them."
         )
 
 
-async def decompressed(answer: UpstreamReply) -> AsyncIterator[bytes]:
+async def decompressed(response: UpstreamReply) -> AsyncIterator[bytes]:
     """Yield the decompressed body as it arrives.
 
     Raises:
@@ -99,7 +99,7 @@ async def decompressed(answer: UpstreamReply) -> AsyncIterator[bytes]:
     """
     unpacker, empty = Unpacker(None), True
     try:
-        async for piece in answer.chunks():
+        async for piece in response.chunks():
             empty = False
             for part in unpacker.feed(piece):
                 yield part

@@ -42,39 +42,39 @@ _MARGIN_S: Final = 1.0
 
 
 class HttpFault(Exception):
-    """The connection returned no complete response."""
+    """Raised if the connection returned no complete response."""
 
 
 class NoResponse(HttpFault):
-    """The connection ended before a response began."""
+    """Raised if the connection ended before a response began."""
 
 
 class HungUp(NoResponse):
-    """A reused connection ended before a response began, perhaps before the request arrived."""
+    """Raised if a reused connection ended before a response began, perhaps before the request arrived."""
 
 
 class PeerGone(NoResponse):
-    """The server is gone, or the network does not deliver to it."""
+    """Raised if the server is gone, or if the network does not deliver to it."""
 
 
 class ConnectionEnded(NoResponse):
-    """The connection had ended before anything was sent."""
+    """Raised if the connection had ended before anything was sent."""
 
 
 class RequestNotRead(HttpFault):
-    """The time limit passed before the server had read the whole request."""
+    """Raised if the time limit passed before the server had read the whole request."""
 
 
 class NotHttp(HttpFault):
-    """The received bytes are not HTTP, or the head is too long."""
+    """Raised if the received bytes are not HTTP, or the head is too long."""
 
 
 class BrokenOff(HttpFault):
-    """The response began and did not reach its end."""
+    """Raised if the response began and did not reach its end."""
 
 
 class HttpResponse:
-    """The response to one request. Its bytes are kept here until they are taken."""
+    """Response to one request. Its bytes are kept here until they are taken."""
 
     __slots__ = (
         *("_connection", "_error", "_has_body", "_has_end", "_head_bytes", "_is_interim", "_kept", "_mute_bytes"),
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         self.until = 0.0
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._answer: HttpResponse | None = None
+        self._response: HttpResponse | None = None
         self._is_full = False
         self._is_paused = False
         #: asks the operating system whether data has arrived
@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
     @property
     def keep_alive_s(self) -> float:
         """Return the seconds that the server keeps it after the response; infinity if it does not say."""
-        return self._answer.keep_alive_s if self._answer is not None else 0.0
+        return self._response.keep_alive_s if self._response is not None else 0.0
 
     async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True, has_end: bool = True) -> HttpResponse:
         """Send a request; return its response when the head was received.
@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
         Raises:
             HttpFault: there is no response.
         """
-        answer = self._answer = HttpResponse(self, has_body=has_body, has_end=has_end)
+        response = self._response = HttpResponse(self, has_body=has_body, has_end=has_end)
         if self._transport is None or not self.is_open:
             raise ConnectionEnded
         self._is_unanswered = True
@@ -324,19 +324,19 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             self._rest = memoryview(body)
             self._send()
-        await answer.wait_for_head()
+        await response.wait_for_head()
         self._is_unanswered = False
-        return answer
+        return response
 
     def _send(self) -> None:
         """Send as much of a large body as fits, also while the response arrives.
 
         If a server refuses the request before it has all of it, it does not read the rest (RFC 9112, section 9.3).
         """
-        answer, transport = self._answer, self._transport
+        response, transport = self._response, self._transport
         if not self._rest or self._is_full or transport is None or transport.is_closing():
             return
-        if answer is None or answer.status >= _TURNED_AWAY:
+        if response is None or response.status >= _TURNED_AWAY:
             return
         piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:] or _NOTHING
         transport.write(piece)
@@ -349,9 +349,9 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> bool:
         """Stop reading the response; return True if another request may follow."""
-        answer, self._answer = self._answer, None
+        response, self._response = self._response, None
         rest, self._rest = self._rest, _NOTHING
-        is_over = answer is not None and answer.release()
+        is_over = response is not None and response.release()
         self.resume()
         if self._transport is None or not self.is_open:
             return False
@@ -381,14 +381,14 @@ class Connection(asyncio.Protocol):
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the reader of the response."""
-        if self._answer is not None:
-            self._answer.fail(error)
+        if self._response is not None:
+            self._response.fail(error)
 
     def abort(self, error: Exception | None = None) -> None:
         """End the connection now and discard unsent data. `error`: the cause, if the gateway did not decide it."""
-        if self._answer is not None:
+        if self._response is not None:
             # Otherwise a response that ends with its connection would be treated as complete.
-            self._answer.connection_ended(error or ConnectionAbortedError())
+            self._response.connection_ended(error or ConnectionAbortedError())
         if self._transport is not None:
             if self._is_unanswered and self.is_open:
                 self._reset(self._transport)
@@ -425,8 +425,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass received data to the response."""
-        if self._answer is not None:
-            self._answer.feed(data)
+        if self._response is not None:
+            self._response.feed(data)
         else:
             self.abort()  # unrequested data
 
@@ -434,11 +434,11 @@ class Connection(asyncio.Protocol):
         """Handle the end of the connection."""
         transport, self._transport = self._transport, None
         self.is_lost = True
-        if self._answer is not None:
+        if self._response is not None:
             if transport is not None:
                 for data in _left_in_tls(transport):
-                    self._answer.feed(data)
-            self._answer.connection_ended(exc)
+                    self._response.feed(data)
+            self._response.connection_ended(exc)
         self._on_lost(self)
 
     def pause_writing(self) -> None:

@@ -72,7 +72,7 @@ class UpstreamTimeouts:
 
 
 class HttpUpstream:
-    """The connections to one provider. Create it in a running event loop."""
+    """Connections to one provider. Create it in a running event loop."""
 
     def __init__(
         self,
@@ -208,10 +208,10 @@ class _Sending:
     async def __aenter__(self) -> UpstreamReply:
         upstream, head = self._upstream, self._upstream.head(self._request)
         try:
-            connection, answer = await upstream.ask(self._request, head)
+            connection, response = await upstream.ask(self._request, head)
         except _NETWORK_ERRORS as error:
             raise upstream.translated(error) from error
-        self._reply = _Reply(upstream, connection, answer)
+        self._reply = _Reply(upstream, connection, response)
         return self._reply
 
     async def __aexit__(self, *_: object) -> None:
@@ -226,10 +226,10 @@ class _Reply(AsyncIterator[bytes]):
     It yields the body as it arrives. Reading stops while the consumer is busy, so the provider has to wait.
     """
 
-    def __init__(self, upstream: HttpUpstream, connection: Connection, answer: HttpResponse) -> None:
-        self.status = answer.status
-        self.headers: Sequence[tuple[bytes, bytes]] = answer.headers
-        self.answer = answer
+    def __init__(self, upstream: HttpUpstream, connection: Connection, response: HttpResponse) -> None:
+        self.status = response.status
+        self.headers: Sequence[tuple[bytes, bytes]] = response.headers
+        self.response = response
         self._upstream = upstream
         self._connection = connection
         #: created when the reader has to wait for the first time
@@ -240,17 +240,17 @@ class _Reply(AsyncIterator[bytes]):
         return self
 
     async def __anext__(self) -> bytes:
-        answer = self.answer
-        if not answer.is_readable:
+        response = self.response
+        if not response.is_readable:
             if self._timeout is None:
                 self._timeout = ReadTimeout(
-                    self._upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError())
+                    self._upstream.timeouts.between_bytes_s, lambda: response.fail(TimeoutError())
                 )
             self._timeout.begin()
-            await answer.wait_for_data()
+            await response.wait_for_data()
             self._timeout.end()
         try:
-            piece = answer.take()
+            piece = response.take()
         except _NETWORK_ERRORS as error:
             raise self._upstream.translated(error) from error
         if not piece:

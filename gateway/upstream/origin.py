@@ -43,30 +43,30 @@ _MAX_WAIT_S: Final = 1.0
 
 
 class NoFreeConnection(Exception):
-    """All connections were in use for longer than a call may wait."""
+    """Raised if all connections were in use for longer than a call may wait."""
 
 
 class ConnectTimeout(Exception):
-    """No connection was made within the time limit."""
+    """Raised if no connection was made within the time limit."""
 
 
 class AddressNotFound(ConnectTimeout):
-    """The name was not resolved within the time limit for a connection."""
+    """Raised if the name was not resolved within the time limit for a connection."""
 
 
 class NotConnected(Exception):
-    """No connection was made; the cause is an error of the system, the other side or the proxy."""
+    """Raised if no connection was made; the cause is an error of the system, the other side or the proxy."""
 
 
 class ProxyRefused(Exception):
-    """The proxy refused the connection."""
+    """Raised if the proxy refused the connection."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the proxy responded with {status}")
 
 
 class WrongProxy(Exception):
-    """The configured proxy address is not valid."""
+    """Raised if the configured proxy address is not valid."""
 
     def __init__(self) -> None:
         # The message does not show the configured address, which may contain a password.
@@ -101,7 +101,7 @@ class HostPort:
 
 
 class Origin:
-    """The connections to one host. Create it in a running event loop.
+    """Connections to one host. Create it in a running event loop.
 
     Args:
         url: an address of the host.
@@ -291,9 +291,9 @@ class Origin:
         head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
         if credential:
             head += b"proxy-authorization: %b\r\n" % credential
-        answer: HttpResponse = await connection.ask(head + b"\r\n", has_end=False)
-        if not is_success(answer.status):
-            raise ProxyRefused(answer.status)
+        response: HttpResponse = await connection.ask(head + b"\r\n", has_end=False)
+        if not is_success(response.status):
+            raise ProxyRefused(response.status)
         await connection.encrypt(self._loop, self._context, self.place.host)
 
     async def aclose(self) -> None:

@@ -234,7 +234,7 @@ async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until
 ) -> None:
     server = byte_server(lambda connection: connection.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + sent))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
-        answer = cast(Any, reply).answer
+        answer = cast(Any, reply).response
         await eventually(lambda: answer._error, "the break is known")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
@@ -272,7 +272,7 @@ async def test_an_answer_that_becomes_nonsense_while_nobody_reads_is_the_provide
     server = byte_server(nonsense_after(has_begun))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         has_begun.set()
-        connection = cast(Any, reply).answer._connection
+        connection = cast(Any, reply).response._connection
         await eventually(lambda: connection.is_lost, "it is hung up on")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"

@@ -43,7 +43,7 @@ _BETA: Final = b"anthropic-beta"
 
 @dataclass(frozen=True, slots=True)
 class LitellmSettings:
-    """The settings of one provider.
+    """Settings of one provider.
 
     Attributes:
         name: its name in the configuration.
@@ -170,10 +170,10 @@ class _Sending:
             call = _translated(loaded, form, settings, self._request)
             # A call overrides configured options. The values of `_fixed` override everything.
             given = {**settings.options, **call.arguments, **self._fixed(loaded, form, key)}
-            answer = await getattr(loaded, call.function)(**given)
+            completion = await getattr(loaded, call.function)(**given)
             if call.arguments.get("stream") is not True:
-                return AlreadyRead(200, _JSON, call.whole(answer))
-            self._stream = Watched(answer)
+                return AlreadyRead(200, _JSON, call.whole(completion))
+            self._stream = Watched(completion)
             await self._stream.begin()
             return _Streamed(self, call.events(self._stream))
         except GatewayError:

@@ -109,7 +109,7 @@ _OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
 @dataclass(frozen=True, slots=True)
 class LitellmTarget:
-    """The called model.
+    """A model to call.
 
     Attributes:
         provider: litellm's name of the provider.

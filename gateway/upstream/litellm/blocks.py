@@ -287,7 +287,7 @@ def with_usage(event: bytes, usage: Mapping[str, Any]) -> bytes:
 
 
 class SignedThoughts:
-    """The signed or redacted thinking of a chat stream, each block complete."""
+    """Signed or redacted thinking of a chat stream, each block complete."""
 
     def __init__(self) -> None:
         self.signed: list[dict[str, Any]] = []
@@ -323,7 +323,7 @@ def as_reasoning(item: dict[str, Any], signed: Sequence[Mapping[str, Any]] = ())
 
 
 class Arguments:
-    """The tool calls of a chat stream that have no arguments so far.
+    """Tool calls of a chat stream that have no arguments so far.
 
     Anthropic streams no arguments for a call without any, and litellm reports "". Clients fail to parse that as JSON.
     """

@@ -34,7 +34,7 @@ _MOST_WAITING: Final = 64
 
 
 class _Input:
-    """The input of a custom tool, read from the JSON around it as it arrives."""
+    """Input of a custom tool, read from the JSON around it as it arrives."""
 
     def __init__(self) -> None:
         self._sent: list[str] = []
@@ -64,7 +64,7 @@ class _Input:
 
 
 class Items:
-    """The items of one stream: those that have not ended, and events that wait until an earlier item ends."""
+    """Items of one stream: those that have not ended, and events that wait until an earlier item ends."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()

@@ -62,7 +62,7 @@ _users: Final[dict[int, int]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The parts of litellm that are used.
+    """Parts of litellm that are used.
 
     Attributes:
         chat: calls a chat model.

@@ -14,7 +14,7 @@ _CONTENT: Final = ("content", "reasoning_content", "thinking_blocks")
 
 
 class Calls:
-    """The tool calls of one stream, by choice and number, with their arguments so far.
+    """Tool calls of one stream, by choice and number, with their arguments so far.
 
     Each call has a number, and only its first piece has its id and name. Some hosts give all calls of a response the
     same number, so their ids distinguish them. Others send id and name with every piece, even with a new id.

@@ -42,7 +42,7 @@ _PRICED: Final = ("inference_geo", "speed")
 
 
 class Translation(Protocol):
-    """The translation of one call in one format."""
+    """Translation of one call in one format."""
 
     function: str
     arguments: Fields
@@ -50,7 +50,7 @@ class Translation(Protocol):
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None: ...
 
-    def whole(self, answer: Any) -> bytes:
+    def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
         ...
 
@@ -70,9 +70,9 @@ class Chat:
         kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
         self.arguments = chat_arguments(library, kept, self.left_out, target) | extra
 
-    def whole(self, answer: Any) -> bytes:
+    def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
-        return msgspec.json.encode(_chat_response(answer.model_dump()))
+        return msgspec.json.encode(_chat_response(completion.model_dump()))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
@@ -95,9 +95,9 @@ class Text:
         known = known_fields(library, target, "chat_completion", kept)
         self.arguments = fitted(kept, self.left_out, target, known) | extra
 
-    def whole(self, answer: Any) -> bytes:
+    def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
-        return msgspec.json.encode(_text_response(answer.model_dump()))
+        return msgspec.json.encode(_text_response(completion.model_dump()))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
@@ -115,9 +115,9 @@ class Embeddings:
         kept, self.left_out, extra = sorted_out(body, EMBED, HINTS, target)
         self.arguments = fitted(kept, self.left_out, target, known_fields(library, target, "embeddings", kept)) | extra
 
-    def whole(self, answer: Any) -> bytes:
+    def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
-        return msgspec.json.encode(_without_nulls(answer.model_dump()))
+        return msgspec.json.encode(_without_nulls(completion.model_dump()))
 
     def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Raise an error: embeddings are never streamed."""
@@ -163,12 +163,12 @@ class Messages:
         self.arguments = chat_arguments(library, arguments, self.left_out, target) | extra
         self._library, self._model = library, target.model
 
-    def whole(self, answer: Any) -> bytes:
+    def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
         translate = self._library.messages.translate_completion_output_params
-        message = dict(translate(answer, tool_name_mapping=self._tool_names))
+        message = dict(translate(completion, tool_name_mapping=self._tool_names))
         blocks.with_signatures(message["content"])
-        return msgspec.json.encode(_with_plain_usage(message, getattr(answer, "usage", None)))
+        return msgspec.json.encode(_with_plain_usage(message, getattr(completion, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
@@ -203,14 +203,14 @@ class Responses:
         self.arguments = chat_arguments(library, arguments, self.left_out, target) | extra
         self._library, self._target = library, target
 
-    def whole(self, answer: Any) -> bytes:
+    def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
         translate = self._library.responses.transform_chat_completion_response_to_responses_api_response
         response = translate(
-            chat_completion_response=answer, request_input=self._input, responses_api_request=self._request
+            chat_completion_response=completion, request_input=self._input, responses_api_request=self._request
         )
         value = response.model_dump(mode="json", exclude_none=True)
-        return msgspec.json.encode(_response(value, getattr(answer, "usage", None)))
+        return msgspec.json.encode(_response(value, getattr(completion, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
