@@ -151,8 +151,8 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     is_empty = not has_body
     for where, made in _FETCHED.get(method, ()) if not metered else ():
         if (match := where.match(asked)) is not None:
-            dialect, answer_id = StoredResponses(operation, made, is_empty=is_empty), unquote(match[1])
-            return Endpoint(dialect, operation, metered=False, estimated=False, about=answer_id, fetches=answer_id)
+            dialect, response_id = StoredResponses(operation, made, is_empty=is_empty), unquote(match[1])
+            return Endpoint(dialect, operation, metered=False, estimated=False, about=response_id, fetches=response_id)
     about = _ABOUT.match(asked) if not metered else None
     counts = _COUNTING_MODELS.get(path) if has_body and not metered else None
     is_free = _FREE.match(path) is not None

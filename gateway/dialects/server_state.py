@@ -105,18 +105,18 @@ def earlier_answer(fields: AnyFields) -> str | None:
     return next(iter(_ids(fields, _CONTINUED_FROM[:1])), None)
 
 
-def kept_answer(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> str | None:
+def kept_answer(fields: AnyFields, wire: Wire | None, response_id: str | None) -> str | None:
     """Return the id of a response if its provider stores it, so that later requests can continue it; else None."""
-    if wire != "responses" or not answer_id or len(answer_id) > _MOST_ID:
+    if wire != "responses" or not response_id or len(response_id) > _MOST_ID:
         return None
-    return answer_id if bytes(fields.get("store", b"")) != b"false" else None
+    return response_id if bytes(fields.get("store", b"")) != b"false" else None
 
 
-def left_over(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
+def left_over(fields: AnyFields, wire: Wire | None, response_id: str | None) -> tuple[str, ...]:
     """Return the ids by which later requests can continue a response."""
     if wire != "responses":
         return ()
-    named, kept = _ids(fields, _CONTINUED_FROM[1:]), kept_answer(fields, wire, answer_id)
+    named, kept = _ids(fields, _CONTINUED_FROM[1:]), kept_answer(fields, wire, response_id)
     return (kept, *named) if kept is not None else named
 
 

@@ -96,9 +96,9 @@ class HttpUpstream:
             proxy=proxy,
         )
 
-    def send(self, request: Outgoing) -> _Sending:
+    def send(self, request: Outgoing) -> _SendContext:
         """Return the context in which the request is sent."""
-        return _Sending(self, request)
+        return _SendContext(self, request)
 
     async def ask(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, HttpResponse]:
         """Send a request and wait for the head of its response. Pass the connection to `release` afterwards."""
@@ -155,7 +155,7 @@ class HttpUpstream:
             )
         return head
 
-    def translated(self, error: Exception) -> UpstreamFault:
+    def gateway_error(self, error: Exception) -> UpstreamFault:
         """Return the gateway's error for an exception."""
         if isinstance(error, NoFreeConnection):
             return UpstreamBusy(
@@ -195,7 +195,7 @@ class HttpUpstream:
         await self._origin.aclose()
 
 
-class _Sending:
+class _SendContext:
     """One request: entered when the head of its response was received, left when it is no longer read."""
 
     __slots__ = ("_reply", "_request", "_upstream")
@@ -210,7 +210,7 @@ class _Sending:
         try:
             connection, response = await upstream.ask(self._request, head)
         except _NETWORK_ERRORS as error:
-            raise upstream.translated(error) from error
+            raise upstream.gateway_error(error) from error
         self._reply = _Reply(upstream, connection, response)
         return self._reply
 
@@ -252,7 +252,7 @@ class _Reply(AsyncIterator[bytes]):
         try:
             piece = response.take()
         except _NETWORK_ERRORS as error:
-            raise self._upstream.translated(error) from error
+            raise self._upstream.gateway_error(error) from error
         if not piece:
             raise StopAsyncIteration
         return piece

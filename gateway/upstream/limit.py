@@ -13,14 +13,14 @@ class ConnectionLimit:
         #: the waiting calls, in the order in which they arrived
         self._waiting: dict[asyncio.Future[None], None] = {}
 
-    def take(self) -> bool:
+    def try_take(self) -> bool:
         """Take a place if one is free; never while a call waits. Return whether it was taken."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
-    async def turn(self) -> None:
+    async def take(self) -> None:
         """Wait for a place, and take it."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = None
@@ -29,12 +29,12 @@ class ConnectionLimit:
         except asyncio.CancelledError:
             if not turn.cancelled():
                 # The place was given in the same moment, so it is passed to the next waiting call.
-                self.give()
+                self.give_back()
             raise
         finally:
             self._waiting.pop(turn, None)
 
-    def give(self) -> None:
+    def give_back(self) -> None:
         """Give a place back; the call that has waited longest gets it."""
         for turn in self._waiting:
             if not turn.done():

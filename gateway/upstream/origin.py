@@ -130,7 +130,7 @@ class Origin:
         # Loaded here and not with the first call: reading the authorities takes 30 ms, and all calls would wait.
         is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
         self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
-        self._slots = ConnectionLimit(most)
+        self._limit = ConnectionLimit(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
         #: Loop time until which the addresses are not looked up again. Old addresses are better than none.
@@ -149,7 +149,7 @@ class Origin:
         Raises:
             NoFreeConnection, ConnectTimeout, NotConnected: there is no connection.
         """
-        if not self._slots.take():
+        if not self._limit.try_take():
             await self._turn()
         try:
             while self._idle and not fresh:
@@ -159,19 +159,19 @@ class Origin:
                 connection.abort()
             return await self._opened()
         except BaseException:
-            self._slots.give()
+            self._limit.give_back()
             raise
 
     async def _turn(self) -> None:
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._slots.turn()
+                await self._limit.take()
         except TimeoutError:
             raise NoFreeConnection from None
 
     def give(self, connection: Connection) -> None:
         """Give a connection back, whatever the result of its request was."""
-        self._slots.give()
+        self._limit.give_back()
         keep_alive_s = min(connection.keep_alive_s, _KEEPALIVE_S)
         if not connection.release() or self._is_closed or keep_alive_s <= 0:
             connection.abort()

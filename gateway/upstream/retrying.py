@@ -75,11 +75,13 @@ class RetryingUpstream:
         """Return the seconds until the circuit lets a call through; None: it is closed."""
         return self._breaker.opens_in(self._policy, self._clock())
 
-    def send(self, request: Outgoing) -> _Asking:
+    def send(self, request: Outgoing) -> _RetryContext:
         """Return the context in which the request is sent."""
-        return _Asking(self, request)
+        return _RetryContext(self, request)
 
-    async def asked(self, request: Outgoing) -> tuple[AbstractAsyncContextManager[UpstreamReply], UpstreamReply]:
+    async def send_with_retries(
+        self, request: Outgoing
+    ) -> tuple[AbstractAsyncContextManager[UpstreamReply], UpstreamReply]:
         """Send a request, with retries.
 
         Returns:
@@ -109,7 +111,7 @@ class RetryingUpstream:
                 if is_ill(reply.status):
                     self._failed(is_providers=True, is_last=wait is None)
                 if wait is None:
-                    return sending, self._not_again(reply) if self._retry.is_spent(tries) else reply
+                    return sending, self._forbid_retry(reply) if self._retry.is_spent(tries) else reply
                 reason = str(reply.status)
                 await sending.__aexit__(None, None, None)
             request.note("retries", f"{tries}, the last after {reason}")
@@ -127,7 +129,7 @@ class RetryingUpstream:
             self._breaker = self._breaker.left()
             raise
         if not is_ill(reply.status):
-            self._did(well=True)
+            self._record(well=True)
         return reply
 
     def _failed(self, *, is_providers: bool, is_last: bool) -> None:
@@ -136,11 +138,11 @@ class RetryingUpstream:
         `is_providers`: the provider caused the failure. Bad requests of one client must not open the circuit for all.
         """
         if is_providers and (is_last or self._breaker.is_tried):
-            self._did(well=False)
+            self._record(well=False)
         else:
             self._breaker = self._breaker.left()
 
-    def _not_again(self, reply: UpstreamReply) -> UpstreamReply:
+    def _forbid_retry(self, reply: UpstreamReply) -> UpstreamReply:
         """Return a refusal with a header that forbids a retry, unless it asks the client to wait.
 
         The gateway has retried already. If the SDK retried too, the tries of both would multiply.
@@ -168,7 +170,7 @@ class RetryingUpstream:
             fault.retry_after = seconds
             raise fault
 
-    def _did(self, *, well: bool) -> None:
+    def _record(self, *, well: bool) -> None:
         self.was_called = True
         before = self._breaker
         self._breaker = before.did(self._policy, self._clock(), well=well)
@@ -181,7 +183,7 @@ class RetryingUpstream:
         await self._inner.aclose()
 
 
-class _Asking:
+class _RetryContext:
     """One request with its retries: entered when there is a response to pass on."""
 
     __slots__ = ("_request", "_sending", "_upstream")
@@ -192,7 +194,7 @@ class _Asking:
         self._sending: AbstractAsyncContextManager[UpstreamReply] | None = None
 
     async def __aenter__(self) -> UpstreamReply:
-        self._sending, reply = await self._upstream.asked(self._request)
+        self._sending, reply = await self._upstream.send_with_retries(self._request)
         return reply
 
     async def __aexit__(self, *_: object) -> None:

@@ -28,7 +28,7 @@ from gateway.core.errors import (
 from gateway.core.http.headers import Headers
 from gateway.core.http.request import Outgoing
 from gateway.upstream.litellm import LitellmSettings, LitellmUpstream
-from gateway.upstream.litellm.faults import Refusal, judged
+from gateway.upstream.litellm.faults import Refusal, convert
 from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
 from tests.support.timing import eventually, in_time
@@ -827,7 +827,7 @@ def test_what_the_provider_said_stands_alone(said: str) -> None:
     class Odd(Exception):
         status_code = 400
 
-    found = judged(Odd(said), "p", [])
+    found = convert(Odd(said), "p", [])
     assert isinstance(found, Refusal)
     assert found.message == "it is wrong"
 
@@ -838,7 +838,7 @@ def test_a_missing_package_is_named() -> None:
 
     error = APIConnectionError("No module named 'google'")
     error.__context__ = ModuleNotFoundError("No module named 'google'", name="google")
-    found = judged(error, "p", [])
+    found = convert(error, "p", [])
     assert isinstance(found, UpstreamProtocolError)
     assert '"google"' in found.message
 

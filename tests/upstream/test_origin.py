@@ -296,7 +296,7 @@ async def test_a_tunnel_begins_behind_the_head_whatever_that_says(let_through: b
         await asyncio.gather(taking, return_exceptions=True)
         await asyncio.sleep(0)
         assert not place._all
-        assert place._slots.take()
+        assert place._limit.try_take()
         await place.aclose()
 
 

@@ -31,7 +31,7 @@ from gateway.core.values import dataclass
 from gateway.upstream.body import AlreadyRead
 from gateway.upstream.litellm import arguments, faults, library, wires
 from gateway.upstream.litellm.library import Library
-from gateway.upstream.litellm.watched import Watched
+from gateway.upstream.litellm.observed import ObservedStream
 
 logger = logging.getLogger("gateway")
 
@@ -75,7 +75,7 @@ class LitellmUpstream:
 
     def __init__(self, settings: LitellmSettings) -> None:
         self.settings = settings
-        library.use()
+        library.acquire()
         self._loading = asyncio.ensure_future(asyncio.to_thread(library.load))
         self._loading.add_done_callback(self._loaded)
 
@@ -96,19 +96,19 @@ class LitellmUpstream:
                 f'The provider "{self.settings.name}" needs litellm, which failed to load ({type(error).__name__}).'
             ) from error
 
-    def send(self, request: Outgoing) -> _Sending:
+    def send(self, request: Outgoing) -> _SendContext:
         """Return the context in which the request is sent."""
-        return _Sending(self, request)
+        return _SendContext(self, request)
 
     async def aclose(self) -> None:
         """Close litellm's connections if no other provider uses them."""
         loaded = None
         with contextlib.suppress(Exception):
             loaded = await asyncio.shield(self._loading)
-        await library.leave(loaded)
+        await library.release(loaded)
 
 
-class _Sending:
+class _SendContext:
     """One request: entered when its response has begun, left when it is no longer read."""
 
     __slots__ = ("_request", "_secrets", "_stream", "_upstream")
@@ -116,7 +116,7 @@ class _Sending:
     def __init__(self, upstream: LitellmUpstream, request: Outgoing) -> None:
         self._upstream = upstream
         self._request = request
-        self._stream: Watched | None = None
+        self._stream: ObservedStream | None = None
         self._secrets: tuple[str, ...] = tuple(upstream.settings.options.values())
 
     async def __aenter__(self) -> UpstreamReply:
@@ -173,13 +173,13 @@ class _Sending:
             completion = await getattr(loaded, call.function)(**given)
             if call.arguments.get("stream") is not True:
                 return AlreadyRead(200, _JSON, call.whole(completion))
-            self._stream = Watched(completion)
+            self._stream = ObservedStream(completion)
             await self._stream.begin()
             return _Streamed(self, call.events(self._stream))
         except GatewayError:
             raise
         except Exception as error:
-            result = faults.judged(error, settings.name, self._secrets)
+            result = faults.convert(error, settings.name, self._secrets)
             if isinstance(result, GatewayError):
                 raise result from error
             return result.as_reply(anthropic=form is wires.Messages)
@@ -224,7 +224,7 @@ class _Sending:
         except GatewayError:
             raise
         except Exception as error:
-            raise faults.broken(error, settings.name, self._secrets) from error
+            raise faults.stream_error(error, settings.name, self._secrets) from error
 
     async def __aexit__(self, *_: object) -> None:
         stream, self._stream = self._stream, None
@@ -265,7 +265,7 @@ class _Streamed:
     status = 200
     headers: Sequence[tuple[bytes, bytes]] = _EVENTS
 
-    def __init__(self, sending: _Sending, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, sending: _SendContext, events: AsyncIterator[bytes]) -> None:
         self._sending = sending
         self._events = events
 

@@ -135,7 +135,7 @@ def target_of(provider: str, model: object, base_url: str, families: TokenizerFa
     return LitellmTarget(provider, model, base_url, families.of(model, provider, "chat"))
 
 
-def sorted_out(
+def split_fields(
     body: Fields, known: frozenset[str], hints: frozenset[str], target: LitellmTarget
 ) -> tuple[Fields, list[str], Fields]:
     """Split a request into the translated fields, the names of ignored fields, and fields passed on unchanged.
@@ -170,7 +170,9 @@ def is_mistral_elsewhere(target: LitellmTarget) -> bool:
     return target.provider in _MISTRAL_PROVIDERS and bool(host) and not f".{host}".endswith(".mistral.ai")
 
 
-def fitted(arguments: Fields, left_out: list[str], target: LitellmTarget, known: frozenset[str]) -> Fields:
+def without_unknown_fields(
+    arguments: Fields, left_out: list[str], target: LitellmTarget, known: frozenset[str]
+) -> Fields:
     """Return the arguments without hints and defaults that this provider does not know."""
     fitting: Fields = {"model": target.model}
     for name, value in arguments.items():
@@ -264,7 +266,7 @@ def chat_arguments(library: Library, arguments: Fields, left_out: list[str], tar
     if target.provider in _MISTRAL_PROVIDERS or _MISTRAL_MODEL.search(target.model):
         arguments["messages"] = blocks.with_answers(arguments.get("messages"))
     left_out += _unread_images(library, arguments, target)
-    fitting = fitted(arguments, left_out, target, known)
+    fitting = without_unknown_fields(arguments, left_out, target, known)
     left_out += _with_fitting_thinking(library, fitting, target)
     left_out += _with_json_in_words(library, fitting, target)
     return fitting | _ONLY_CHAT

@@ -322,7 +322,7 @@ def as_reasoning(item: dict[str, Any], signed: Sequence[Mapping[str, Any]] = ())
         item.setdefault("encrypted_content", msgspec.json.encode(signed).decode())
 
 
-class Arguments:
+class CallsWithoutArguments:
     """Tool calls of a chat stream that have no arguments so far.
 
     Anthropic streams no arguments for a call without any, and litellm reports "". Clients fail to parse that as JSON.

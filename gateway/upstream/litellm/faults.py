@@ -80,7 +80,7 @@ class Refusal:
         return AlreadyRead(self.status, headers, msgspec.json.encode(value))
 
 
-def judged(error: Exception, name: str, secrets: Iterable[str]) -> Refusal | GatewayError:
+def convert(error: Exception, name: str, secrets: Iterable[str]) -> Refusal | GatewayError:
     """Return the provider's refusal, or the gateway's error if there was no response. `name`: of the provider."""
     kinds = [type(link).__name__ for link in _chain(error)]
     if kinds[0] in _UNTRANSLATED:
@@ -96,9 +96,9 @@ def judged(error: Exception, name: str, secrets: Iterable[str]) -> Refusal | Gat
     return Refusal(status, _message(error, secrets), code, _headers(error))
 
 
-def broken(error: Exception, name: str, secrets: Iterable[str]) -> GatewayError:
+def stream_error(error: Exception, name: str, secrets: Iterable[str]) -> GatewayError:
     """Return the error for a stream that broke off."""
-    result = judged(error, name, secrets)
+    result = convert(error, name, secrets)
     if isinstance(result, GatewayError):
         return result
     return UpstreamProtocolError(f'The provider "{name}" broke off its response: {result.message}')

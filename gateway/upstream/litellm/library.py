@@ -166,14 +166,14 @@ def _anthropic_adapter() -> Any:
     return module.AnthropicAdapter()
 
 
-def use() -> None:
+def acquire() -> None:
     """Count one more provider that uses litellm's connections on this event loop."""
     loop = id(asyncio.get_running_loop())
     with _lock:
         _users[loop] = _users.get(loop, 0) + 1
 
 
-async def leave(library: Library | None) -> None:
+async def release(library: Library | None) -> None:
     """Count one provider less; after the last one close the connections, which litellm shares between providers."""
     loop = id(asyncio.get_running_loop())
     with _lock:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 if TYPE_CHECKING:
-    from gateway.upstream.litellm.watched import Watched
+    from gateway.upstream.litellm.observed import ObservedStream
 
 #: fields of a delta with content other than tool calls
 _CONTENT: Final = ("content", "reasoning_content", "thinking_blocks")
@@ -69,14 +69,14 @@ class Calls:
         return True
 
 
-class InTurn:
+class SequentialCalls:
     """A chat stream in which each tool call ends before the next begins, as in the blocks of a Messages stream.
 
     If pieces of several calls are interleaved, those of the first call pass at once. Each other call follows it as one
     piece. litellm would put every piece into the block that began last.
     """
 
-    def __init__(self, stream: Watched) -> None:
+    def __init__(self, stream: ObservedStream) -> None:
         self._stream = stream
         self._choice = 0
         self._live: int | None = None

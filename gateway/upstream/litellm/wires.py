@@ -23,16 +23,16 @@ from gateway.upstream.litellm.arguments import (
     Fields,
     LitellmTarget,
     chat_arguments,
-    fitted,
     is_mistral_elsewhere,
     known_fields,
     refuse_kept_by_provider,
     refuse_sound,
-    sorted_out,
+    split_fields,
+    without_unknown_fields,
 )
 from gateway.upstream.litellm.items import Items
 from gateway.upstream.litellm.library import Library
-from gateway.upstream.litellm.toolcalls import InTurn
+from gateway.upstream.litellm.toolcalls import SequentialCalls
 
 #: fields that a response has even if they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
@@ -65,7 +65,7 @@ class Chat:
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, CHAT, HINTS, target)
+        kept, self.left_out, extra = split_fields(body, CHAT, HINTS, target)
         refuse_sound(kept.get("messages"), target)
         kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
         self.arguments = chat_arguments(library, kept, self.left_out, target) | extra
@@ -76,7 +76,7 @@ class Chat:
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
-        calls = blocks.Arguments()
+        calls = blocks.CallsWithoutArguments()
         async for chunk in stream:
             value = _chat_response(chunk.model_dump())
             if (missing := calls.missing(value)) is not None:
@@ -91,9 +91,9 @@ class Text:
     function = "text"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, TEXT, HINTS, target)
+        kept, self.left_out, extra = split_fields(body, TEXT, HINTS, target)
         known = known_fields(library, target, "chat_completion", kept)
-        self.arguments = fitted(kept, self.left_out, target, known) | extra
+        self.arguments = without_unknown_fields(kept, self.left_out, target, known) | extra
 
     def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
@@ -112,8 +112,11 @@ class Embeddings:
     function = "embed"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, EMBED, HINTS, target)
-        self.arguments = fitted(kept, self.left_out, target, known_fields(library, target, "embeddings", kept)) | extra
+        kept, self.left_out, extra = split_fields(body, EMBED, HINTS, target)
+        self.arguments = (
+            without_unknown_fields(kept, self.left_out, target, known_fields(library, target, "embeddings", kept))
+            | extra
+        )
 
     def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
@@ -130,7 +133,7 @@ class Messages:
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, MESSAGES, MESSAGES_HINTS, target)
+        kept, self.left_out, extra = split_fields(body, MESSAGES, MESSAGES_HINTS, target)
         user = (kept.pop("metadata", None) or {}).get("user_id")
         stream = kept.pop("stream", False) is True
         if blocks.asks_for_citations(kept.get("messages"), kept.get("tools")):
@@ -173,7 +176,7 @@ class Messages:
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
         translate = self._library.messages.translate_completion_output_params_streaming
-        async for event in translate(InTurn(stream), model=self._model, tool_name_mapping=self._tool_names):
+        async for event in translate(SequentialCalls(stream), model=self._model, tool_name_mapping=self._tool_names):
             is_end = blocks.MESSAGE_END in event and stream.usage is not None
             yield blocks.with_usage(event, _priced_usage(stream.usage)) if is_end else blocks.with_empty_start(event)
 
@@ -185,7 +188,7 @@ class Responses:
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         refuse_kept_by_provider(body)
-        kept, self.left_out, extra = sorted_out(body, RESPONSES, RESPONSES_HINTS, target)
+        kept, self.left_out, extra = split_fields(body, RESPONSES, RESPONSES_HINTS, target)
         self._input = kept.pop("input", "")
         stream = kept.pop("stream", False) is True
         self._request = kept

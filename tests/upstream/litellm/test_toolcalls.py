@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamProtocolError
-from gateway.upstream.litellm.toolcalls import Calls, InTurn
+from gateway.upstream.litellm.toolcalls import Calls, SequentialCalls
 
 
 def piece(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> Any:
@@ -26,7 +26,7 @@ def chunk(*calls: Any, text: str | None = None, end: str | None = None) -> Any:
 
 
 class Stream:
-    """What `Watched` is for those behind it."""
+    """What `ObservedStream` is for those behind it."""
 
     def __init__(self, *chunks: Any) -> None:
         self.calls = Calls()
@@ -50,7 +50,7 @@ async def told(*chunks: Any) -> list[Any]:
     """What each chunk says that is left: (id, number, arguments) of calls, a text, an end."""
     said: list[Any] = []
     stream: Any = Stream(*chunks)
-    async for one in InTurn(stream):
+    async for one in SequentialCalls(stream):
         for choice in one.choices:
             calls = choice.delta.tool_calls or ()
             said += [choice.delta.content] if choice.delta.content else []

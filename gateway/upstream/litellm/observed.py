@@ -10,7 +10,7 @@ from gateway.upstream.litellm.blocks import SignedThoughts
 from gateway.upstream.litellm.toolcalls import Calls
 
 
-class Watched:
+class ObservedStream:
     """litellm's stream of chat chunks, which remembers errors, usage, thinking and tool calls.
 
     The code that translates the stream would write an error into the response, as if the provider had sent it. litellm
