@@ -137,7 +137,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
         body: the body, which distinguishes a call from a request about an earlier response.
     """
     # Some servers ignore the case of paths.
-    asked, path = path, path.rstrip("/").lower()
+    original_path, path = path, path.rstrip("/").lower()
     known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
     is_of_model = known is not None or is_below
     # Some servers ignore the method, so a request with a body is treated as a call.
@@ -149,11 +149,11 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     metered = has_body and not _is_free(method, path, body)
     # A body that is not metered is not forwarded.
     is_empty = not has_body
-    for where, made in _FETCHED.get(method, ()) if not metered else ():
-        if (match := where.match(asked)) is not None:
-            dialect, response_id = StoredResponses(operation, made, is_empty=is_empty), unquote(match[1])
+    for pattern, reader_dialect in _FETCHED.get(method, ()) if not metered else ():
+        if (match := pattern.match(original_path)) is not None:
+            dialect, response_id = StoredResponses(operation, reader_dialect, is_empty=is_empty), unquote(match[1])
             return Endpoint(dialect, operation, metered=False, estimated=False, about=response_id, fetches=response_id)
-    about = _ABOUT.match(asked) if not metered else None
+    about = _ABOUT.match(original_path) if not metered else None
     counts = _COUNTING_MODELS.get(path) if has_body and not metered else None
     is_free = _FREE.match(path) is not None
     return Endpoint(

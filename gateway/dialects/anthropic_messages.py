@@ -11,8 +11,8 @@ import msgspec
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
-from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
+from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict, length_before, named_event
+from gateway.dialects.fields import decode_response, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.response_state import ResponseState
@@ -83,7 +83,7 @@ class AnthropicMessages:
     def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole response."""
         reader = MessagesReader()
-        reader.whole(decode_answer(body))
+        reader.whole(decode_response(body))
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
@@ -119,13 +119,13 @@ class MessagesReader(BatchReader[_Event]):
 
     def plain_prefix(self, region: bytes) -> int:
         """Return the length of the leading events that can be read later."""
-        return plain_before(region, _LAST_MARKS)
+        return length_before(region, _LAST_MARKS)
 
     def read(self, data: bytes) -> Verdict:
         """Read one event."""
         if data == b"[DONE]":
             return Verdict.LAST
-        value = decode_answer(data)
+        value = decode_response(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         match value.get("type"):

@@ -15,7 +15,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.http.headers import OUR_NAMES
 from gateway.core.http.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
-from gateway.dialects.fields import Fields, decode_answer, write_fields
+from gateway.dialects.fields import Fields, decode_response, write_fields
 from gateway.dialects.reported import ReportedUsage
 
 #: Bytes after the end mark that are kept until `close`. Anything longer is not part of a response.
@@ -236,7 +236,7 @@ class StreamMeter:
         """
         self._read_rest()
         (rest, passed), self._rest = self._rest, (b"", b"")
-        is_whole = isinstance(decode_answer(event_data(rest)), dict)
+        is_whole = isinstance(decode_response(event_data(rest)), dict)
         held, self._held = self._held, b""
         return b"".join([block.rstrip(b"\r\n") + b"\n\n" for block in (held, passed if is_whole else b"") if block])
 
@@ -268,7 +268,7 @@ def _if_complete(response: ParsedResponse) -> ParsedResponse | None:
     return response if response.usage is not None and response.usage.output_tokens is not None else None
 
 
-def plain_before(region: bytes, marks: Iterable[bytes]) -> int:
+def length_before(region: bytes, marks: Iterable[bytes]) -> int:
     """Return the length of the events before the first of these marks; 0 if lines may end with CR."""
     if b"\r" in region:
         return 0

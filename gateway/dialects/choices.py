@@ -14,7 +14,7 @@ from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
 from gateway.dialects.alike import TextFrame
 from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict
-from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_answer
+from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_response
 from gateway.dialects.response_state import ResponseState
 from gateway.dialects.stream_batch import BatchReader
 from gateway.dialects.texts import texts_of_fields
@@ -204,12 +204,12 @@ class ChoicesReader(BatchReader[_Payload]):
 
     def _remember_frame(self, event: bytes, text: str) -> None:
         """Remember the bytes around the text of a chunk that holds nothing else."""
-        found = _CONTENT.search(event)
-        if found is None:
+        match = _CONTENT.search(event)
+        if match is None:
             return
-        start, end = found.span(1)
+        start, end = match.span(1)
         payload = _decode_payload(b"%bx%b" % (event[:end], event[end:]))
-        # If this fails, the search found another text.
+        # If this fails, the search match another text.
         if payload is not None and self._text_alone(payload) == text + "x":
             self._plain = payload, TextFrame.around(event, start, end)
 
@@ -334,7 +334,7 @@ def _decode_payload(data: bytes) -> _Payload | None:
     except UNREADABLE:
         pass
     # A field does not have the documented type, or a number does not fit a double: read what can be read.
-    value = decode_answer(data)
+    value = decode_response(data)
     if not isinstance(value, dict):
         return None
     raw_choices = value.get("choices")

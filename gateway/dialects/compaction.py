@@ -121,10 +121,10 @@ def items_to_compact(call: Call) -> tuple[bytes, ...]:
     if is_far_too_much(array):
         raise InvalidRequest(f"{TOO_MUCH} cannot be compacted.", param="input")
     items = [bytes(item) for item in _items(array)]
-    found = tuple([item for item in items if _TRIGGER_MARK not in item or _read(item).type != _TRIGGER])
-    if not found:
+    kept_items = tuple([item for item in items if _TRIGGER_MARK not in item or _read(item).type != _TRIGGER])
+    if not kept_items:
         raise InvalidRequest("The input has no items to compact. Send the conversation as a list.", param="input")
-    return found
+    return kept_items
 
 
 def handle_of(namespace: str, text: str) -> str:

@@ -339,9 +339,9 @@ def _pop_priority(fields: dict[str, msgspec.Raw], place: str) -> float | None:
     mark = fields.pop("x_gateway", None)
     if mark is None:
         return None
-    where = f"{place}.x_gateway"
-    check_length(where, mark, _MARK_BYTES)
-    return _priority(decode(mark), where)
+    mark_name = f"{place}.x_gateway"
+    check_length(mark_name, mark, _MARK_BYTES)
+    return _priority(decode(mark), mark_name)
 
 
 def _object(raw: bytes) -> dict[str, msgspec.Raw] | None:
@@ -358,22 +358,22 @@ def _list(raw: bytes) -> Sequence[bytes]:
         return ()
 
 
-def _priority(mark: Any, where: str) -> float:
+def _priority(mark: Any, mark_name: str) -> float:
     """Return the priority in a mark; `math.inf`: the message is pinned.
 
     Raises:
         InvalidRequest: the mark is not of a known form.
     """
     if not isinstance(mark, dict) or set(mark) - {"priority"}:
-        raise InvalidRequest(f'{where} must be an object with the field "priority" only.', param=where)
+        raise InvalidRequest(f'{mark_name} must be an object with the field "priority" only.', param=mark_name)
     value = mark.get("priority", _DEFAULT_PRIORITY)
     if value == PINNED:
         return math.inf
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MOST_PRIORITY:  # NaN fails this comparison too
         raise InvalidRequest(
-            f'{where}.priority must be "{PINNED}" or a number from 0 (dropped first) over 1 (default) to '
+            f'{mark_name}.priority must be "{PINNED}" or a number from 0 (dropped first) over 1 (default) to '
             f"{MOST_PRIORITY:.0f}.",
-            param=f"{where}.priority",
+            param=f"{mark_name}.priority",
         )
     return float(value)

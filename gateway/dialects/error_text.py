@@ -62,7 +62,7 @@ _PRINTED: Final = re.compile(
 )
 
 
-def said_in(body: bytes) -> Iterator[ErrorText]:
+def messages_in(body: bytes) -> Iterator[ErrorText]:
     """Yield the messages of an error body, the innermost error first."""
     yield from _messages(body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), 0, _NO_FIELDS)
 

@@ -235,7 +235,7 @@ def read_piece(raw: bytes) -> Any:
         return decoded(raw)
 
 
-def decode_answer(raw: bytes) -> Any:
+def decode_response(raw: bytes) -> Any:
     """Decode a response like `decode`, but accept flaws that clients accept; None if a second value follows.
 
     Accepted flaws: a byte order mark, raw control characters in strings, and extra bytes after the value.

@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
-from gateway.dialects.error_text import ErrorText, said_in
+from gateway.dialects.error_text import ErrorText, messages_in
 from gateway.dialects.length_words import lengths_in
 from gateway.dialects.reported import count
 
@@ -177,7 +177,7 @@ def length_error(status: int, body: bytes) -> LengthError | None:
     """Return the lengths in an error body; None if the error has another reason than length."""
     if status not in TELLING:
         return None
-    return next(filter(None, map(_read, said_in(body))), None)
+    return next(filter(None, map(_read, messages_in(body))), None)
 
 
 def _read(message: ErrorText) -> LengthError | None:
@@ -212,8 +212,8 @@ def _model_maximum(text: str) -> LengthError | None:
 
 def _in_other_words(text: str) -> LengthError | None:
     """Read a sentence with unknown wording, by its key terms."""
-    found = lengths_in(text)
-    return LengthError(found.limit, found.asked) if found is not None else None
+    lengths = lengths_in(text)
+    return LengthError(lengths.limit, lengths.asked) if lengths is not None else None
 
 
 def _parts(text: str) -> tuple[int | None, int | None]:
@@ -226,8 +226,8 @@ def _parts(text: str) -> tuple[int | None, int | None]:
 
 
 def _sentence(text: str) -> LengthError | None:
-    found = _first(_SENTENCES, text)
-    return _from_groups(found.groupdict()) if found else None
+    match = _first(_SENTENCES, text)
+    return _from_groups(match.groupdict()) if match else None
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str, start: int = 0) -> re.Match[str] | None:

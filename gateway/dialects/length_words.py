@@ -90,7 +90,7 @@ def lengths_in(text: str) -> Lengths | None:
         return None
     if not all(word.lower() in _WORDS for word in _WORD.findall(_NAME.sub(" ", sentence))):
         return None
-    numbers = sorted({int(found.replace(",", "")) for found in _NUMBER.findall(sentence)} - {0})
+    numbers = sorted({int(digits.replace(",", "")) for digits in _NUMBER.findall(sentence)} - {0})
     if len(numbers) == 2:  # noqa: PLR2004
         # The refused length is larger than the limit.
         return Lengths(*numbers)

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
-from gateway.dialects.error_text import ErrorText, said_in
+from gateway.dialects.error_text import ErrorText, messages_in
 
 #: the two names of the output limit in a chat request
 NAMES: Final = ("max_tokens", "max_completion_tokens")
@@ -138,7 +138,7 @@ def limit_refusal(status: int, body: bytes) -> LimitRefusal | None:
 
 def _sentences(body: bytes) -> Iterator[ErrorText]:
     """Yield the messages of an error; some proxies put them into `param`."""
-    for message in said_in(body):
+    for message in messages_in(body):
         param = message.fields.get("param")
         if message.text:
             yield message
@@ -168,20 +168,20 @@ def _is_name(param: str) -> bool:
 
 def _is_named_first(text: str) -> bool:
     """Return whether a message names an output limit before any words that may come from a user."""
-    found = _FIELD.search(text)
-    if found is None:
+    field = _FIELD.search(text)
+    if field is None:
         return False
-    head, following = text[: found.start()], text[found.end() : found.end() + 1]
+    head, following = text[: field.start()], text[field.end() : field.end() + 1]
     bare = head.rstrip(_QUOTES)
     return (bare == head or following in _QUOTES) and _BEFORE.fullmatch(bare) is not None
 
 
 def _numbers(text: str) -> Iterator[int]:
-    strict = {found["strict"] or found["open"] or found["end"] for found in _EXCLUSIVE.finditer(text)}
-    found = _NUMBER.findall(text)
-    for digits in found:
+    strict = {match["strict"] or match["open"] or match["end"] for match in _EXCLUSIVE.finditer(text)}
+    numbers = _NUMBER.findall(text)
+    for digits in numbers:
         number = int(re.sub(r"[,_]", "", digits))
-        is_repeated = found.count(digits) > 1 and f"{digits} (exclusive)" not in text
+        is_repeated = numbers.count(digits) > 1 and f"{digits} (exclusive)" not in text
         yield number - 1 if digits in strict and not is_repeated else number
 
 

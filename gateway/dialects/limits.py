@@ -224,7 +224,7 @@ def least_output(fields: AnyFields, wire: Wire) -> int:
     return max((setting.least + USEFUL for setting in thinking), default=0)
 
 
-def thinking_within(asked: int, limit: int) -> int | None:
+def thinking_budget(asked: int, limit: int) -> int | None:
     """Return the thinking budget for an effort within an output limit; None if thinking does not fit.
 
     `asked`: the budget that is equivalent to the effort. At most half of the limit is thinking, so that as much remains

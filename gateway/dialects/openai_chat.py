@@ -9,7 +9,7 @@ from typing import Final
 from gateway.core.conversation.message import encode, text_parts
 from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
-from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
+from gateway.dialects.fields import decode_response, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
 
 #: the field in which xAI names the id of a response that is generated later
@@ -49,7 +49,7 @@ class OpenAIChat(ChoicesDialect):
         response = super().answer(body)
         if response.finish_reason is not None or _REQUEST_ID not in body:
             return response
-        value = decode_answer(body)
+        value = decode_response(body)
         deferred_id = value.get("request_id") if isinstance(value, dict) else None
         return replace(response, id=deferred_id) if isinstance(deferred_id, str) else response
 
@@ -61,7 +61,7 @@ def completion_request(model: str, messages: Sequence[Mapping[str, object]], lim
 
 def completion_text(body: bytes) -> str | None:
     """Return the text of a whole response; None if it has none, or if the model or provider refused."""
-    value = decode_answer(body)
+    value = decode_response(body)
     choices = value.get("choices") if isinstance(value, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or choice.get("finish_reason") == "content_filter":

@@ -11,8 +11,8 @@ import msgspec
 from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
 from gateway.dialects import openai_errors
-from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
+from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, length_before, named_event
+from gateway.dialects.fields import decode_response, flag_field, read_fields, string_field
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import ReportedUsage
 from gateway.dialects.response_state import ResponseState
@@ -89,7 +89,7 @@ class OpenAIResponses:
     def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole response."""
         reader = ResponsesReader(None, lambda: 0)
-        reader.whole(decode_answer(body))
+        reader.whole(decode_response(body))
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
@@ -156,13 +156,13 @@ class ResponsesReader(BatchReader[_Event]):
 
     def plain_prefix(self, region: bytes) -> int:
         """Return the length of the leading events that can be read later."""
-        return plain_before(region, _LAST_MARKS)
+        return length_before(region, _LAST_MARKS)
 
     def read(self, data: bytes) -> Verdict:
         """Read one event."""
         if data == b"[DONE]":
             return Verdict.LAST
-        value = decode_answer(data)
+        value = decode_response(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         kind = value.get("type")
@@ -180,10 +180,10 @@ class ResponsesReader(BatchReader[_Event]):
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """Read decoded events. Nearly all are deltas of one text, which are added together."""
-        for (kind, *place), some, run in runs(events, decoded, _TYPE_AND_PLACE):
+        for (kind, *place), batch, run in runs(events, decoded, _TYPE_AND_PLACE):
             deltas = [event.delta for event in run]
             if kind is None or kind in _AUDIO_DELTAS or None in deltas:
-                for data in some:
+                for data in batch:
                     self.read(data)
                 continue
             self._delta(kind, dict(zip(_PLACE, place, strict=True)), "".join(filter(None, deltas)))
@@ -307,7 +307,7 @@ class ResponsesReader(BatchReader[_Event]):
     def _ended(self, end: Mapping[str, object], number: int, *, is_begun: bool) -> bytes:
         """Return the events that end the response in this state; `is_begun`: it needs no event that begins it."""
         # This is None if the event is nested so deep that it cannot be parsed at this depth of the call stack.
-        event = decode_answer(self._first_event) if self._first_event is not None else None
+        event = decode_response(self._first_event) if self._first_event is not None else None
         known = event["response"] if event is not None else {}
         try:
             return self._end_events(known, {**end, "output": self._delivered.items()}, number, is_begun=is_begun)

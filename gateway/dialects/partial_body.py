@@ -15,7 +15,7 @@ from typing import Final
 from gateway.core.conversation.json_text import string_end
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.dialects.base import Dialect, ParsedResponse
-from gateway.dialects.fields import decode_answer
+from gateway.dialects.fields import decode_response
 
 #: bytes that are searched for texts
 _LOOKED_AT: Final = 1024 * 1024
@@ -62,7 +62,7 @@ class PartialBody:
 def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
     """Read a complete response, which may have a flaw in its JSON: it is billed in any case. See `PartialBody`."""
     response = dialect.answer(body)
-    if response != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_answer(body) is not None:
+    if response != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_response(body) is not None:
         return response
     return _estimated(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 
@@ -94,9 +94,9 @@ def _tokens(head: bytes) -> float:
 def _texts(head: bytes) -> Iterator[bytes]:
     """Yield the content of each string that the model wrote, including an incomplete one."""
     end = 0
-    while (found := _TEXT.search(head, end)) is not None:
-        end = string_end(head, found.end())
-        yield head[found.end() : end]
+    while (match := _TEXT.search(head, end)) is not None:
+        end = string_end(head, match.end())
+        yield head[match.end() : end]
 
 
 def _text(raw: bytes) -> str:

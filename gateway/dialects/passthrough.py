@@ -12,9 +12,9 @@ from typing import Any, Final
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, plain_before
+from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, length_before
 from gateway.dialects.contents import without_marks
-from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
+from gateway.dialects.fields import decode_response, flag_field, read_fields, string_field
 from gateway.dialects.response_state import ResponseState
 from gateway.dialects.texts import beyond, texts_of_fields
 
@@ -134,13 +134,13 @@ class PassThroughReader(EventReader):
 
     def plain_prefix(self, region: bytes) -> int:
         """Return the length of the leading events that can be read later."""
-        return plain_before(region, (_END,))
+        return length_before(region, (_END,))
 
     def read(self, data: bytes) -> Verdict:
         """Read one event."""
         if data == _END:
             return Verdict.LAST
-        value = decode_answer(data)
+        value = decode_response(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         self._envelope(value, input_side_only=False)

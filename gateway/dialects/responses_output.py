@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, Final
 
 from gateway.core.values import dataclass
-from gateway.dialects.fields import decode_answer
+from gateway.dialects.fields import decode_response
 
 #: limits of what is kept of one stream: bytes of output, number of items, and texts of an item
 MAX_KEPT: Final = 1024 * 1024
@@ -71,7 +71,7 @@ class _Item:
 
     def value(self) -> dict[str, object]:
         """Return the item as far as it was received."""
-        event = decode_answer(self.event) if self.event is not None else None
+        event = decode_response(self.event) if self.event is not None else None
         item = dict(event["item"]) if event is not None else dict(self.bare)
         if self.is_done:
             return item
@@ -107,28 +107,28 @@ class DeliveredOutput:
         before = self._items.get(index)
         if before is not None:
             self._left += before.size()
-        kept = self._items[index] = _Item(_bare(item))
-        kept.is_done = is_done
+        entry = self._items[index] = _Item(_bare(item))
+        entry.is_done = is_done
         if len(event) <= self._left:
-            kept.event = event
+            entry.event = event
             self._left -= len(event)
 
     def add_text(self, kind: str, event: Mapping[str, Any], text: str) -> None:
         """Add the text of a delta."""
         place, index = _PLACES.get(kind), event.get("output_index")
-        kept = self._items.get(index) if place is not None and type(index) is int else None
-        if place is None or kept is None or kept.event is None or kept.is_done:
+        entry = self._items.get(index) if place is not None and type(index) is int else None
+        if place is None or entry is None or entry.event is None or entry.is_done:
             return
         number = event.get(place.numbered_by, 0) if place.numbered_by is not None else 0
-        if type(number) is not int or ((kind, number) not in kept.texts and len(kept.texts) >= _MAX_TEXTS):
+        if type(number) is not int or ((kind, number) not in entry.texts and len(entry.texts) >= _MAX_TEXTS):
             return
         raw = text.encode("utf-8", "replace")
         if len(raw) > self._left:
-            self._left += kept.size()
-            kept.event, kept.texts = None, {}
+            self._left += entry.size()
+            entry.event, entry.texts = None, {}
         else:
             self._left -= len(raw)
-            kept.texts.setdefault((kind, number), bytearray()).extend(raw)
+            entry.texts.setdefault((kind, number), bytearray()).extend(raw)
 
     def items(self) -> list[dict[str, object]]:
         """Return the items in their order."""

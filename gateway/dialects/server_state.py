@@ -140,18 +140,18 @@ def _elements(array: bytes) -> Sequence[msgspec.Raw]:
 
 def _names(messages: Sequence[bytes | msgspec.Raw]) -> set[str]:
     """Return how messages refer to files that they do not contain."""
-    found, left = set[str](), _MOST_BYTES
+    kinds, left = set[str](), _MOST_BYTES
     for raw in messages[:MOST_MESSAGES]:
         named = _NAMED.search(raw)
         if named is None:
             continue
         left -= memoryview(raw).nbytes
         if left >= 0:
-            found.update(_files(decode(raw)))
+            kinds.update(_files(decode(raw)))
         else:
             # Decoding more for one word in a header would take too long, so the pattern alone decides.
-            found.add(_FILE_ID if named[1] else _FILE_URL)
-    return found
+            kinds.add(_FILE_ID if named[1] else _FILE_URL)
+    return kinds
 
 
 def _files(value: object, depth: int = 0) -> Iterator[str]:

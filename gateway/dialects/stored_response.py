@@ -13,22 +13,22 @@ _RESPONSES: Final = "responses"
 
 
 class StoredResponses(PassThrough):
-    """Forward requests like `PassThrough`, and read responses with `made`, the dialect that created them."""
+    """Forward requests like `PassThrough`. Read responses with `response_dialect`, the dialect that created them."""
 
-    def __init__(self, operation: str, made: Dialect, *, is_empty: bool) -> None:
+    def __init__(self, operation: str, response_dialect: Dialect, *, is_empty: bool) -> None:
         super().__init__(operation, is_empty=is_empty)
-        self._made = made
+        self._response_dialect = response_dialect
 
     def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole response."""
-        return self._made.answer(body)
+        return self._response_dialect.answer(body)
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         """Return a reader for one stream. The gateway asked for no usage chunk, so no event is dropped."""
         del drop_usage, input_tokens
-        if self._made.name == _RESPONSES:
+        if self._response_dialect.name == _RESPONSES:
             return _AnyPartReader(None, lambda: 0)
-        return self._made.reader(call, drop_usage=False)
+        return self._response_dialect.reader(call, drop_usage=False)
 
 
 class _AnyPartReader(ResponsesReader):

@@ -132,15 +132,15 @@ def _texts_of_raw(raw: msgspec.Raw, *, unknown: bool = False) -> Iterator[str]:
         yield from (text for text in whole if not _is_data(text, unknown=unknown))
         return
     view = memoryview(raw)
-    found: list[str] = []
+    decoded: list[str] = []
     for number, (written, is_key, end) in enumerate(_strings(view), 1):
         if (unknown or not is_key) and not _is_plain_data(written):
             text = decode(b'"' + written + b'"')
             if isinstance(text, str) and not _is_data(text, unknown=unknown):
-                found.append(text)
+                decoded.append(text)
                 yield text
         if number == _MAX_TEXTS:
-            yield from _repeated("".join(found), end, view.nbytes - end)
+            yield from _repeated("".join(decoded), end, view.nbytes - end)
             return
 
 
@@ -149,15 +149,15 @@ def _strings(view: memoryview) -> Iterator[tuple[bytes, bool, int]]:
     at: int | None = 0
     while at is not None:
         begin, at = at, None
-        for found in _STRING.finditer(view, begin):
-            if found[2] is None:
-                end = string_end(view, found.end())
+        for match in _STRING.finditer(view, begin):
+            if match[2] is None:
+                end = string_end(view, match.end())
                 after = _AFTER.match(view, end)
                 if after is not None:
                     at = after.end()
-                    yield bytes(view[found.start(1) : end]), after[1] is not None, at
+                    yield bytes(view[match.start(1) : end]), after[1] is not None, at
                 break
-            yield found[1], found[3] is not None, found.end()
+            yield match[1], match[3] is not None, match.end()
 
 
 def _repeated(text: str, read: int, left: int) -> Iterator[str]:

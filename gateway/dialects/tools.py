@@ -197,8 +197,8 @@ def _tools(data: bytes, field: str, wire: Wire) -> tuple[OfferedTool, ...]:
     if not isinstance(values, list):
         raise InvalidRequest(f'The field "{field}" must be an array.', param=field)
     _check_number(values, field)
-    found = (_tool(value, (field, index), wire) for index, value in enumerate(values))
-    return tuple(tool for tool in found if tool is not None)
+    entries = (_tool(value, (field, index), wire) for index, value in enumerate(values))
+    return tuple(tool for tool in entries if tool is not None)
 
 
 def _check_number(tools: Sequence[object], field: str) -> None:

@@ -16,7 +16,7 @@ from gateway.dialects.limits import (
     least_output,
     output_limit,
     service_tier,
-    thinking_within,
+    thinking_budget,
     with_limit,
 )
 from tests.support.timing import calls_made
@@ -281,7 +281,7 @@ def test_thinking_keeps_its_share_of_a_lowered_limit(
     [(4_096, 8_192, 4_096), (4_096, 8_190, 4_095), (4_096, 1_500, 1_024), (1_024, 1_040, 1_024), (1_024, 1_039, None)],
 )
 def test_thinking_for_an_effort_takes_half_of_the_limit_at_most(asked: int, limit: int, budget: int | None) -> None:
-    assert thinking_within(asked, limit) == budget
+    assert thinking_budget(asked, limit) == budget
 
 
 def test_thinking_without_a_limit_beside_it_leaves_room_for_an_answer() -> None:

@@ -17,7 +17,7 @@ from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.errors import CompactionUnknown, InvalidRequest
 from gateway.core.values import dataclass
-from gateway.dialects.limits import thinking_within
+from gateway.dialects.limits import thinking_budget
 from gateway.upstream.litellm import blocks
 from gateway.upstream.litellm.library import Library
 
@@ -143,7 +143,7 @@ def split_fields(
     Raises:
         InvalidRequest: a field can be neither translated nor passed on.
     """
-    kept = {name: value for name, value in body.items() if name in known and value is not None}
+    translated = {name: value for name, value in body.items() if name in known and value is not None}
     left_out = [name for name in body if name in hints and name not in known]
     extra: Fields = {}
     for name, value in body.items():
@@ -154,7 +154,7 @@ def split_fields(
                 f'The field "{name[:64]}" cannot be translated for "{target.provider}". Remove it.', param=name[:64]
             )
         extra[name] = value
-    return kept, left_out, {"extra_body": extra} if extra else {}
+    return translated, left_out, {"extra_body": extra} if extra else {}
 
 
 def known_fields(library: Library, target: LitellmTarget, kind: str, asked: Iterable[str]) -> frozenset[str]:
@@ -245,7 +245,7 @@ def _fitting_budget(arguments: Fields, budget: int) -> int | None:
         return None
     limits = [limit for name in _OUTPUT_LIMITS if isinstance(limit := arguments.get(name), int)]
     # The caller chose this budget, and the gateway has already reduced it together with the output limit.
-    return thinking_within(budget, min(limits)) if limits and "thinking" not in arguments else budget
+    return thinking_budget(budget, min(limits)) if limits and "thinking" not in arguments else budget
 
 
 #: Prevents litellm's chat function from using its proxy for tools, and its Responses API for some models.

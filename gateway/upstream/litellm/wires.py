@@ -65,10 +65,10 @@ class Chat:
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = split_fields(body, CHAT, HINTS, target)
-        refuse_sound(kept.get("messages"), target)
-        kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
-        self.arguments = chat_arguments(library, kept, self.left_out, target) | extra
+        fields, self.left_out, extra = split_fields(body, CHAT, HINTS, target)
+        refuse_sound(fields.get("messages"), target)
+        fields["messages"] = blocks.without_empty_texts(fields.get("messages"))
+        self.arguments = chat_arguments(library, fields, self.left_out, target) | extra
 
     def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
@@ -91,9 +91,9 @@ class Text:
     function = "text"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = split_fields(body, TEXT, HINTS, target)
-        known = known_fields(library, target, "chat_completion", kept)
-        self.arguments = without_unknown_fields(kept, self.left_out, target, known) | extra
+        fields, self.left_out, extra = split_fields(body, TEXT, HINTS, target)
+        known = known_fields(library, target, "chat_completion", fields)
+        self.arguments = without_unknown_fields(fields, self.left_out, target, known) | extra
 
     def whole(self, completion: Any) -> bytes:
         """Return the body of a whole response."""
@@ -112,9 +112,9 @@ class Embeddings:
     function = "embed"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = split_fields(body, EMBED, HINTS, target)
+        fields, self.left_out, extra = split_fields(body, EMBED, HINTS, target)
         self.arguments = (
-            without_unknown_fields(kept, self.left_out, target, known_fields(library, target, "embeddings", kept))
+            without_unknown_fields(fields, self.left_out, target, known_fields(library, target, "embeddings", fields))
             | extra
         )
 
@@ -133,15 +133,15 @@ class Messages:
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = split_fields(body, MESSAGES, MESSAGES_HINTS, target)
-        user = (kept.pop("metadata", None) or {}).get("user_id")
-        stream = kept.pop("stream", False) is True
-        if blocks.asks_for_citations(kept.get("messages"), kept.get("tools")):
+        fields, self.left_out, extra = split_fields(body, MESSAGES, MESSAGES_HINTS, target)
+        user = (fields.pop("metadata", None) or {}).get("user_id")
+        stream = fields.pop("stream", False) is True
+        if blocks.asks_for_citations(fields.get("messages"), fields.get("tools")):
             self.left_out.append("citations")
-        kept["messages"] = blocks.with_texts(kept.get("messages"))
-        if blocks.has_failed_results(kept["messages"]):
+        fields["messages"] = blocks.with_texts(fields.get("messages"))
+        if blocks.has_failed_results(fields["messages"]):
             self.left_out.append("is_error")
-        request: Fields = {**kept, "model": f"{target.provider}/{target.model}"}
+        request: Fields = {**fields, "model": f"{target.provider}/{target.model}"}
         if isinstance(user, str):
             request["metadata"] = {"user_id": user}
         translate = library.messages.translate_completion_input_params_with_tool_mapping
@@ -152,13 +152,13 @@ class Messages:
             arguments["reasoning_effort"] = effort.get("effort")
         if target.provider not in ANTHROPICS:
             is_known = "reasoning_effort" in known_fields(library, target, "chat_completion", arguments)
-            self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
+            self.left_out += blocks.with_effort(arguments, fields, is_known=is_known)
             blocks.with_short_user(arguments)
         if is_mistral_elsewhere(target):
             # litellm derives it from the name of the user; the client did not ask for it.
             arguments.pop(CACHE_KEY, None)
         blocks.with_files(arguments.get("messages"))
-        choice = kept.get("tool_choice")
+        choice = fields.get("tool_choice")
         if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True:
             arguments["parallel_tool_calls"] = False
         if stream:
@@ -188,15 +188,15 @@ class Responses:
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         refuse_kept_by_provider(body)
-        kept, self.left_out, extra = split_fields(body, RESPONSES, RESPONSES_HINTS, target)
-        self._input = kept.pop("input", "")
-        stream = kept.pop("stream", False) is True
-        self._request = kept
-        service_tier = {"service_tier": kept["service_tier"]} if "service_tier" in kept else {}
+        fields, self.left_out, extra = split_fields(body, RESPONSES, RESPONSES_HINTS, target)
+        self._input = fields.pop("input", "")
+        stream = fields.pop("stream", False) is True
+        self._request = fields
+        service_tier = {"service_tier": fields["service_tier"]} if "service_tier" in fields else {}
         translated = library.responses.transform_responses_api_request_to_chat_completion_request(
             model=target.model,
             input=self._input,
-            responses_api_request=kept,
+            responses_api_request=fields,
             custom_llm_provider=target.provider,
             stream=stream,
             **service_tier,
