@@ -20,7 +20,7 @@ def test_the_messages_of_an_error_are_read_wherever_hosts_put_them() -> None:
     assert [said.text for said in messages_in(b"\xef\xbb\xbf  plain words")] == ["plain words"]
 
 
-def test_labels_before_a_message_are_told_from_its_words() -> None:
+def test_labels_are_separated_from_the_message() -> None:
     said = next(
         messages_in(b"litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': 'too long'}}")
     )
@@ -28,9 +28,9 @@ def test_labels_before_a_message_are_told_from_its_words() -> None:
     assert "BadRequestError" in said.labels
 
 
-def test_each_message_comes_with_the_fields_beside_it_and_an_object_ends_without_words() -> None:
-    found = list(messages_in(json.dumps({"error": {"message": "a", "param": "p"}}).encode()))
-    assert [(said.text, said.fields.get("param")) for said in found] == [("a", "p"), ("", "p"), ("", None)]
+def test_messages_have_their_fields_and_each_object_ends_with_an_empty_text() -> None:
+    result = list(messages_in(json.dumps({"error": {"message": "a", "param": "p"}}).encode()))
+    assert [(said.text, said.fields.get("param")) for said in result] == [("a", "p"), ("", "p"), ("", None)]
 
 
 def test_only_whole_json_is_parsed() -> None:

@@ -1,4 +1,4 @@
-"""So many at once, in the order in which they came; none is lost, whoever gives up when."""
+"""A limit on concurrent calls: first come, first served, and no place is lost when a call gives up."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from gateway.upstream.limit import ConnectionLimit
 
 
 async def waiting(limit: ConnectionLimit) -> asyncio.Task[None]:
-    """One who waits for a turn by now."""
+    """Start a task that waits for a place."""
     task = asyncio.ensure_future(limit.take())
     await asyncio.sleep(0)
     return task
 
 
-async def test_no_more_are_taken_than_there_are() -> None:
+async def test_no_more_places_are_taken_than_exist() -> None:
     limit = ConnectionLimit(2)
     assert [limit.try_take() for _ in range(3)] == [True, True, False]
     limit.give_back()
     assert [limit.try_take(), limit.try_take()] == [True, False]
 
 
-async def test_who_came_first_has_the_first_turn_and_nobody_goes_before_those_who_wait() -> None:
+async def test_first_waiting_call_is_first_and_no_new_call_overtakes() -> None:
     limit = ConnectionLimit(1)
     assert limit.try_take()
     first, second = await waiting(limit), await waiting(limit)
@@ -37,7 +37,7 @@ async def test_who_came_first_has_the_first_turn_and_nobody_goes_before_those_wh
     assert limit.try_take()
 
 
-async def test_two_that_come_back_at_once_are_for_two_who_wait() -> None:
+async def test_two_returned_places_go_to_two_waiting_calls() -> None:
     limit = ConnectionLimit(2)
     assert limit.try_take()
     assert limit.try_take()
@@ -48,7 +48,7 @@ async def test_two_that_come_back_at_once_are_for_two_who_wait() -> None:
     await asyncio.gather(first, second)
 
 
-async def test_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() -> None:
+async def test_cancelled_waiting_call_does_not_block_others() -> None:
     limit = ConnectionLimit(1)
     assert limit.try_take()
     first, second = await waiting(limit), await waiting(limit)
@@ -62,7 +62,7 @@ async def test_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() -> 
     assert limit.try_take()
 
 
-async def test_a_turn_that_comes_as_somebody_gives_up_is_the_next_ones() -> None:
+async def test_place_given_during_cancellation_goes_to_the_next_call() -> None:
     limit = ConnectionLimit(1)
     assert limit.try_take()
     first, second = await waiting(limit), await waiting(limit)
