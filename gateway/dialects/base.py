@@ -132,8 +132,8 @@ class StreamMeter:
     Comments in which another gateway reports its own sessions are dropped too, like the headers with that content.
 
     The end mark is held back, so that the client sees the end only after the settlement. Events that certainly pass
-    are read later and many at once. The client then gets each chunk sooner, and reading a hundred events at once takes
-    a third of the time of reading them one by one between other calls.
+    are read later and many at once. The client then gets each chunk sooner. Reading a hundred events at once takes a
+    third of the time of reading them one by one between other calls.
     """
 
     __slots__ = ("_buffer", "_held", "_is_silent", "_reader", "_response", "_rest", "_unread", "_unread_bytes", "ended")

@@ -1,7 +1,7 @@
 """Forward all other paths under /v1 unchanged, and meter them if the response has usage.
 
-A response is searched for `usage` in the places where providers put it. If it reports no usage, the text in the places
-of the known APIs is estimated, because a model response from an unknown path is not free either.
+A response is searched for `usage` in the places where providers put it. Without usage, the tokens of its text are
+estimated, if the text is where the known APIs have it. A model response from an unknown path is not free either.
 """
 
 from __future__ import annotations

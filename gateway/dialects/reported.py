@@ -72,7 +72,7 @@ _COMPACTION: Final = "compaction"
 _FALLBACK: Final = "fallback_message"
 #: types of passes that belong to an attempt to respond
 _ATTEMPT_TYPES: Final = ("message", _FALLBACK)
-#: Reasoning of at least this many times the output is billed in addition to it. The second value applies if no total
+#: Reasoning of more than this many times the output is billed in addition to it. The second value applies if no total
 #: was reported.
 _ADDITIONAL_FROM: Final = 2.0
 _ADDITIONAL_FROM_WITHOUT_TOTAL: Final = 1.5

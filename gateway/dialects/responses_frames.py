@@ -1,6 +1,6 @@
 """Read and write the messages of the Responses API over a WebSocket.
 
-Each `response.create` is the body of one POST /v1/responses, and each event of its response stream is one message
+Each `response.create` is the body of one POST /v1/responses. Each event of its response stream is one message
 (OpenAI's guide "WebSocket mode", and `ResponsesClientEvent` in its OpenAPI document). This module has the differences
 from HTTP: the envelope of a body, the lanes of a connection, and responses that only the connection remembers.
 
