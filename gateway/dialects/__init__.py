@@ -112,7 +112,7 @@ class Endpoint:
 
 
 #: Characters of an operation that is named after its path. Callers choose the path, and each record has the operation.
-_LONGEST_OPERATION: Final = 64
+_MAX_OPERATION: Final = 64
 #: Methods of requests that are free as long as they have no body. All others are metered as POST.
 WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 #: The method of these that some APIs use with a body. It is metered if it has one.
@@ -144,7 +144,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     has_body = method not in WITHOUT_BODY or (method == _MAY_HAVE_BODY and not is_of_model and bool(body.strip()))
     if known is not None and has_body:
         return known
-    operation = known.operation if known is not None else path.partition("/")[0][:_LONGEST_OPERATION] or "other"
+    operation = known.operation if known is not None else path.partition("/")[0][:_MAX_OPERATION] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = has_body and not _is_free(method, path, body)
     # A body that is not metered is not forwarded.

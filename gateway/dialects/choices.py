@@ -12,11 +12,11 @@ from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
-from gateway.dialects.alike import TextFrame
 from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict
 from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_response
 from gateway.dialects.response_state import ResponseState
 from gateway.dialects.stream_batch import BatchReader
+from gateway.dialects.text_frame import TextFrame
 from gateway.dialects.texts import texts_of_fields
 
 #: the bytes in every chunk with a choice, written compact or with spaces as by Python's json

@@ -30,11 +30,11 @@ MOST_MESSAGES: Final = 20_000
 #: Limit of objects, outside of texts. Each object, value or string becomes a Python object: 54 MB of them took 1 GB of
 #: memory and 20 s.
 MOST_OBJECTS: Final = 200_000
-_MOST_COMMAS: Final = 1_000_000
-_MOST_QUOTES: Final = 1_000_000
+_MAX_COMMAS: Final = 1_000_000
+_MAX_QUOTES: Final = 1_000_000
 #: how messages to clients name a request that is too large to be parsed
 TOO_MUCH: Final = (
-    f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values"
+    f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values"
 )
 _TOOLS: Final = frozenset({"tools", "functions"})
 #: a priority above this is as good as pinned
@@ -186,11 +186,11 @@ def is_far_too_much(array: bytes) -> bool:
         return False
     # A long conversation may have as many of them in its texts (logs, tables). Count only outside of strings.
     array = unescaped(array)
-    return array.count(b'"') > _MOST_QUOTES or _is_dense(b"".join(array.split(b'"')[::2]))
+    return array.count(b'"') > _MAX_QUOTES or _is_dense(b"".join(array.split(b'"')[::2]))
 
 
 def _is_dense(text: bytes) -> bool:
-    return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MOST_COMMAS
+    return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MAX_COMMAS
 
 
 def _refuse_tools(dense: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ def _refuse_tools(dense: Sequence[str]) -> None:
     """
     for name in _TOOLS.intersection(dense):
         raise InvalidRequest(
-            f'The field "{name}" has more than {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values.', param=name
+            f'The field "{name}" has more than {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values.', param=name
         )
 
 

@@ -21,7 +21,7 @@ Fields = Mapping[str, msgspec.Raw]
 AnyFields = Mapping[str, bytes | msgspec.Raw]
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: digits of a whole number; one with more is read as None
-_MOST_DIGITS: Final = 400
+_MAX_DIGITS: Final = 400
 #: characters that may precede a value
 _BLANK: Final = " \t\r\n\0"
 #: Bytes whose encoding is checked at once. The decoded text may take four times as much memory.
@@ -46,7 +46,7 @@ _MEANT: Final = frozenset(
 )
 #: Size limit in bytes of the fields that are decoded, above any real request. Decoding a longer value would delay all
 #: other calls. First numbers, then names and switches, then fields that may hold a schema or a list of tools.
-_MOST_BYTES: Final[Mapping[str, int]] = {
+_MAX_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("n", "best_of", "n_predict", "min_tokens"), 64),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
     # Every new model name is looked up in all tables and pending with what is learned about the model.
@@ -109,8 +109,8 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     fields = {name.text: raw for name, raw in named.items()}
     if len(fields) != len(named):
         _refuse_duplicates([name.text for name in named])
-    for name in _MOST_BYTES.keys() & fields:
-        check_length(name, fields[name], _MOST_BYTES[name])
+    for name in _MAX_BYTES.keys() & fields:
+        check_length(name, fields[name], _MAX_BYTES[name])
     refuse_other_spellings(fields, _MEANT)
     return fields
 
@@ -253,7 +253,7 @@ def decode_response(raw: bytes) -> Any:
 
 def _int(digits: str) -> int | None:
     """Return an integer, or None if it has more digits than Python reads."""
-    return int(digits) if len(digits) < _MOST_DIGITS else None
+    return int(digits) if len(digits) < _MAX_DIGITS else None
 
 
 _LENIENT_DECODER: Final = json.JSONDecoder(strict=False, parse_int=_int)

@@ -10,7 +10,7 @@ import re
 from typing import Final, NamedTuple
 
 #: characters of the first sentence that are read
-_MOST: Final = 300
+_MAX_CHARACTERS: Final = 300
 _FLAGS: Final = re.IGNORECASE | re.ASCII
 _END: Final = re.compile(r"[.!?;](?:\s|$)")
 _WORD: Final = re.compile(r"[^\W\d]+(?:'s)?")
@@ -84,8 +84,8 @@ class Lengths(NamedTuple):
 
 def lengths_in(text: str) -> Lengths | None:
     """Return the lengths in the first sentence of a message, or None if it is about something else."""
-    end = _END.search(text[:_MOST])
-    sentence = text[: end.start() if end is not None else _MOST]
+    end = _END.search(text[:_MAX_CHARACTERS])
+    sentence = text[: end.start() if end is not None else _MAX_CHARACTERS]
     if _QUOTED.search(sentence) or not (_TERM.search(sentence) and _EXCESS.search(sentence)) or _OTHER.search(sentence):
         return None
     if not all(word.lower() in _WORDS for word in _WORD.findall(_NAME.sub(" ", sentence))):

@@ -20,11 +20,11 @@ from gateway.dialects.error_text import ErrorText, messages_in
 #: the two names of the output limit in a chat request
 NAMES: Final = ("max_tokens", "max_completion_tokens")
 #: the smallest number that is accepted as a limit, and not as the start of a range or a code
-_LEAST: Final = 64
+_MIN_LIMIT: Final = 64
 #: characters of a message that are read
-_MOST: Final = 400
+_MAX_CHARACTERS: Final = 400
 #: bytes of a body that are searched for a list of refused fields
-_MOST_BYTES: Final = 65_536
+_MAX_BYTES: Final = 65_536
 _FLAGS: Final = re.IGNORECASE
 #: names of an output limit at different hosts
 _FIELD: Final = re.compile(
@@ -44,7 +44,7 @@ _BEFORE: Final = re.compile(
     _FLAGS,
 )
 _QUOTES: Final = "'\"`\u201c\u201d\u2018\u2019"
-#: The error is about the context window or about thinking, which other modules read.
+#: The error is about the context window, which `length_error` reads, or about thinking or a rate limit.
 _OTHER: Final = re.compile(
     r"context (?:length|limit|size)|context window (?:of|is|limit)|model length|max_model_len|max_seq_len|input length"
     r"|(?:prompt|input)s?`? (?:tokens?|length)|`inputs`|the prompt|your (?:prompt|messages)|budget|rate limit"
@@ -98,7 +98,7 @@ class LimitRefusal:
 
     def most_below(self, sent: int) -> int | None:
         """Return the output limit to send instead of a refused one; None if the message has no such number."""
-        return max((number for number in self.numbers if _LEAST <= number < sent), default=None)
+        return max((number for number in self.numbers if _MIN_LIMIT <= number < sent), default=None)
 
 
 class OutputRule(NamedTuple):
@@ -147,7 +147,7 @@ def _sentences(body: bytes) -> Iterator[ErrorText]:
 
 
 def _read(message: ErrorText) -> LimitRefusal | None:
-    text, param = message.text[:_MOST], message.fields.get("param")
+    text, param = message.text[:_MAX_CHARACTERS], message.fields.get("param")
     if isinstance(param, str) and param and _FIELD.search(param) is None and _is_name(param):
         return None
     if not _is_named_first(text):
@@ -191,7 +191,7 @@ def _other_name(name: str) -> str:
 
 def _forbidden(body: bytes) -> str | None:
     """Return the name of the output limit that a list of validation errors forbids (pydantic: Mistral, FastAPI)."""
-    if not _DETAIL.search(body[:_MOST_BYTES]):
+    if not _DETAIL.search(body[:_MAX_BYTES]):
         return None
     try:
         value = msgspec.json.decode(body)

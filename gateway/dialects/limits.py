@@ -43,7 +43,7 @@ _TIER_FIELDS: Final = ("speed", "inference_geo", "service_tier")
 #: (fast mode, inference in the US) -> service tier
 _TIERS: Final = {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}
 #: The smallest budget of thinking tokens that any provider accepts. It must be below the output limit.
-_LEAST_THINKING: Final = 1_024
+_MIN_THINKING: Final = 1_024
 #: the minimum output length: https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
 _MIN_TOKENS: Final = "min_tokens"
 
@@ -230,7 +230,7 @@ def thinking_budget(asked: int, limit: int) -> int | None:
     `asked`: the budget that is equivalent to the effort. At most half of the limit is thinking, so that as much remains
     for the text, but never less than the smallest budget that providers accept.
     """
-    budget = min(asked, max(_LEAST_THINKING, limit // 2))
+    budget = min(asked, max(_MIN_THINKING, limit // 2))
     return budget if budget + USEFUL <= limit else None
 
 
@@ -268,9 +268,9 @@ def _anthropic_thinking(fields: AnyFields) -> _Thinking | None:
     if not isinstance(value, dict) or value.get("type") != "enabled":
         return None
     budget = value.get("budget_tokens")
-    if not isinstance(budget, int) or budget < _LEAST_THINKING:
+    if not isinstance(budget, int) or budget < _MIN_THINKING:
         return None
-    return _Thinking("thinking", value, "budget_tokens", budget, _LEAST_THINKING)
+    return _Thinking("thinking", value, "budget_tokens", budget, _MIN_THINKING)
 
 
 def _openrouter_thinking(fields: AnyFields) -> _Thinking | None:
@@ -284,4 +284,4 @@ def _openrouter_thinking(fields: AnyFields) -> _Thinking | None:
     budget = value.get("max_tokens")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
         return None
-    return _Thinking("reasoning", value, "max_tokens", budget, min(budget, _LEAST_THINKING))
+    return _Thinking("reasoning", value, "max_tokens", budget, min(budget, _MIN_THINKING))

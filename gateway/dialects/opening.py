@@ -14,7 +14,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 #: Bytes of content that are decoded to identify a conversation. Plain text needs no decoding and does not count.
 _DECODED_BYTES: Final = 32 * 1024
 #: bytes of the longest role that is decoded, with any escapes
-_LONGEST_ROLE: Final = 64
+_MAX_ROLE_BYTES: Final = 64
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -95,7 +95,7 @@ def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
         item = _ITEM_DECODER.decode(raw)
     except msgspec.DecodeError:
         return None, _ABSENT
-    role = decode(item.role) if memoryview(item.role).nbytes <= _LONGEST_ROLE else None
+    role = decode(item.role) if memoryview(item.role).nbytes <= _MAX_ROLE_BYTES else None
     return role if isinstance(role, str) else None, item.content
 
 

@@ -77,7 +77,7 @@ _ATTEMPT_TYPES: Final = ("message", _FALLBACK)
 _ADDITIONAL_FROM: Final = 2.0
 _ADDITIONAL_FROM_WITHOUT_TOTAL: Final = 1.5
 #: USD; a larger amount is not accepted as the cost of one call
-_MOST_USD: Final = 1_000_000
+_MAX_USD: Final = 1_000_000
 #: the cost field of xAI, and its units per USD: https://docs.x.ai/developers/cost-tracking
 _TICKS: Final = "cost_in_usd_ticks"
 _TICKS_OF_USD: Final = 10**10
@@ -374,7 +374,7 @@ def _cost(usage: Mapping[str, object]) -> Decimal | None:
 
 def _usd(value: object, units: int = 1) -> Decimal | None:
     """Return an amount in USD, or None if the value is not an amount. `units`: units of the value per USD."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_USD * units:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_USD * units:
         return None
     return abs(Decimal(str(value)) / units)  # JSON has a negative zero
 

@@ -19,7 +19,7 @@ from gateway.dialects.texts import texts
 #: 0.09 at Anthropic.
 _OPAQUE_TOKENS: Final = 1 / 8
 #: characters of a call's arguments that are kept to detect whether the call is complete
-_MOST_ARGUMENTS: Final = 65_536
+_MAX_ARGUMENTS: Final = 65_536
 
 
 class ArgumentPieces:
@@ -35,10 +35,10 @@ class ArgumentPieces:
         """Add a piece: a text, or all arguments as an object."""
         if isinstance(arguments, dict) and not is_deep(arguments):
             arguments = encode(arguments).decode()
-        if isinstance(arguments, str) and self._size <= _MOST_ARGUMENTS:
+        if isinstance(arguments, str) and self._size <= _MAX_ARGUMENTS:
             self._size += len(arguments)
             self._parts.append(arguments)
-            if self._size > _MOST_ARGUMENTS:
+            if self._size > _MAX_ARGUMENTS:
                 self._parts = []
 
     @property

@@ -44,7 +44,7 @@ _ERROR: Final = "error"
 #: every event that must be parsed contains one of these
 _MARKS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"', _ITEM_DONE.encode())
 #: bytes of an error that is not JSON that are sent to the client
-_MOST_TEXT: Final = 2_000
+_MAX_TEXT: Final = 2_000
 #: usage of a response that nothing was generated for
 _NO_USAGE: Final = {
     "input_tokens": 0,
@@ -324,7 +324,7 @@ def error_message(status: int, body: bytes, headers: Mapping[str, str], lane: st
         fields = _FIELDS.decode(body)
         error = msgspec.json.decode(fields["error"], type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-        text = body[:_MOST_TEXT].decode("utf-8", "replace").strip()
+        text = body[:_MAX_TEXT].decode("utf-8", "replace").strip()
         kind = "invalid_request_error" if 400 <= status < 500 else "api_error"  # noqa: PLR2004
         text = text or f"The response has the status {status}."
         error = {"type": kind, "code": None, "message": text, "param": None}

@@ -20,7 +20,7 @@ _KEPT: Final = ("previous_response_id", "conversation", "prompt")
 #: The fields whose tokens may be known from an earlier response. A response is added to the named conversation.
 _CONTINUED_FROM: Final = _KEPT[:2]
 #: size limit in bytes of an id; no provider has longer ones
-_MOST_ID: Final = 1024
+_MAX_ID: Final = 1024
 #: the field of a Messages request that continues a response stored at Anthropic
 _THREAD: Final = "thread"
 _CONTINUED: Final = re.compile(rb'"previous_message_id"\s*:\s*"')
@@ -49,8 +49,8 @@ _NAMED: Final = re.compile(
 )
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 #: the maximum depth of nested parts, and the maximum bytes of messages that are decoded to find them
-_DEEPEST: Final = 8
-_MOST_BYTES: Final = 2**20
+_MAX_DEPTH: Final = 8
+_MAX_BYTES: Final = 2**20
 #: how a response is generated: in the background, or deferred (https://docs.x.ai/docs/guides/deferred-chat-completions)
 _BACKGROUND: Final = "background"
 _DEFERRED: Final = "deferred"
@@ -107,7 +107,7 @@ def earlier_answer(fields: AnyFields) -> str | None:
 
 def kept_answer(fields: AnyFields, wire: Wire | None, response_id: str | None) -> str | None:
     """Return the id of a response if its provider stores it, so that later requests can continue it; else None."""
-    if wire != "responses" or not response_id or len(response_id) > _MOST_ID:
+    if wire != "responses" or not response_id or len(response_id) > _MAX_ID:
         return None
     return response_id if bytes(fields.get("store", b"")) != b"false" else None
 
@@ -124,7 +124,7 @@ def _ids(fields: AnyFields, names: Sequence[str]) -> tuple[str, ...]:
     if fields.keys().isdisjoint(names):
         return ()
     raws = (fields[name] for name in names if name in fields)
-    values = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MOST_ID)
+    values = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MAX_ID)
     ids = (value.get("id") if isinstance(value, dict) else value for value in values)
     return tuple(value for value in ids if isinstance(value, str) and value)
 
@@ -140,7 +140,7 @@ def _elements(array: bytes) -> Sequence[msgspec.Raw]:
 
 def _names(messages: Sequence[bytes | msgspec.Raw]) -> set[str]:
     """Return how messages refer to files that they do not contain."""
-    kinds, left = set[str](), _MOST_BYTES
+    kinds, left = set[str](), _MAX_BYTES
     for raw in messages[:MOST_MESSAGES]:
         named = _NAMED.search(raw)
         if named is None:
@@ -159,7 +159,7 @@ def _files(value: object, depth: int = 0) -> Iterator[str]:
     if isinstance(value, list):
         for part in value:
             yield from _files(part, depth + 1) if isinstance(part, dict) else ()
-    if not isinstance(value, dict) or depth > _DEEPEST:
+    if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return
     for name in _WITHIN:
         inner = value.get(name)

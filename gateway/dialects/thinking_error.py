@@ -16,7 +16,7 @@ Kind = Literal["binding", "round"]
 
 _STATUSES: Final = frozenset({400, 422})
 #: bytes of an error that are read
-_MOST_BYTES: Final = 65_536
+_MAX_BYTES: Final = 65_536
 _PHRASES: Final[tuple[tuple[Kind, re.Pattern[bytes]], ...]] = (
     ("binding", re.compile(rb"bound to a different conversation", re.IGNORECASE)),
     ("binding", re.compile(rb"preceding\W{0,4}thinking\W{0,4}block is missing", re.IGNORECASE)),
@@ -39,7 +39,7 @@ def thinking_refusal(status: int, body: bytes) -> ThinkingRefusal | None:
     """Return what an error says about thinking blocks; None if it is about something else."""
     if status not in _STATUSES or b"thinking" not in body:
         return None
-    text = body[:_MOST_BYTES]
+    text = body[:_MAX_BYTES]
     kind = next((kind for kind, phrase in _PHRASES if phrase.search(text)), None)
     if kind is None:
         return None

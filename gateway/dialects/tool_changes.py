@@ -23,7 +23,7 @@ _ABOUT: Final = (b"tool_removal", b"tool_addition", b"mid-conversation", b"unexp
 #: an error about the position of a system message, by a host that knows such messages
 _ABOUT_PLACE: Final = (b"must follow", b"must immediately follow", b"must precede")
 #: bytes of an error that are read
-_MOST_BYTES: Final = 65_536
+_MAX_BYTES: Final = 65_536
 _PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -51,7 +51,7 @@ def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
         refusal: the body of the error.
         sent: the messages of the request.
     """
-    text = refusal[:_MOST_BYTES].lower()
+    text = refusal[:_MAX_BYTES].lower()
     if b"signature" in text or any(word in text for word in _ABOUT_PLACE):
         return False
     place = _PLACE.search(text)

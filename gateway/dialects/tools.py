@@ -39,8 +39,8 @@ _MEANT: Final = frozenset({"tools", "functions", "mcp_servers", "tool_choice", "
 _KNOWN_BYTES: Final = 64 * 1024
 KNOWN_OFFERS: Final = 256
 #: No provider accepts as much, and parsing more would delay other calls.
-_MOST_BYTES: Final = 4 * 1024 * 1024
-_MOST_TOOLS: Final = 20_000
+_MAX_BYTES: Final = 4 * 1024 * 1024
+_MAX_TOOLS: Final = 20_000
 MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 #: `web_search_preview_2025_03_11` is `web_search`, `computer_use_preview` is `computer`
 _VERSION: Final = re.compile(r"(?:_use)?(?:_preview)?(?:_\d{4}_?\d\d_?\d\d)?\Z")
@@ -139,9 +139,9 @@ def offer_of(fields: AnyFields, wire: Wire) -> ToolOffer | None:
         if field in fields:
             given.append((field, data := Repeated(bytes(fields[field]))))
             size += len(data.raw)
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise InvalidRequest(
-            f"The tools of a request may have at most {_MOST_BYTES:,} bytes when steps are enforced.", param="tools"
+            f"The tools of a request may have at most {_MAX_BYTES:,} bytes when steps are enforced.", param="tools"
         )
     if size <= _KNOWN_BYTES:
         return _known_offer(tuple(given), wire)
@@ -205,10 +205,10 @@ def _check_number(tools: Sequence[object], field: str) -> None:
     """Refuse too many tools.
 
     Raises:
-        InvalidRequest: there are more than `_MOST_TOOLS`.
+        InvalidRequest: there are more than `_MAX_TOOLS`.
     """
-    if len(tools) > _MOST_TOOLS:
-        raise InvalidRequest(f"A request may have at most {_MOST_TOOLS:,} tools when steps are enforced.", param=field)
+    if len(tools) > _MAX_TOOLS:
+        raise InvalidRequest(f"A request may have at most {_MAX_TOOLS:,} tools when steps are enforced.", param=field)
 
 
 def _tool(value: Any, place: tuple[str, int], wire: Wire) -> OfferedTool | None:

@@ -29,7 +29,7 @@ from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.body import AlreadyRead
-from gateway.upstream.litellm import arguments, faults, library, wires
+from gateway.upstream.litellm import arguments, faults, library, translations
 from gateway.upstream.litellm.library import Library
 from gateway.upstream.litellm.observed import ObservedStream
 
@@ -139,14 +139,14 @@ class _SendContext:
             await self.__aexit__()
             raise
 
-    def _form(self) -> type[wires.Translation]:
+    def _form(self) -> type[translations.Translation]:
         settings, url = self._upstream.settings, self._request.url
         path = url.removeprefix(f"{settings.base_url}/").partition("?")[0]
-        form = wires.TRANSLATIONS.get(path.strip("/").lower())
+        form = translations.TRANSLATIONS.get(path.strip("/").lower())
         if form is None or self._request.method != "POST":
             raise NotFound(
                 f'"{settings.name}" is used through a translation (adapter: litellm), which supports only POST of '
-                f"{', '.join(wires.TRANSLATIONS)}."
+                f"{', '.join(translations.TRANSLATIONS)}."
             )
         return form
 
@@ -164,7 +164,7 @@ class _SendContext:
             )
         return key
 
-    async def _call(self, loaded: Library, form: type[wires.Translation], key: str | None) -> UpstreamReply:
+    async def _call(self, loaded: Library, form: type[translations.Translation], key: str | None) -> UpstreamReply:
         settings = self._upstream.settings
         try:
             call = _translated(loaded, form, settings, self._request)
@@ -182,12 +182,12 @@ class _SendContext:
             result = faults.convert(error, settings.name, self._secrets)
             if isinstance(result, GatewayError):
                 raise result from error
-            return result.as_reply(anthropic=form is wires.Messages)
+            return result.as_reply(anthropic=form is translations.Messages)
 
-    def _fixed(self, loaded: Library, form: type[wires.Translation], key: str | None) -> dict[str, Any]:
+    def _fixed(self, loaded: Library, form: type[translations.Translation], key: str | None) -> dict[str, Any]:
         """Return the arguments that the caller cannot choose."""
         settings = self._upstream.settings
-        passed_names = settings.headers | ({_BETA} if form is wires.Messages else frozenset())
+        passed_names = settings.headers | ({_BETA} if form is translations.Messages else frozenset())
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in self._request.headers
@@ -233,8 +233,8 @@ class _SendContext:
 
 
 def _translated(
-    loaded: Library, form: type[wires.Translation], settings: LitellmSettings, request: Outgoing
-) -> wires.Translation:
+    loaded: Library, form: type[translations.Translation], settings: LitellmSettings, request: Outgoing
+) -> translations.Translation:
     """Return the call in litellm's form.
 
     Raises:

@@ -35,7 +35,7 @@ _SEARCH: Final = "web_search_"
 #: roles of the messages before the conversation
 _LEADING_ROLES: Final = ("system", "developer")
 #: maximum length of a user name at OpenAI
-_LONGEST_USER: Final = 64
+_MAX_USER: Final = 64
 #: efforts that only Anthropic knows, and the next lower effort that others know
 _EFFORTS: Final = {"max": "high", "xhigh": "high"}
 
@@ -201,7 +201,7 @@ def with_short_user(arguments: dict[str, Any]) -> None:
     Claude Code's user name includes its session and has over 140 characters.
     """
     user = arguments.get("user")
-    if isinstance(user, str) and len(user) > _LONGEST_USER:
+    if isinstance(user, str) and len(user) > _MAX_USER:
         arguments["user"] = hashlib.sha256(user.encode()).hexdigest()
 
 

@@ -29,10 +29,10 @@ _PREFIX: Final = re.compile(
 _ADVICE: Final = re.compile(
     r"(?s)(?:\n\s*Traceback \(most recent|\n+This looks like a bug in LiteLLM|\s+To drop these, |\.? Handle with `).*"
 )
-_LONGEST: Final = 4096
+_MAX_MESSAGE: Final = 4096
 _HIDDEN: Final = "***"
 #: Characters of the shortest secret that is hidden. Shorter ones are parts of too many words.
-_SHORTEST_SECRET: Final = 4
+_MIN_SECRET: Final = 4
 _CONNECT: Final = frozenset({"ConnectError", "ClientConnectorError", "ConnectionRefusedError"})
 _NOT_ACCEPTED: Final = "ConnectTimeout"
 _BROKEN: Final = frozenset(
@@ -143,9 +143,9 @@ def _message(error: Exception, secrets: Iterable[str]) -> str:
         text = text[match.end() :]
     text = _message_in_body(text) or text
     for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
+        if len(secret) >= _MIN_SECRET:
             text = text.replace(secret, _HIDDEN)
-    return text[:_LONGEST] or "The provider refused the call and did not say why."
+    return text[:_MAX_MESSAGE] or "The provider refused the call and did not say why."
 
 
 def _message_in_body(text: str) -> str | None:

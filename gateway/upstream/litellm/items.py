@@ -30,7 +30,7 @@ _WHOLE: Final = re.compile(
     r"""|u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})){0,1000}"""
 )
 #: characters that may wait; the beginning and every escape are shorter
-_MOST_WAITING: Final = 64
+_MAX_WAITING: Final = 64
 
 
 class _Input:
@@ -43,7 +43,7 @@ class _Input:
 
     def more(self, piece: str) -> str:
         """Return the text in a piece of the JSON. If the JSON has another form, `rest` returns all of the text."""
-        if len(self._waiting) > _MOST_WAITING:
+        if len(self._waiting) > _MAX_WAITING:
             return ""
         self._waiting += piece
         if not self._has_begun:

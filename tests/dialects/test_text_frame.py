@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.alike import TextFrame
+from gateway.dialects.text_frame import TextFrame
 
 FRAME = TextFrame(b'{"a":1,"t":"', b"", b'","z":0}')
 PADDED = TextFrame(FRAME.before, b'","obfuscation":"', FRAME.after)
