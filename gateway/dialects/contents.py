@@ -37,7 +37,7 @@ TOO_MUCH: Final = (
     f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values"
 )
 _TOOLS: Final = frozenset({"tools", "functions"})
-#: a priority above this is as good as pinned
+#: the highest priority as a number; a message that must always be sent is `PINNED` instead
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
 #: priority of a message without a mark

@@ -154,8 +154,8 @@ def _invalid_json_message(body: bytes, error: msgspec.DecodeError) -> str:
     if half is None:
         return f"The request body is not valid JSON: {error}."
     return (
-        f"The JSON of the request body holds half a character: {half[1].decode()} at byte {half.start(1)} is a lone "
-        "surrogate, which no UTF-8 text can hold. Cut texts between whole characters, or replace such halves "
+        f"The JSON of the request body has half a character: {half[1].decode()} at byte {half.start(1)} is a lone "
+        "surrogate, which is invalid in UTF-8. Split texts only between whole characters, or replace such halves "
         "(JavaScript: text.toWellFormed())."
     )
 
